@@ -1,33 +1,19 @@
-"""The command line: `polar-gym rollout | inspect | verify | doctor`."""
+"""`polar-gym rollout | inspect | verify`: make episodes, look at them, check them."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 from rich.text import Text
 
-from polar_gym.config import ConfigError, load_config
-from polar_gym.inference import EngineError
-
-app = typer.Typer(
-    help="Reinforcement learning over unmodified agent command-line harnesses.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-console = Console()
-errors = Console(stderr=True)
+from polar_gym.cli.console import console
+from polar_gym.config import load_config
 
 
-@app.command()
 def rollout(
     arguments: Annotated[
         list[str] | None,
@@ -51,7 +37,6 @@ def rollout(
         raise typer.Exit(1)
 
 
-@app.command()
 def inspect(
     file: Annotated[Path, typer.Argument(help="A file of episodes, as `polar-gym rollout` writes it.")],
     episode: Annotated[int | None, typer.Option(help="Only this episode (0 is the first).")] = None,
@@ -66,7 +51,6 @@ def inspect(
     inspect_file(file, console, only=episode, tokenizer=tokenizer, full=full)
 
 
-@app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="A file of episodes, as `polar-gym rollout` writes it.")],
     settings: Annotated[
@@ -90,41 +74,6 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
-def doctor(
-    engine_url: Annotated[str | None, typer.Option(help="Also ask the vLLM at this URL.")] = None,
-) -> None:
-    """Say what this machine can run, and what to install for the rest."""
-    from polar_gym.doctor import can_run, diagnose, render
-
-    checks = diagnose(engine_url=engine_url)
-    console.print(render(checks))
-    if not can_run(checks):
-        raise typer.Exit(1)
-
-
-@app.command()
-def nemo_root() -> None:
-    """Print NeMo Gym's component root: gym env start --search-dir "$(polar-gym nemo-root)" ..."""
-    from polar_gym.nemo import component_root
-
-    typer.echo(component_root())
-
-
-@app.command()
-def nemo_link(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where `gym` will be run.")] = Path(),
-) -> None:
-    """Link the NeMo Gym agent server into a directory: NeMo Gym 0.4 finds it nowhere else."""
-    from polar_gym.nemo import link_agent
-
-    try:
-        typer.echo(link_agent(directory))
-    except FileExistsError as error:
-        errors.print(f"[bold red]nemo-link:[/] {error.filename2} is there already, and is no link to the agent server")
-        raise typer.Exit(2) from error
-
-
 def _split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     recipe = None
     overrides = list(arguments)
@@ -134,26 +83,3 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         if override.startswith("recipe="):
             recipe = override.partition("=")[2]
     return recipe, [override for override in overrides if not override.startswith("recipe=")]
-
-
-def _say(what: str, message: str) -> None:
-    """Plain text, not markup: what a user typed may hold brackets."""
-    errors.print(Text.assemble((f"{what}: ", "bold red"), message), soft_wrap=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script. Exit codes: 0 done, 1 some sessions failed, 2 the request was wrong, 130 interrupted."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False)]
-    )
-    try:
-        app(args=list(arguments) if arguments is not None else None)
-    except ConfigError as error:
-        _say("error", str(error))
-        sys.exit(2)
-    except EngineError as error:
-        _say("engine", error.message)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("interrupted: all sandboxes are gone")
-        sys.exit(130)

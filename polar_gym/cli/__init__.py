@@ -1,0 +1,52 @@
+"""The command line: one module for each family of commands, registered here by name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import typer
+from rich.logging import RichHandler
+from rich.text import Text
+
+from polar_gym.cli import episodes, machine, nemo
+from polar_gym.cli.console import errors
+from polar_gym.config import ConfigError
+from polar_gym.inference import EngineError
+
+app = typer.Typer(
+    help="Reinforcement learning over unmodified agent command-line harnesses.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("rollout")(episodes.rollout)
+app.command("inspect")(episodes.inspect)
+app.command("verify")(episodes.verify)
+app.command("doctor")(machine.doctor)
+app.command("nemo-root")(nemo.nemo_root)
+app.command("nemo-link")(nemo.nemo_link)
+
+
+def _say(what: str, message: str) -> None:
+    """Plain text, not markup: what a user typed may hold brackets."""
+    errors.print(Text.assemble((f"{what}: ", "bold red"), message), soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script. Exit codes: 0 done, 1 some sessions failed, 2 the request was wrong, 130 interrupted."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False)]
+    )
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except ConfigError as error:
+        _say("error", str(error))
+        sys.exit(2)
+    except EngineError as error:
+        _say("engine", error.message)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("interrupted: all sandboxes are gone")
+        sys.exit(130)

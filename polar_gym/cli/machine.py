@@ -1,0 +1,21 @@
+"""`polar-gym doctor`: what this machine can run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polar_gym.cli.console import console
+
+
+def doctor(
+    engine_url: Annotated[str | None, typer.Option(help="Also ask the vLLM at this URL.")] = None,
+) -> None:
+    """Say what this machine can run, and what to install for the rest."""
+    from polar_gym.doctor import can_run, diagnose, render
+
+    checks = diagnose(engine_url=engine_url)
+    console.print(render(checks))
+    if not can_run(checks):
+        raise typer.Exit(1)

@@ -1,0 +1,30 @@
+"""`polar-gym nemo-root | nemo-link`: where NeMo Gym finds us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polar_gym.cli.console import errors
+
+
+def nemo_root() -> None:
+    """Print NeMo Gym's component root: gym env start --search-dir "$(polar-gym nemo-root)" ..."""
+    from polar_gym.nemo import component_root
+
+    typer.echo(component_root())
+
+
+def nemo_link(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where `gym` will be run.")] = Path(),
+) -> None:
+    """Link the NeMo Gym agent server into a directory: NeMo Gym 0.4 finds it nowhere else."""
+    from polar_gym.nemo import link_agent
+
+    try:
+        typer.echo(link_agent(directory))
+    except FileExistsError as error:
+        errors.print(f"[bold red]nemo-link:[/] {error.filename2} is there already, and is no link to the agent server")
+        raise typer.Exit(2) from error
