@@ -178,6 +178,8 @@ class Session(Record):
     session_id: str
     task_id: str
     sample_index: int = Field(ge=0)
+    attempt: int = Field(default=0, ge=0)
+    """Counts the times that the session was begun: again when a node died."""
     harness: str
     status: Status = Status.QUEUED
     truncated_by: Literal["time", "calls", "tokens"] | None = None
