@@ -1,22 +1,97 @@
 """What rollout server, gateway nodes and clients say to each other over HTTP: the contract of the service.
 
-    trainer --> server   POST /v1/tasks, GET /v1/tasks/{task_id}, ...            (service key)
-    server  --> node     PUT /v1/sessions/{session_id}/{attempt}, DELETE, ...    (node key)
-    node    --> server   POST /v1/nodes/{node}/heartbeat, /v1/nodes/{node}/episodes   (node key)
-
 The server pushes sessions to the node with most room; the node reports by heartbeat, and delivers each episode until
 the server has said that it is stored. A session may be tried more than once (its node died): everything is keyed by
 (session id, attempt), one attempt is accepted, and the others are kept as excluded.
+
+Trainer to server, with the service key as `Authorization: Bearer`:
+
+    POST   /v1/tasks                        TaskRequest -> TaskState; 201 new, 200 the same again, 409 another body
+    GET    /v1/tasks                        ?limit= ?after= ?status= -> TaskPage, newest first
+    GET    /v1/tasks/{task_id}              -> TaskState
+    DELETE /v1/tasks/{task_id}              cancels -> TaskState
+    GET    /v1/tasks/{task_id}/events       server-sent events, each an Event; Last-Event-ID resumes
+    GET    /v1/tasks/{task_id}/episodes     one Episode a line, in order of arrival; ?after={session_id} ?wait= ?follow=
+    GET    /v1/episodes/{session_id}        the accepted Episode; ?attempt= any other
+    GET    /v1/nodes                        -> list of NodeState
+    POST   /v1/generation                   Generation -> GenerationState
+    POST   /v1/weights                      Weights -> GenerationState
+    POST   /v1/nodes/{node}/drain           -> NodeState (also with the node key)
+
+Node to server, with the node key:
+
+    POST   /v1/nodes/{node}/heartbeat       Heartbeat -> HeartbeatAnswer; 409: another process took this node's name
+    POST   /v1/nodes/{node}/episodes        Delivery -> DeliveryAnswer
+
+Server to node, at the heartbeat's `url`, with the node key:
+
+    PUT    /v1/sessions/{session_id}/{attempt}   Dispatch -> Session; 422: it cannot be run anywhere; 503: not here
+    DELETE /v1/sessions/{session_id}/{attempt}   cancels -> 204, also when the node has no such session
+    POST   /v1/generation                        Generation -> GenerationAnswer
+    POST   /v1/weights                           Weights -> GenerationAnswer
+    POST   /v1/drain                             -> 204
+
+Anyone: GET /healthz, /readyz, /metrics, and the server's /openapi.json. Every error's body is an ErrorAnswer.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, Literal
 
 from pydantic import Field
 
 from polar_gym.record import Record
 from polar_gym.schema import EngineInfo, Episode, Session, TaskRequest
+
+
+class ErrorAnswer(Record):
+    """Why a request was refused: `error` names the field, its value and the fix."""
+
+    error: str
+
+
+class Generation(Record):
+    """Trainer to server to nodes: whether model calls are let through to the engine."""
+
+    paused: bool = False
+    """New calls of harnesses wait until generation is resumed; a wait does not use up the agent's budget."""
+    running: Literal["finish", "keep"] = "finish"
+    """What becomes of the calls under way. `finish`: acknowledged when the last has its answer. `keep`: acknowledged at
+    once; the calls stay open, and go on when the engine does."""
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    """How long to wait for the calls under way."""
+
+
+class Weights(Record):
+    """Trainer to server to nodes: the engine's weights were updated."""
+
+    version: str = Field(min_length=1, max_length=256)
+
+
+class GenerationAnswer(Record):
+    """Node to server: what holds on this node now."""
+
+    paused: bool
+    in_flight: int = Field(ge=0)
+    """Calls that are under way. With `paused` and `running="finish"`, 0 unless the time was up."""
+    weight_version: str | None = None
+
+
+class GenerationState(Record):
+    """Server to trainer: the acknowledgements of all nodes."""
+
+    generation: Generation
+    weight_version: str | None = None
+    nodes: dict[str, GenerationAnswer] = Field(default_factory=dict)
+    unreached: dict[str, str] = Field(default_factory=dict)
+    """Nodes that did not acknowledge, and why. They follow as soon as their next heartbeat is answered."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every node follows, and (when paused with `finish`) no call is under way anywhere."""
+        idle = self.generation.running == "keep" or not any(node.in_flight for node in self.nodes.values())
+        return not self.unreached and (idle or not self.generation.paused)
 
 
 class StageCounts(Record):
@@ -67,6 +142,12 @@ class HeartbeatAnswer(Record):
     """False: the server does not know (any more) some of the sessions; `cancel` names them."""
     cancel: list[str] = Field(default_factory=list)
     """Session ids whose attempt on this node is no longer wanted."""
+    generation: Generation = Field(default_factory=Generation)
+    """As the trainer last set it: a node that has just started, or missed the order, follows it from here."""
+    weight_version: str | None = None
+    """As the trainer last set it; None: it never was."""
+    draining: bool = False
+    """True: begin to drain."""
 
 
 class Delivery(Record):
@@ -100,7 +181,72 @@ class TaskState(Record):
     status: TaskStatus
     request: TaskRequest
     sessions: list[Session]
+    created_at: float
+    """Unix time, seconds."""
+    finished_at: float | None = None
     usable: int = 0
-    """Episodes with a reward."""
+    """Accepted episodes with a reward."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Kind of failure -> how many samples ended with it."""
+    stopped_early: bool = False
+    """`request.stop_when_usable` ended samples that were under way: those left are biased towards short runs."""
+    stale: int = 0
+    """Accepted episodes that were begun more than `request.max_staleness` weight versions ago."""
+
+
+class TaskPage(Record):
+    """Server to trainer: some of the tasks, newest first."""
+
+    tasks: list[TaskState]
+    next: str | None = None
+    """What to give as `after` for the next page; None: this is the last."""
+
+
+class Event(Record):
+    """Server to trainer: something happened to a task."""
+
+    id: int
+    """Grows; a stream that broke off is resumed after it."""
+    task_id: str
+    at: float
+    kind: Literal[
+        "task.submitted",
+        "session.dispatched",
+        "session.status",
+        "session.retried",
+        "session.ended",
+        "session.excluded",
+        "task.ended",
+        "callback.delivered",
+        "callback.given_up",
+    ]
+    session_id: str | None = None
+    attempt: int | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class NodeState(Record):
+    """Server to trainer: one node as the server sees it."""
+
+    node: str
+    alive: bool
+    draining: bool
+    silent_seconds: float
+    heartbeat: Heartbeat
+
+
+class Callback(Record):
+    """Server to the task's `callback_url`, at least once: a sample has ended, or the whole task has.
+
+    Headers: `Polar-Gym-Idempotency-Key` is the same for every repetition; `Polar-Gym-Timestamp` (Unix seconds) and
+    `Polar-Gym-Signature` (`v1=` and the hex HMAC-SHA256 of timestamp, ".", body) prove who sent it and when.
+    """
+
+    kind: Literal["session", "task"]
+    task_id: str
+    session: Session | None = None
+    """Of a `session` callback."""
+    episode: Episode | None = None
+    """None: the session ended without one (its node died, it was cancelled), or it is the task's end."""
+    task: TaskState | None = None
+    """Of a `task` callback."""

@@ -113,6 +113,16 @@ class Budget(Record):
     max_sampled_tokens: int | None = Field(default=None, gt=0)
 
 
+class Retries(Record):
+    """How often the rollout service tries one sample again."""
+
+    node_death: int = Field(default=2, ge=0)
+    """After its node died, or was restarted."""
+    failure: int = Field(default=0, ge=0)
+    """After an infrastructure failure. Off: what fails may depend on what the agent does, and drawing such samples
+    again in silence biases the task towards the agents that avoid it."""
+
+
 class TaskRequest(Record):
     """One task, to be sampled `num_samples` times."""
 
@@ -127,7 +137,15 @@ class TaskRequest(Record):
     evaluator: EvaluatorSpec = Field(default_factory=lambda: EvaluatorSpec(name="session_completion"))
     sampling: Sampling = Field(default_factory=Sampling)
     budget: Budget = Field(default_factory=Budget)
+    retries: Retries = Field(default_factory=Retries)
+    stop_when_usable: int | None = Field(default=None, gt=0)
+    """End the other samples as soon as so many are usable. Off: it biases the group towards short runs."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """How many weight versions a session may lie behind; None: any number."""
+    when_stale: Literal["mark", "cancel"] = "mark"
+    """What becomes of a session that lies further behind."""
     callback_url: str | None = None
+    """http or https: where the rollout service posts each result (`polar_gym.protocol.Callback`)."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -188,6 +206,10 @@ class Session(Record):
     """What the harness exited with; None when it was killed or never started."""
     failure: Failure | None = None
     node: str | None = None
+    weight_version: str | None = None
+    """The version that was set when its run began; None where none ever was."""
+    staleness: int | None = Field(default=None, ge=0)
+    """Weight versions set between the beginning of its run and the arrival of its episode at the rollout service."""
     timing: Timing = Field(default_factory=Timing)
 
 
