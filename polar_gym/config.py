@@ -1,8 +1,8 @@
 """Hydra configs -> checked records.
 
-`conf/` holds the groups and their defaults, `recipes/` the ready-made runs; both ship in the wheel. Hydra composes,
-pydantic judges: whatever is wrong is one `ConfigError` that names the key, its value and what is allowed, before
-anything starts.
+`conf/` holds the groups and their defaults, `recipes/` the ready-made runs; both ship in the wheel. Hydra composes
+(`polar_gym.composition`), pydantic judges: whatever is wrong is one `ConfigError` that names the key, its value and
+what is allowed, before anything starts. The docstrings of the fields are what `polar-gym rollout --help` says of them.
 """
 
 from __future__ import annotations
@@ -12,46 +12,52 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field, ValidationError
 
 from polar_gym import registry
+from polar_gym.composition import ROOMS, ConfigError, compose_config, group_choices, readable, without_hydra
 from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, Record, RuntimeSpec, Sampling
 
 MISSING = "???"
 """What a shipped config says of a key that must be set."""
 
-GROUPS = ("harness", "runtime", "engine", "builder", "evaluator", "tasks")
-
-
-class ConfigError(ValueError):
-    """A config that cannot be run. The message names the key, the value and what is allowed."""
-
 
 class RolloutConfig(Record):
+    """How much is run, and where its episodes go."""
+
     num_samples: int = Field(default=1, gt=0)
+    """Sessions for each task."""
     timeout_seconds: float = Field(default=1800.0, gt=0)
+    """The agent's own budget; init and evaluation have theirs."""
     output: Path = Path("outputs/episodes.jsonl")
+    """One episode a line. In a sweep, a relative path is in each run's own directory."""
     state: Path | None = None
+    """Where journals of captured calls are kept; null: beside the output, or for gym.make in a temporary folder."""
 
 
 class PoolsConfig(Record):
+    """How many sessions may be in each stage at once."""
+
     init: int = Field(default=2, gt=0)
+    """Sandboxes that come up."""
     ready: int = Field(default=4, gt=0)
+    """Sandboxes that wait for their harness to start."""
     run: int = Field(default=4, gt=0)
+    """Harnesses that run."""
     postrun: int = Field(default=2, gt=0)
+    """Sessions whose traces are built and whose sandbox is evaluated."""
 
 
 class ProxyConfig(Record):
+    """How the gateway answers the harness and asks the engine."""
+
     streaming: Literal["synthetic", "real"] = "synthetic"
     """What harnesses that ask for streams get: the whole answer at its end, or its pieces as they are sampled."""
     splice: Literal["auto", "off"] = "auto"
-    """Whether a continuation's prompt is the ids already seen plus the new ones, or templated anew every time."""
+    """Whether a continuation's prompt is the ids already seen plus the new ones, or templated anew every time, as the
+    model will be served."""
     keep_reasoning: bool = True
     """Whether sampled reasoning stays in the context; else the template decides, and every drop forks."""
 
@@ -79,32 +85,28 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polar-gym"
 
 
-def shipped_dir(name: str) -> Path:
-    """`conf` or `recipes`: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parent
-    inside = package / name
-    return inside if inside.is_dir() else package.parent / name
-
-
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in shipped_dir("recipes").glob("*.yaml"))
-
-
 def load_config(
-    recipe: str | None = None, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    config_dir: Path | None = None,
 ) -> RunConfig:
     """Compose a run from a recipe (None: the defaults), `key=value` overrides, and nested `settings` on top.
 
     In `settings` a group may be a name (`{"harness": "codex"}`) or a mapping, whose `name` chooses the group's file.
     Raises `ConfigError`.
     """
-    chosen, nested = _split_groups(settings or {})
-    composed = _compose(recipe, [*chosen, *overrides])
+    chosen, nested = _split_groups(settings or {}, group_choices(config_dir))
+    return check_composed(compose_config(recipe, [*chosen, *overrides], config_dir), nested)
+
+
+def check_composed(composed: DictConfig, settings: Mapping[str, Any] | None = None) -> RunConfig:
+    """A tree of `compose_config`, resolved and checked, with nested `settings` on top. Raises `ConfigError`."""
     try:
-        values = OmegaConf.to_container(composed, resolve=True)
+        values = OmegaConf.to_container(without_hydra(composed), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_text(error)) from error
-    values = _merged(values, nested)
+        raise ConfigError(readable(error)) from error
+    values = _merged(values, settings or {})
     if missing := [f"{key}: is required" for key, value in _leaves(values) if value == MISSING]:
         raise ConfigError("\n".join(missing))
     return check_config(values)
@@ -132,14 +134,7 @@ def check_config(values: Any) -> RunConfig:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, RunConfig)) from error
-    for key, found in (
-        ("harness", registry.harnesses),
-        ("runtime", registry.runtimes),
-        ("engine", registry.engines),
-        ("builder", registry.builders),
-        ("evaluator", registry.evaluators),
-        ("tasks", registry.task_sources),
-    ):
+    for key, found in ROOMS.items():
         if key != "evaluator" or config.evaluator.name != "swe":  # its options come from each task: `make_request`
             check_plugin(key, found, getattr(config, key))
     return config
@@ -181,54 +176,19 @@ def _known_keys(model: type[BaseModel], location: Sequence[str | int]) -> list[s
     return sorted(model.model_fields)
 
 
-def _split_groups(settings: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def _split_groups(settings: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> tuple[list[str], dict[str, Any]]:
     chosen, nested = [], {}
     for key, value in settings.items():
         if key not in RunConfig.model_fields:
             raise ConfigError(f"{key}={value!r}: unknown key; known: {', '.join(RunConfig.model_fields)}")
-        if key in GROUPS and isinstance(value, str):
+        if key in groups and isinstance(value, str):
             chosen.append(f"{key}={value}")
             continue
         if isinstance(value, BaseModel):
             value = value.model_dump(mode="json")
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}={value!r}: expected a mapping" + (" or a name" if key in GROUPS else ""))
-        if key in GROUPS and (shipped_dir("conf") / key / f"{value.get('name')}.yaml").exists():
+            raise ConfigError(f"{key}={value!r}: expected a mapping" + (" or a name" if key in groups else ""))
+        if value.get("name") in groups.get(key, ()):
             chosen.append(f"{key}={value['name']}")
         nested[key] = dict(value)
     return chosen, nested
-
-
-def _compose(recipe: str | None, overrides: Sequence[str]) -> DictConfig:
-    if recipe is not None and recipe not in recipe_names():
-        raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(recipe_names())}")
-    root = shipped_dir("recipes" if recipe else "conf").resolve()
-    search = f"hydra.searchpath=[file://{shipped_dir('conf').resolve()}]"
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(root)):
-            return compose(recipe or "config", [search, *map(_forced, overrides)])
-    except HydraException as error:
-        raise ConfigError(_text(error)) from error
-
-
-def _forced(override: str) -> str:
-    """`key=value` that pydantic shall judge, not Hydra's struct mode: its errors name what is allowed."""
-    key, equals, value = override.partition("=")
-    if not equals:
-        raise ConfigError(f"{override!r}: expected key=value")
-    if key in GROUPS:
-        known = sorted(path.stem for path in (shipped_dir("conf") / key).glob("*.yaml"))
-        if value not in known:
-            raise ConfigError(f"{key}={value!r}: unknown {key}; known: {', '.join(known)}")
-        return override
-    forced = override if key[:1] in ("+", "~") else f"++{override}"
-    try:
-        OverridesParser.create().parse_override(forced)
-    except HydraException as error:
-        raise ConfigError(f"{override!r}: {_text(error)}") from error
-    return forced
-
-
-def _text(error: Exception) -> str:
-    return "\n".join(line for line in str(error).splitlines() if line.strip())

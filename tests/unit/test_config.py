@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config import ConfigError, load_config, recipe_names, shipped_dir
+from polar_gym.composition import recipe_names, shipped_dir
+from polar_gym.config import ConfigError, load_config
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""Hydra's side of a config: groups, recipes, `key=value` overrides and sweeps, composed into one tree.
+
+Everything a Hydra user types means what it means in Hydra, read by Hydra's own parser: `group=choice`, `+key=`,
+`++key=`, `~key`, quotes, interpolation, and `a,b`, `range(1,4)` or `glob(*)` in a sweep. One thing differs: a key that
+no config file names is let through, because `polar_gym.config` judges all keys and says which there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from polar_gym import registry
+
+ROOMS = {
+    "harness": registry.harnesses,
+    "runtime": registry.runtimes,
+    "engine": registry.engines,
+    "builder": registry.builders,
+    "evaluator": registry.evaluators,
+    "tasks": registry.task_sources,
+}
+"""The groups whose choices are plug-ins."""
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run. The message names the key, the value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep."""
+
+    overrides: list[str]
+    """All of its overrides, each with one value."""
+    varied: list[str]
+    """Those that other runs of the sweep have other values for."""
+
+
+def shipped_dir(name: str) -> Path:
+    """`conf` or `recipes`: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+def recipe_names(config_dir: Path | None = None) -> list[str]:
+    """What ships, and what is in the user's own directory."""
+    return sorted({path.stem for root in _roots("recipes", config_dir) for path in root.glob("*.yaml")})
+
+
+def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
+    """Each group with the names of its files."""
+    folders = [folder for root in _roots("conf", config_dir) for folder in sorted(root.iterdir()) if folder.is_dir()]
+    return {
+        name: sorted({path.stem for folder in folders if folder.name == name for path in folder.glob("*.yaml")})
+        for name in dict.fromkeys(folder.name for folder in folders)
+    }
+
+
+def compose_config(
+    recipe: str | None = None, overrides: Sequence[str] = (), config_dir: Path | None = None
+) -> DictConfig:
+    """The tree that recipe and overrides give, unresolved and unchecked, with Hydra's own settings in `hydra`.
+
+    `config_dir` may hold more recipes and more choices for the groups. Raises `ConfigError`.
+    """
+    known = recipe_names(config_dir)
+    if recipe is not None and recipe not in known:
+        raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(known)}")
+    groups = group_choices(config_dir)
+    told = [part for override in _parsed(overrides) for part in _as_told(override, groups)]
+    roots = _roots("recipes" if recipe else "conf", config_dir)
+    root = next(root for root in roots if (root / f"{recipe or 'config'}.yaml").exists())
+    others = ",".join(f"file://{other.resolve()}" for other in _roots("conf", config_dir))
+    with _hydra(root):
+        return compose(recipe or "config", [f"hydra.searchpath=[{others}]", *told], return_hydra_config=True)
+
+
+def without_hydra(composed: DictConfig) -> DictConfig:
+    with open_dict(composed):
+        composed.pop("hydra", None)
+    return composed
+
+
+def sweep(overrides: Sequence[str]) -> list[SweepRun]:
+    """Every combination of the values that the overrides list. Raises `ConfigError`."""
+    with _hydra(shipped_dir("conf")):
+        values = [_values(override) for override in _parsed(overrides, GlobalHydra.instance().config_loader())]
+    varying = [len(several) > 1 for several in values]
+    return [SweepRun(list(chosen), list(itertools.compress(chosen, varying))) for chosen in itertools.product(*values)]
+
+
+def _values(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{override.input_line}: a sweep takes a,b,c, choice(), range() or glob()")
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def _roots(name: str, config_dir: Path | None) -> list[Path]:
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir={str(config_dir)!r}: no such directory")
+    return [shipped_dir(name), *([config_dir] if config_dir else [])]
+
+
+@contextmanager
+def _hydra(root: Path) -> Iterator[None]:
+    """Hydra, for as long as the context lasts. Its own errors become `ConfigError`."""
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(root.resolve())):
+            yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(readable(error)) from error
+
+
+def _parsed(overrides: Sequence[str], loader: ConfigLoader | None = None) -> list[Override]:
+    parsed: list[Override] = []
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise ConfigError(f"{override!r}: expected key=value")
+        try:
+            parsed += OverridesParser.create(config_loader=loader).parse_overrides([override])
+        except HydraException as error:
+            raise ConfigError(f"{override!r}: {readable(error)}") from error
+    return parsed
+
+
+def _as_told(override: Override, groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The override as Hydra shall have it."""
+    text, key = override.input_line or "", override.key_or_group
+    if override.is_hydra_override():
+        return [text]
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"{text}: several values are a sweep, which needs --multirun; a comma in a value needs quotes"
+        )
+    if key in groups and not override.is_delete():
+        return _choice(key, override, groups[key])
+    if override.is_delete() or override.is_add() or override.is_force_add():
+        return [text]
+    return [f"++{text}"]
+
+
+def _choice(group: str, override: Override, files: Sequence[str]) -> list[str]:
+    """A choice of a group: one of its files, or a plug-in that has none because somebody else wrote it."""
+    text, choice = override.input_line or "", override.value()
+    if choice in files or not isinstance(choice, str):
+        return [text]
+    plugins = ROOMS[group].names() if group in ROOMS else []
+    if choice in plugins or (group in ROOMS and ":" in choice):
+        return [f"~{group}", f'++{group}.name="{choice}"']
+    known = ", ".join(sorted({*files, *plugins}))
+    raise ConfigError(f"{group}={choice!r}: unknown {group}; known: {known}")
+
+
+def readable(error: Exception) -> str:
+    return "\n".join(line for line in str(error).splitlines() if line.strip())
