@@ -61,6 +61,18 @@ def recipe_names(config_dir: Path | None = None) -> list[str]:
     return sorted({path.stem for root in _roots("recipes", config_dir) for path in root.glob("*.yaml")})
 
 
+def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """`recipe=NAME` or a bare name in the first place, and the overrides."""
+    recipe = None
+    overrides = list(arguments)
+    if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
+        recipe = overrides.pop(0)
+    for override in overrides:
+        if override.startswith("recipe="):
+            recipe = override.partition("=")[2]
+    return recipe, [override for override in overrides if not override.startswith("recipe=")]
+
+
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
     """Each group with the names of its files."""
     folders = [folder for root in _roots("conf", config_dir) for folder in sorted(root.iterdir()) if folder.is_dir()]

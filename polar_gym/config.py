@@ -68,9 +68,11 @@ class RunConfig(Record):
     harness: HarnessSpec
     runtime: RuntimeSpec
     engine: PluginSpec
+    """What samples the tokens."""
     builder: BuilderSpec
     evaluator: EvaluatorSpec
     tasks: PluginSpec
+    """What is worked on."""
     sampling: Sampling = Field(default_factory=Sampling)
     budget: Budget = Field(default_factory=Budget)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)

@@ -58,6 +58,7 @@ class RuntimeSpec(PluginSpec):
     environment: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables inside the sandbox."""
     init_timeout_seconds: float = Field(default=300.0, gt=0)
+    """For the sandbox to come up, with its workspace and the harness in it."""
 
 
 class HarnessSpec(PluginSpec):
@@ -75,6 +76,7 @@ class EvaluatorSpec(PluginSpec):
     """What a finished sandbox is worth."""
 
     timeout_seconds: float = Field(default=600.0, gt=0)
+    """For the evaluation, its fresh sandbox included."""
 
 
 Kind = Literal["main", "subagent", "compaction", "auxiliary"]
@@ -96,21 +98,30 @@ class Sampling(Record):
     """The distribution that the policy samples from: every field is sent, so no engine or model default applies."""
 
     temperature: float = Field(default=1.0, ge=0)
+    """1.0 is the model's own distribution, which training assumes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Only the likeliest tokens that have this much probability together; 1.0 is off."""
     top_k: int = Field(default=-1, ge=-1)
-    """-1 is off."""
+    """Only so many of the likeliest tokens; -1 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Only tokens with this share of the likeliest one's probability; 0.0 is off."""
     presence_penalty: float = 0.0
+    """Against tokens that were sampled before; 0.0 is off."""
     frequency_penalty: float = 0.0
+    """Against tokens that were sampled before, by how often; 0.0 is off."""
     repetition_penalty: float = Field(default=1.0, gt=0)
+    """Divides the logits of tokens seen before, the prompt's included; 1.0 is off."""
     seed: int | None = None
+    """The engine's seed for each call; null: it draws its own."""
 
 
 class Budget(Record):
     """Limits that end a session early, with what was captured so far."""
 
     max_calls: int | None = Field(default=None, gt=0)
+    """Model calls of one session; null: no limit."""
     max_sampled_tokens: int | None = Field(default=None, gt=0)
+    """Tokens that one session may sample; null: no limit."""
 
 
 class Retries(Record):

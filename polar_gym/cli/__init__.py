@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("rollout")(episodes.rollout)
+app.command("rollout", add_help_option=False)(episodes.rollout)  # its own says more
 app.command("inspect")(episodes.inspect)
 app.command("verify")(episodes.verify)
 app.command("doctor")(machine.doctor)

@@ -8,10 +8,23 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
 from polar_gym.cli.console import console
-from polar_gym.config import load_config
+from polar_gym.composition import ConfigError, compose_config, readable, split_recipe, without_hydra
+from polar_gym.config import RunConfig, load_config
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    from polar_gym.cli.rollout_help import print_settings
+
+    typer.echo(context.get_help())
+    print_settings(console)
+    raise typer.Exit
 
 
 def rollout(
@@ -19,17 +32,50 @@ def rollout(
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe's name, then settings, e.g. harness=codex"),
     ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the composed config and stop.")] = False,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Run every combination of the values, e.g. harness=codex,pi")
+    ] = False,
+    cfg: Annotated[str | None, typer.Option("--cfg", metavar="job", help="Show the composed config and stop.")] = None,
+    resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: interpolations as their values.")] = False,
+    config_dir: Annotated[
+        Path | None, typer.Option("--config-dir", help="A directory with recipes and groups of your own.")
+    ] = None,
+    _: Annotated[
+        bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this, with every setting.")
+    ] = False,
 ) -> None:
     """Roll out tasks x samples and write one episode a line."""
+    recipe, overrides = split_recipe(arguments or [])
+    if cfg is not None:
+        _show_config(cfg, compose_config(recipe, overrides, config_dir), resolve)
+    elif multirun:
+        _sweep(recipe, overrides, config_dir)
+    else:
+        _roll_out(load_config(recipe, overrides, config_dir=config_dir))
+
+
+def _show_config(what: str, composed: DictConfig, resolve: bool) -> None:
+    if what != "job":
+        raise ConfigError(f"--cfg={what!r}: only the job's config can be shown: --cfg job")
+    try:
+        typer.echo(OmegaConf.to_yaml(without_hydra(composed), resolve=resolve), nl=False)
+    except OmegaConfBaseException as error:
+        raise ConfigError(readable(error)) from error
+
+
+def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None) -> None:
+    from polar_gym.rollout.sweep import plan, print_sweep, run_sweep
+
+    finished = run_sweep(plan(overrides, recipe, config_dir), console)
+    print_sweep(finished, console)
+    if any(run.failed for run in finished):
+        raise typer.Exit(1)
+
+
+def _roll_out(config: RunConfig) -> None:
     from polar_gym.report import print_summary
     from polar_gym.rollout.run import roll_out
 
-    recipe, overrides = _split_arguments(arguments or [])
-    config = load_config(recipe, overrides)
-    if print_config:
-        console.print_json(config.model_dump_json())
-        return
     episodes = asyncio.run(roll_out(config, console))
     print_summary(episodes, console)
     console.print(Text(f"look at them with: polar-gym inspect {config.rollout.output}", "dim"))
@@ -72,14 +118,3 @@ def verify(
     print_verification(result, bound, console)
     if result.broken:
         raise typer.Exit(1)
-
-
-def _split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    recipe = None
-    overrides = list(arguments)
-    if overrides and "=" not in overrides[0]:
-        recipe = overrides.pop(0)
-    for override in overrides:
-        if override.startswith("recipe="):
-            recipe = override.partition("=")[2]
-    return recipe, [override for override in overrides if not override.startswith("recipe=")]

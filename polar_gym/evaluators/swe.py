@@ -39,7 +39,9 @@ class SweOptions(Options):
     test_command: str = Field(min_length=1)
     """Run by `sh -c` in the workspace."""
     FAIL_TO_PASS: list[str] = Field(min_length=1)
+    """Tests that the issue is about: each must pass."""
     PASS_TO_PASS: list[str] = Field(default_factory=list)
+    """Tests that passed before: each must still."""
     test_patch: str = ""
     """Hidden tests, a git patch against the base commit."""
     log_parser: str = "unittest"

@@ -23,6 +23,7 @@ class TestOnOutputOptions(Options):
     workdir: str | None = None
     """Default: the workspace."""
     expected_exit_code: int = 0
+    """What the command must exit with."""
     expected_output: str | None = None
     """A regular expression that must be found in standard output (`^` and `$` match at lines)."""
 

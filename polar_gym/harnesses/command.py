@@ -23,6 +23,7 @@ _PLACEHOLDER = re.compile(r"\{(instruction|base_url|api_key|model)\}")
 
 class CommandOptions(Options):
     command: str | list[str]
+    """An argv, or a line for `sh -c`; placeholders: {instruction}, {base_url}, {api_key}, {model}."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables on top of those that the SDKs read; placeholders are filled in as they are."""
 

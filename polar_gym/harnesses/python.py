@@ -36,6 +36,7 @@ getattr(importlib.import_module(module), function)(sys.stdin.read(), *model)
 
 class PythonOptions(Options):
     target: str
+    """`package.module:function` or `path/to/file.py:function`; called with (instruction, base_url, api_key, model)."""
 
     @field_validator("target")
     @classmethod

@@ -37,6 +37,7 @@ class SglangOptions(Options):
     url: str = ""
     """Where an SGLang worker listens, e.g. `http://127.0.0.1:30000`, with or without `/v1`."""
     api_key: str | None = None
+    """Sent as a bearer token, where the server wants one."""
     model: str | None = None
     """Default: the first model that SGLang serves."""
     max_model_len: int | None = None

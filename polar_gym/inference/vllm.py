@@ -51,6 +51,7 @@ class VllmOptions(Options):
     url: str = ""
     """Where vLLM listens, e.g. `http://127.0.0.1:8000`, with or without `/v1`."""
     api_key: str | None = None
+    """Sent as a bearer token, where the server wants one."""
     model: str | None = None
     """Default: the first model that vLLM serves."""
     max_model_len: int | None = None

@@ -83,8 +83,11 @@ class DockerOptions(Options):
     """For the relay's socket; a gateway in a container needs one that is mounted at the same path as on the host.
     Default: the system's temporary directory."""
     cpus: float | None = Field(default=None, gt=0)
+    """How many a sandbox may use; null: all."""
     memory_mb: int = Field(default=8192, gt=0)
+    """What a sandbox may use."""
     pids: int = Field(default=1024, gt=0)
+    """Processes and threads of a sandbox."""
 
 
 class Docker:

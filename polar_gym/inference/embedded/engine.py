@@ -27,6 +27,7 @@ OPENING = 16
 
 class EmbeddedOptions(Options):
     policy: Literal["scripted", "transformers"] = "scripted"
+    """What decides: a script, or a local causal language model."""
     model: str = "policy"
     """The name that the policy is served under."""
     max_model_len: int | None = Field(default=None, gt=0)

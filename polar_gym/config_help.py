@@ -1,0 +1,144 @@
+"""What every key of a config means: read from the code that checks it, so that it cannot be wrong about what there is.
+
+Groups and keys are the fields of `RunConfig`, a plug-in's options those of its `Options`; a description is the
+docstring below the field, a default what the shipped config says, else the field's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from omegaconf import OmegaConf
+from pydantic import BaseModel
+
+from polar_gym import registry
+from polar_gym.composition import ROOMS, group_choices, shipped_dir
+from polar_gym.config import MISSING, RunConfig
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting."""
+
+    name: str
+    """As it is typed: `rollout.num_samples`."""
+    type: str
+    default: Any
+    """`MISSING` where it must be set."""
+    description: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A group or a part of the config, or the options of one choice of a group."""
+
+    name: str
+    """`rollout`, `engine`, or `engine=vllm`."""
+    description: str
+    choices: dict[str, str]
+    """Name -> what it is; empty where it is no group."""
+    keys: list[Key]
+
+
+def sections() -> Iterator[Section]:
+    """Everything that can be set, in the order of `RunConfig`."""
+    choices, documented = group_choices(), field_docstrings(RunConfig)
+    for name, field in RunConfig.model_fields.items():
+        model = field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        names = sorted({*choices.get(name, ()), *(ROOMS[name].names() if name in ROOMS else ())})
+        shipped = _shipped(f"{name}/{names[0]}") if names else _shipped("config").get(name, {})
+        own = [key for key in _keys(name, model, {} if names else shipped) if key.name != f"{name}.name"]
+        described = {choice: _first_sentence(name, choice) for choice in names}
+        yield Section(name, documented.get(name) or _summary(model), described, own)
+        for choice in names:
+            if name in ROOMS and (options := _options(name, choice)).model_fields:
+                keys = _keys(name, options, _shipped(f"{name}/{choice}"))
+                yield Section(f"{name}={choice}", described[choice], {}, list(keys))
+
+
+def undocumented() -> list[str]:
+    """Keys that nothing says anything of."""
+    return [f"{section.name}: {key.name}" for section in sections() for key in section.keys if not key.description]
+
+
+def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Field -> the string below it in the class's source, its bases' included."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for statement, following in zip(tree.body, tree.body[1:], strict=False):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+def _first_sentence(group: str, choice: str) -> str:
+    """What a plug-in's own module says that it is."""
+    if group not in ROOMS:
+        return ""
+    plugin = ROOMS[group].get(choice)
+    module = inspect.getmodule(plugin if inspect.isclass(plugin) or inspect.isfunction(plugin) else type(plugin))
+    own = f"{ROOMS[group].group}.{choice}"
+    text = inspect.cleandoc((sys.modules.get(own, module) or module).__doc__ or "")
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _options(group: str, choice: str) -> type[BaseModel]:
+    return getattr(ROOMS[group].get(choice), "Options", registry.Options)
+
+
+def _keys(prefix: str, model: type[BaseModel], shipped: Mapping[str, Any]) -> Iterator[Key]:
+    """The keys of a section; a nested model's are in their place, by their full names."""
+    documented = field_docstrings(model)
+    for name, field in model.model_fields.items():
+        full = f"{prefix}.{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(full, field.annotation, shipped.get(name, {}))
+            continue
+        default = MISSING if field.is_required() else field.get_default(call_default_factory=True)
+        description = field.description or documented.get(name, "")
+        yield Key(full, type_name(field.annotation), shipped.get(name, default), description)
+
+
+def _shipped(config: str) -> Mapping[str, Any]:
+    file = shipped_dir("conf") / f"{config}.yaml"
+    values = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
+    assert isinstance(values, Mapping)
+    return {str(key): value for key, value in values.items()}
+
+
+def _summary(model: type[BaseModel]) -> str:
+    """The first paragraph of the class's own docstring."""
+    paragraph, _, _ = inspect.cleandoc(model.__dict__.get("__doc__") or "").partition("\n\n")
+    return " ".join(paragraph.split())
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a person who types values thinks of it."""
+    if get_origin(annotation) is Annotated:
+        return type_name(get_args(annotation)[0])
+    if annotation is type(None):
+        return "null"
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(value) for value in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(type_name(part) for part in get_args(annotation))
+    if get_origin(annotation) is list:
+        return f"list of {type_name(get_args(annotation)[0])}"
+    if get_origin(annotation) is dict or annotation is dict:
+        return "mapping"
+    names = {str: "text", int: "integer", float: "number", bool: "true | false"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())

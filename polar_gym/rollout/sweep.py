@@ -1,0 +1,143 @@
+"""A sweep: the same run with other settings, several times, one after another.
+
+All configs are composed and checked before the first run starts. Each run has a directory of its own, named as Hydra
+names them (`hydra.sweep.dir`, `hydra.sweep.subdir`), with its config and overrides in `.hydra/` beside its episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import OmegaConf, open_dict
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polar_gym.composition import ConfigError, compose_config, split_recipe, sweep
+from polar_gym.config import RunConfig, check_composed
+from polar_gym.inference import EngineError
+from polar_gym.rollout.run import roll_out
+from polar_gym.schema import Episode
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep, ready to start."""
+
+    config: RunConfig
+    """Its relative paths are in `directory`."""
+    composed: str
+    """The config as composed, in YAML, before its paths were put in `directory`."""
+    overrides: list[str]
+    varied: list[str]
+    """The overrides that tell it from the other runs."""
+    directory: Path
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    run: PlannedRun
+    seconds: float
+    episodes: list[Episode] = field(default_factory=list)
+    error: str | None = None
+    """Why it could not start."""
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None or any(episode.session.failure is not None for episode in self.episodes)
+
+
+def plan(overrides: Sequence[str], recipe: str | None = None, config_dir: Path | None = None) -> list[PlannedRun]:
+    """Raises `ConfigError` if any of the runs is wrong, or if two would write to one file. `recipe=` may vary too."""
+    named = [*([f"recipe={recipe}"] if recipe else []), *overrides]
+    runs: list[PlannedRun] = []
+    base = None
+    for number, run in enumerate(sweep(named)):
+        own_recipe, own_overrides = split_recipe(run.overrides)
+        composed = compose_config(own_recipe, own_overrides, config_dir)
+        with open_dict(composed):
+            composed.hydra.job.num = number
+            composed.hydra.job.id = str(number)
+            composed.hydra.job.override_dirname = ",".join(sorted(own_overrides))
+        base = base or Path(composed.hydra.sweep.dir)  # with the time in it: the first run's is everyone's
+        directory = base / composed.hydra.sweep.subdir
+        config = check_composed(composed)
+        text = OmegaConf.to_yaml(composed)
+        runs.append(PlannedRun(_inside(directory, config), text, run.overrides, run.varied, directory))
+    _check_apart(runs)
+    return runs
+
+
+def run_sweep(runs: Sequence[PlannedRun], console: Console) -> list[FinishedRun]:
+    """One after another. A run whose engine does not answer is a finished run with an error; the others go on."""
+    finished = []
+    for number, run in enumerate(runs):
+        console.rule(Text(f"run {number + 1} of {len(runs)}: {' '.join(run.varied)}"))
+        _write_settings(run)
+        started = time.monotonic()
+        try:
+            episodes = asyncio.run(roll_out(run.config, console))
+        except (EngineError, ConfigError) as error:
+            console.print(Text(f"not run: {error}", "red"))
+            finished.append(FinishedRun(run, time.monotonic() - started, error=str(error)))
+        else:
+            finished.append(FinishedRun(run, time.monotonic() - started, episodes))
+    return finished
+
+
+def print_sweep(finished: Sequence[FinishedRun], console: Console) -> None:
+    table = Table(title="sweep", title_justify="left", header_style="bold")
+    for heading in ("run", "settings", "episodes", "mean reward", "failed", "calls", "traces", "trainable", "seconds"):
+        table.add_column(heading, justify="left" if heading == "settings" else "right", overflow="fold")
+    for run in finished:
+        table.add_row(run.run.directory.name, "\n".join(run.run.varied), *_figures(run), f"{run.seconds:.1f}")
+    console.print(table)
+    console.print(
+        Text(f"each run's episodes and config are in its directory: {finished[0].run.directory.parent}", "dim")
+    )
+
+
+def _figures(run: FinishedRun) -> list[str]:
+    if run.error is not None:
+        return ["not run", "", "", "", "", ""]
+    rewards = [episode.reward for episode in run.episodes if episode.reward is not None]
+    balances = [episode.trajectory.fidelity for episode in run.episodes]
+    return [
+        str(len(run.episodes)),
+        f"{sum(rewards) / len(rewards):.3f}" if rewards else "none",
+        str(len(run.episodes) - len(rewards)),
+        str(sum(balance.calls for balance in balances)),
+        str(sum(balance.traces for balance in balances)),
+        str(sum(balance.trainable_tokens for balance in balances)),
+    ]
+
+
+def _inside(directory: Path, config: RunConfig) -> RunConfig:
+    """Relative paths of what a run writes are in its directory; absolute ones stay as they are."""
+    output, state = config.rollout.output, config.rollout.state
+    paths = {
+        "output": output if output.is_absolute() else directory / output.name,
+        "state": state and directory / state,
+    }
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=paths)})
+
+
+def _check_apart(runs: Sequence[PlannedRun]) -> None:
+    outputs = [run.config.rollout.output for run in runs]
+    for output in outputs:
+        if outputs.count(output) > 1:
+            raise ConfigError(
+                f"rollout.output={str(output)!r}: several runs of the sweep would write to it; "
+                "name a relative path, or put what varies into it, e.g. /data/${harness.name}.jsonl"
+            )
+
+
+def _write_settings(run: PlannedRun) -> None:
+    folder = run.directory / ".hydra"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(run.composed, encoding="utf-8")
+    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(run.overrides)), encoding="utf-8")
