@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401 - what registers itself later is called earlier: see below
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ class BackgroundLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Ctrl-C while waiting cancels it and lets it clean up before it is raised here."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("an environment cannot be used from its own sessions: they would wait for themselves")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

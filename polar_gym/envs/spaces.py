@@ -1,4 +1,4 @@
-"""The two spaces that text environments need and gymnasium lacks: any text, and a dictionary of optional entries."""
+"""The spaces of the environments, and the three that gymnasium lacks: any text, a plain number, optional entries."""
 
 from __future__ import annotations
 
@@ -36,8 +36,58 @@ class AnyText(Space[str]):
         return "AnyText()"
 
 
-class OptionalDict(spaces.Dict):
-    """A dictionary whose entries may each be absent: `{}` is a member, and an unknown key makes no member."""
+class Number(Space[float]):
+    """A number between two bounds, Python's own or numpy's (`spaces.Box` warns of what is no array)."""
+
+    def __init__(
+        self, low: float, high: float, *, whole: bool = False, seed: int | np.random.Generator | None = None
+    ) -> None:
+        self.low, self.high, self.whole = low, high, whole
+        super().__init__(shape=None, dtype=None, seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def contains(self, x: Any) -> bool:
+        number = np.asarray(x)
+        kinds = "iu" if self.whole else "iuf"
+        return number.shape == () and number.dtype.kind in kinds and bool(self.low <= number <= self.high)
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> float:
+        if self.whole:
+            return int(self.np_random.integers(int(self.low), int(self.high), endpoint=True))
+        return float(self.np_random.uniform(self.low, self.high))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Number):
+            return False
+        return (self.low, self.high, self.whole) == (other.low, other.high, other.whole)
+
+    def __repr__(self) -> str:
+        return f"Number({self.low}, {self.high}{', whole' if self.whole else ''})"
+
+
+class OptionalDict(Space[dict[str, Any]]):
+    """A dictionary whose entries may each be absent: `{}` is a member, and an unknown key makes no member.
+
+    No subclass of `spaces.Dict`: gymnasium would batch it entry by entry, and a batch could leave none out.
+    """
+
+    def __init__(self, entries: Mapping[str, Space[Any]], seed: int | np.random.Generator | None = None) -> None:
+        self.spaces = dict(entries)
+        super().__init__(shape=None, dtype=None, seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def seed(self, seed: Any | None = None) -> Any:
+        """Seeds the entries too, each from the next draw."""
+        seeded = super().seed(seed)
+        for space in self.spaces.values():
+            space.seed(int(self.np_random.integers(2**31)))
+        return seeded
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, Mapping) and all(
@@ -46,3 +96,29 @@ class OptionalDict(spaces.Dict):
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> dict[str, Any]:
         return {key: space.sample() for key, space in self.spaces.items() if self.np_random.random() < 0.5}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OptionalDict) and self.spaces == other.spaces
+
+    def __repr__(self) -> str:
+        return f"OptionalDict({', '.join(f'{key}: {space}' for key, space in self.spaces.items())})"
+
+
+OBSERVED = ("task_id", "instruction", "message", "diff")
+"""`message` (the harness's last words) and `diff` are empty before the step."""
+
+
+def observation_space() -> spaces.Dict:
+    return spaces.Dict({name: AnyText() for name in OBSERVED})
+
+
+def action_space() -> OptionalDict:
+    """What wins over the config for one episode; `{}` changes nothing."""
+    return OptionalDict(
+        {
+            "instruction": AnyText(),
+            "temperature": Number(0.0, 2.0),
+            "top_p": Number(0.01, 1.0),
+            "top_k": Number(-1, 1_000_000, whole=True),
+        }
+    )

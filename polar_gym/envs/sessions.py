@@ -1,0 +1,151 @@
+"""A node in a background loop, and the sessions that are open on it: one for each place of an environment.
+
+INIT and POSTRUN are bounded by the config's pools; what runs at once is as many as there are places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import gymnasium as gym
+
+from polar_gym.config import PoolsConfig
+from polar_gym.envs.background import BackgroundLoop, before_exit
+from polar_gym.gateway.life import SessionLife
+from polar_gym.gateway.node import Node
+from polar_gym.schema import Episode, TaskRequest
+
+T = TypeVar("T")
+
+_open: set[Sessions] = set()
+"""What must be closed before the interpreter exits."""
+
+
+class Sessions:
+    """Sessions by place. The node starts with the first of them; `close` leaves no process, container or file."""
+
+    def __init__(self, node: Node, pools: PoolsConfig) -> None:
+        self._node = node
+        self._init = asyncio.Semaphore(pools.init)
+        self._postrun = asyncio.Semaphore(pools.postrun)
+        self._loop: BackgroundLoop | None = None
+        self._lives: dict[int, SessionLife] = {}
+        self._samples: Counter[str] = Counter()
+        """How often each task was begun."""
+        self._closing = threading.Lock()
+        self.closed = False
+
+    def open(self, place: int) -> SessionLife | None:
+        """The session that waits there to be played."""
+        return self._lives.get(place)
+
+    def prepare(self, requests: Mapping[int, TaskRequest]) -> dict[int, SessionLife]:
+        """Bring up a sandbox in each of these places; what was open there ends. A sandbox that does not come up is
+        noted in the session's `failure`.
+
+        Raises `polar_gym.inference.EngineError` when the engine does not start; it may be tried again.
+        """
+        loop = self._running_loop()
+        return loop.run(self._prepare(requests))
+
+    def play(self, places: Collection[int]) -> dict[int, Episode]:
+        """Run what is open there to its end, all at once."""
+        return self._running_loop().run(self._play(places))
+
+    def abandon(self, place: int) -> None:
+        """End what is open there without playing it."""
+        self._running_loop().run(self._end(place))
+
+    def _running_loop(self) -> BackgroundLoop:
+        if self.closed:
+            raise gym.error.ClosedEnvironmentError("the environment is closed: make another one")
+        if self._loop is None:
+            loop = BackgroundLoop()
+            try:
+                loop.run(self._node.__aenter__())
+            except BaseException:
+                loop.close()
+                raise
+            self._loop = loop
+            _open.add(self)
+        return self._loop
+
+    async def _prepare(self, requests: Mapping[int, TaskRequest]) -> dict[int, SessionLife]:
+        try:
+            await _together([self._begin(place, request) for place, request in requests.items()])
+        except BaseException:
+            await asyncio.gather(*map(self._end, requests))
+            raise
+        return {place: self._lives[place] for place in requests}
+
+    async def _begin(self, place: int, request: TaskRequest) -> None:
+        await self._end(place)
+        life = self._node.open_session(request, self._samples[request.task_id])
+        self._samples[request.task_id] += 1
+        self._lives[place] = life
+        async with self._init:
+            if await life.initialize():
+                life.ready()
+
+    async def _play(self, places: Collection[int]) -> dict[int, Episode]:
+        episodes = await _together([self._to_its_end(place) for place in places])
+        return dict(zip(places, episodes, strict=True))
+
+    async def _to_its_end(self, place: int) -> Episode:
+        life = self._lives[place]
+        try:
+            await life.run()
+            async with self._postrun:
+                return await life.finish()
+        finally:
+            await self._end(place)
+
+    async def _end(self, place: int) -> None:
+        life = self._lives.pop(place, None)
+        if life is not None:
+            await self._node.close_session(life)
+
+    def close(self) -> None:
+        """May be called twice, from any thread but the loop's own, and at interpreter exit."""
+        with self._closing:
+            self.closed = True
+            loop, self._loop = self._loop, None
+            if loop is None:
+                return
+            try:
+                loop.run(self._leave())
+            finally:
+                loop.close()
+                _open.discard(self)
+
+    async def _leave(self) -> None:
+        await asyncio.gather(*map(self._end, list(self._lives)))
+        await self._node.__aexit__(None, None, None)
+
+    def let_go(self) -> None:
+        """`close`, for a finaliser: the garbage collector calls it in any thread, the loop's own or one that the loop
+        waits for included, so it must not wait here."""
+        if self._loop is not None:
+            threading.Thread(target=self.close, name="polar-gym-close").start()
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results. The first error ends the others, and is raised as it is: no exception group."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+@before_exit
+def _close_all() -> None:
+    for sessions in list(_open):
+        sessions.close()

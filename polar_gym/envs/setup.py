@@ -1,0 +1,86 @@
+"""From the keyword arguments of `gym.make` to what an environment runs. Whatever is wrong is said here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from polar_gym.config import ConfigError, RunConfig, explain, load_config
+from polar_gym.gateway.local import load_tasks, make_node, make_request
+from polar_gym.gateway.node import Node
+from polar_gym.schema import TaskRequest, Workspace
+from polar_gym.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    config: RunConfig
+    tasks: list[Task]
+    """Where the requests were made from tasks."""
+    requests: dict[str, TaskRequest]
+    """By task id, in order: a seed chooses among them."""
+
+    def node(self) -> Node:
+        return make_node(self.config, self.tasks)
+
+
+def swe_setup(harness: str | Mapping[str, Any], recipe: str | None, settings: Mapping[str, Any]) -> Setup:
+    """The tasks of a config. Raises `ConfigError`."""
+    config = load_config(recipe, settings={"harness": harness, **settings})
+    tasks = load_tasks(config)
+    return Setup(config, tasks, {task.instance_id: make_request(config, task) for task in tasks})
+
+
+def task_setup(
+    instruction: str,
+    *,
+    workspace: str | Path | Mapping[str, Any] | None,
+    evaluator: str | Mapping[str, Any],
+    task_id: str,
+    harness: str | Mapping[str, Any],
+    recipe: str | None,
+    settings: Mapping[str, Any],
+) -> Setup:
+    """One task. `workspace`: a directory, or the fields of `polar_gym.schema.Workspace`. Raises `ConfigError`."""
+    config = load_config(recipe, settings={"harness": harness, "evaluator": evaluator, **settings})
+    if config.engine.options.get("policy") == "scripted" and config.engine.options.get("scripts") is None:
+        raise ConfigError(
+            "engine.scripts=None: the scripted policy has no demonstration of a task of yours; give one, e.g. "
+            'engine={"name": "embedded", "scripts": [{"commands": ["ls"]}]}, or another engine'
+        )
+    runtime = config.runtime
+    if workspace is not None:
+        runtime = runtime.model_copy(update={"workspace": _workspace(workspace)})
+    try:
+        request = TaskRequest(
+            task_id=task_id,
+            instruction=instruction,
+            timeout_seconds=config.rollout.timeout_seconds,
+            runtime=runtime,
+            agent=config.harness,
+            builder=config.builder,
+            evaluator=config.evaluator,
+            sampling=config.sampling,
+            budget=config.budget,
+        )
+    except ValidationError as error:
+        raise ConfigError(explain(error, TaskRequest)) from error
+    return Setup(config, [], {task_id: request})
+
+
+def _workspace(given: str | Path | Mapping[str, Any]) -> Workspace:
+    fields = dict(given) if isinstance(given, Mapping) else {"source": str(given)}
+    try:
+        workspace = Workspace.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Workspace, "workspace")) from error
+    if workspace.source is None:
+        return workspace
+    source = Path(workspace.source).expanduser().resolve()
+    if not source.is_dir():
+        raise ConfigError(f"workspace={workspace.source!r}: there is no directory {source}")
+    return workspace.model_copy(update={"source": str(source)})

@@ -1,0 +1,157 @@
+"""One episode is one harness run on one task, and has exactly one step.
+
+`reset` prepares the sandbox, `step` runs the harness in it to its end and returns the reward; the trajectory is in
+`info["trajectory"]`, an `Episode`. The seed of `reset` chooses the task; what the policy samples is seeded by
+`sampling.seed` of the config alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from polar_gym.config import ConfigError
+from polar_gym.envs.sessions import Sessions
+from polar_gym.envs.setup import Setup
+from polar_gym.envs.spaces import action_space, observation_space
+from polar_gym.envs.transcript import transcript
+from polar_gym.gateway.life import SessionLife
+from polar_gym.schema import Episode, Sampling, TaskRequest
+
+Observation = dict[str, str]
+Action = Mapping[str, Any]
+
+METADATA: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}
+"""The transcript has no frames; gymnasium wants their rate all the same."""
+
+
+class HarnessEnv(gym.Env[Any, Any]):
+    """An unmodified harness at work.
+
+    Observation: `task_id`, `instruction`; after the step also `message` (the harness's last words) and `diff`.
+    Action: sampling overrides (`temperature`, `top_p`, `top_k`) and an optional `instruction`; `{}` is the default.
+    """
+
+    metadata: dict[str, Any] = METADATA
+
+    def __init__(self, setup: Setup, render_mode: str | None) -> None:
+        check_render_mode(render_mode)
+        self.render_mode = render_mode
+        self.config = setup.config
+        self.tasks = setup.tasks
+        self._requests = setup.requests
+        self.observation_space = observation_space()
+        self.action_space = action_space()
+        self._shown: SessionLife | None = None
+        self._sessions = Sessions(setup.node(), setup.config.pools)
+        self._finalizer = weakref.finalize(self, self._sessions.let_go)
+        self._finalizer.atexit = False  # `sessions` sees to it while threads can still be used
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Prepare the sandbox of a task: `options["task_id"]`, or one drawn at random.
+
+        Raises `KeyError` for an unknown task or option, and `RuntimeError` when the sandbox does not come up.
+        """
+        super().reset(seed=seed)
+        check_options(options or {}, "task_id")
+        request = choose(self._requests, (options or {}).get("task_id"), self.np_random)
+        life = self._sessions.prepare({0: request})[0]
+        if life.session.failure is not None:
+            self._sessions.abandon(0)
+            raise RuntimeError(f"task {request.task_id}: {life.session.failure.message}")
+        self._shown = life
+        return observe(life), {"session": life.session}
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Run the harness to its end. The reward of a failed session is 0.0, with `info["failure"]` set: mask it."""
+        life = self._sessions.open(0)
+        if life is None and not self._sessions.closed:
+            raise gym.error.ResetNeeded("call reset() before step(): an episode has one step")
+        check_action(action, self.action_space)
+        if life is not None:
+            apply(action, life)
+        episode = self._sessions.play([0])[0]
+        assert life is not None
+        return observe(life, episode), *outcome(episode)
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The transcript of this episode so far; another thread may call it while `step` runs."""
+        if self.render_mode is None:
+            gym.logger.warn('nothing is rendered: make the environment with render_mode="ansi"')
+            return None
+        return show(self._shown)
+
+    def close(self) -> None:
+        """Leave no process, container or file behind. May be called twice."""
+        self._finalizer.detach()
+        self._sessions.close()
+
+
+def check_render_mode(render_mode: str | None) -> None:
+    if render_mode not in (None, "ansi"):
+        raise ConfigError(f"render_mode={render_mode!r}: unknown; known: None, 'ansi'")
+
+
+def check_options(options: Mapping[str, Any], *known: str) -> None:
+    if unknown := options.keys() - set(known):
+        raise KeyError(f"unknown reset option {sorted(unknown)[0]!r}; known: {', '.join(known)}")
+
+
+def choose(requests: Mapping[str, TaskRequest], task_id: str | None, chance: np.random.Generator) -> TaskRequest:
+    """The task that was asked for, or one drawn at random. Raises `KeyError`."""
+    check_task_id(task_id, requests)
+    return requests[task_id if task_id is not None else list(requests)[int(chance.integers(len(requests)))]]
+
+
+def check_task_id(task_id: str | None, requests: Mapping[str, TaskRequest]) -> None:
+    """Raises `KeyError`."""
+    if task_id is not None and task_id not in requests:
+        raise KeyError(f"unknown task_id {task_id!r}; known: {', '.join(requests)}")
+
+
+def check_action(action: Any, space: gym.Space[Any], of: str = "") -> None:
+    """Raises `ValueError` for what is no action; `of`: whose it is."""
+    if action not in space:
+        raise ValueError(f"action {action!r}{of} is not in {space}; {{}} is the default action")
+
+
+def apply(action: Action, life: SessionLife) -> None:
+    """The action's overrides win over the config's."""
+    changes = {name: np.asarray(action[name]).item() for name in ("temperature", "top_p", "top_k") if name in action}
+    if changes:
+        life.capture.sampling = Sampling.model_validate({**life.capture.sampling.model_dump(), **changes})
+        life.request.sampling = life.capture.sampling
+    if action.get("instruction"):
+        life.request.instruction = action["instruction"]
+
+
+def observe(life: SessionLife, episode: Episode | None = None) -> Observation:
+    return {
+        "task_id": life.request.task_id,
+        "instruction": life.request.instruction,
+        "message": episode.artifacts.final_message if episode else "",
+        "diff": episode.artifacts.diff if episode else "",
+    }
+
+
+def outcome(episode: Episode) -> tuple[float, bool, bool, dict[str, Any]]:
+    """Reward, terminated, truncated and info."""
+    info: dict[str, Any] = {"trajectory": episode, "session": episode.session}
+    if episode.session.failure is not None:
+        info["failure"] = episode.session.failure
+    return episode.reward or 0.0, not episode.truncated, episode.truncated, info
+
+
+def show(life: SessionLife | None) -> str:
+    """The session's transcript; empty before the first one."""
+    if life is None:
+        return ""
+    session = life.session
+    headline = f"{session.task_id} #{session.sample_index}, {session.harness}, {session.status}"
+    return transcript(headline, list(life.capture.calls))

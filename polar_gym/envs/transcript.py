@@ -1,0 +1,48 @@
+"""What `render_mode="ansi"` shows: the session's model calls as a conversation, as far as it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polar_gym.schema import Message, ModelCall
+
+SHOWN = 1000
+"""Characters of a text that are shown at each end: a harness's own prompts are long."""
+
+
+def transcript(session: str, calls: Sequence[ModelCall]) -> str:
+    """`session` is the headline. Of each call: what it adds to the call it continues, and what the model said."""
+    by_id = {call.call_id: call for call in calls}
+    lines = [f"== {session}"]
+    for call in calls:
+        parent = by_id.get(call.parent_id or "")
+        kind = call.hints.get("kind", "main")
+        lines.append(f"-- call {call.index} ({kind}, {len(call.response_ids)} tokens sampled)")
+        known = len(parent.messages) + 1 if parent is not None else 0  # its messages, and its answer
+        lines += [_said(message) for message in call.messages[known:]]
+        lines.append(_said({"role": "assistant", **call.response}) if call.response else f"no answer: {call.error}")
+    return "\n".join(lines) + "\n"
+
+
+def _said(message: Message) -> str:
+    parts = [f"<{message['reasoning']}>"] if message.get("reasoning") else []
+    parts += [_text(message["content"])] if message.get("content") else []
+    parts += [_called(tool_call) for tool_call in message.get("tool_calls") or []]
+    return f"[{message['role']}] " + "\n".join(map(_cut, parts))
+
+
+def _called(tool_call: Mapping[str, Any]) -> str:
+    function = tool_call["function"]
+    return f"-> {function['name']}({function['arguments']})"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", f"({part.get('type')})") for part in content)
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - 2 * SHOWN
+    return text if left_out <= 0 else f"{text[:SHOWN]}\n... {left_out} characters left out ...\n{text[-SHOWN:]}"

@@ -1,0 +1,193 @@
+"""N episodes at once: the sub-environments are N concurrent sessions of one node, in this process.
+
+Sub-environment i with seed s behaves as a single environment with seed s + i. Observations are dictionaries of tuples,
+actions a sequence of N dictionaries, infos in gymnasium's vector form. All three autoreset modes are there; NEXT_STEP,
+gymnasium's own default, also serves a loop that calls `reset` before every step, at no cost.
+
+A sandbox that does not come up ends no other session: `infos["failure"]` says why, and the step gives a masked episode.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from polar_gym.config import ConfigError
+from polar_gym.envs.sessions import Sessions
+from polar_gym.envs.setup import Setup
+from polar_gym.envs.single import (
+    METADATA,
+    Action,
+    Observation,
+    apply,
+    check_action,
+    check_options,
+    check_render_mode,
+    check_task_id,
+    choose,
+    observe,
+    outcome,
+    show,
+)
+from polar_gym.envs.spaces import OBSERVED, action_space, observation_space
+from polar_gym.gateway.life import SessionLife
+
+Flags = NDArray[np.bool_]
+Stepped = tuple[dict[str, tuple[str, ...]], NDArray[np.float64], Flags, Flags, dict[str, Any]]
+
+
+class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], np.ndarray]):
+    """N unmodified harnesses at work. Spaces of the sub-environments: see `HarnessEnv`."""
+
+    def __init__(
+        self, num_envs: int, setup: Setup, render_mode: str | None, autoreset_mode: str | AutoresetMode
+    ) -> None:
+        check_render_mode(render_mode)
+        if num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs!r}: expected at least 1")
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self.autoreset_mode = _mode(autoreset_mode)
+        self.metadata = {**METADATA, "autoreset_mode": self.autoreset_mode}
+        self.config = setup.config
+        self.tasks = setup.tasks
+        self._requests = setup.requests
+        self.single_observation_space, self.single_action_space = observation_space(), action_space()
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._chances = [seeding.np_random()[0] for _ in range(num_envs)]
+        self._observations: list[Observation] = [dict.fromkeys(OBSERVED, "")] * num_envs
+        self._done = np.zeros(num_envs, dtype=np.bool_)
+        self._shown: list[SessionLife | None] = [None] * num_envs
+        self._sessions = Sessions(setup.node(), setup.config.pools)
+        self._finalizer = weakref.finalize(self, self._sessions.let_go)
+        self._finalizer.atexit = False  # `sessions` sees to it while threads can still be used
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
+        """Prepare the sandboxes. `seed`: s for sub-environment 0, s + 1 for 1, ...; or one for each.
+
+        Options: `task_id`, one for all or a sequence with one for each (None: drawn at random); `reset_mask`, a bool
+        array: only these are reset. Raises `KeyError`, `TypeError` or `ValueError` for a wrong one.
+        """
+        options = options or {}
+        check_options(options, "task_id", "reset_mask")
+        places = self._masked(options.get("reset_mask"))
+        task_ids = self._task_ids(options.get("task_id"))
+        seeds = self._seeds(seed)
+        super().reset(seed=seed if isinstance(seed, int) else None)
+        for place in places:
+            if seeds[place] is not None:
+                self._chances[place] = seeding.np_random(seeds[place])[0]
+        infos = self._prepare({place: task_ids[place] for place in places}, {})
+        return self._batched(), infos
+
+    def step(self, actions: Sequence[Action]) -> Stepped:
+        """Run every harness to its end, all at once. A sub-environment that autoreset makes due is reset instead.
+
+        The reward of a failed session is 0.0, with its place in `infos["failure"]` set: mask it.
+        """
+        due = np.flatnonzero(self._done).tolist() if self.autoreset_mode is AutoresetMode.NEXT_STEP else []
+        places = [place for place in range(self.num_envs) if place not in due]
+        self._apply(actions, places)
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        terminations, truncations = (np.zeros(self.num_envs, dtype=np.bool_) for _ in range(2))
+        infos: dict[str, Any] = {}
+        for place, episode in self._sessions.play(places).items():
+            life = self._shown[place]
+            assert life is not None
+            self._observations[place] = observe(life, episode)
+            rewards[place], terminations[place], truncations[place], info = outcome(episode)
+            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+                info = {"final_obs": self._observations[place], "final_info": info}
+            infos = self._add_info(infos, info, place)
+        self._done[places] = True
+        again = places if self.autoreset_mode is AutoresetMode.SAME_STEP else due
+        infos = self._prepare(dict.fromkeys(again), infos)
+        return self._batched(), rewards, terminations, truncations, infos
+
+    def render(self) -> tuple[str, ...] | None:
+        """The transcript of each sub-environment's episode so far; another thread may call it while `step` runs."""
+        if self.render_mode is None:
+            gym.logger.warn('nothing is rendered: make the environment with render_mode="ansi"')
+            return None
+        return tuple(show(life) for life in self._shown)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Leave no process, container or file behind."""
+        self._finalizer.detach()
+        self._sessions.close()
+
+    def _prepare(self, task_ids: Mapping[int, str | None], infos: dict[str, Any]) -> dict[str, Any]:
+        requests = {place: choose(self._requests, task_id, self._chances[place]) for place, task_id in task_ids.items()}
+        for place, life in self._sessions.prepare(requests).items():
+            self._shown[place] = life
+            self._observations[place] = observe(life)
+            self._done[place] = False
+            info: dict[str, Any] = {"session": life.session}
+            if life.session.failure is not None:
+                info["failure"] = life.session.failure
+            infos = self._add_info(infos, info, place)
+        return infos
+
+    def _apply(self, actions: Sequence[Action], places: Collection[int]) -> None:
+        """Raises before any session has begun to run."""
+        if isinstance(actions, (str, Mapping)) or len(actions) != self.num_envs:
+            raise ValueError(
+                f"actions must be a sequence of {self.num_envs} dictionaries, e.g. [{{}}] * {self.num_envs}"
+            )
+        for place in places:
+            check_action(actions[place], self.single_action_space, f" of sub-environment {place}")
+        lives = {place: self._sessions.open(place) for place in places}
+        if not self._sessions.closed and (missing := [place for place, life in lives.items() if life is None]):
+            raise gym.error.ResetNeeded(f"call reset() before step(): sub-environments {missing} have no episode")
+        for place, life in lives.items():
+            if life is not None:
+                apply(actions[place], life)
+
+    def _batched(self) -> dict[str, tuple[str, ...]]:
+        return {name: tuple(seen[name] for seen in self._observations) for name in self._observations[0]}
+
+    def _masked(self, mask: Any) -> list[int]:
+        if mask is None:
+            return list(range(self.num_envs))
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+            raise TypeError(f"options['reset_mask'] must be a numpy array of bool, got {mask!r}")
+        if mask.shape != (self.num_envs,) or not mask.any():
+            raise ValueError(
+                f"options['reset_mask'] must have shape ({self.num_envs},) and at least one True, got {mask!r}"
+            )
+        return np.flatnonzero(mask).tolist()
+
+    def _task_ids(self, given: Any) -> Sequence[str | None]:
+        task_ids = [given] * self.num_envs if given is None or isinstance(given, str) else list(given)
+        if len(task_ids) != self.num_envs:
+            raise ValueError(f"options['task_id'] must name 1 or {self.num_envs} tasks, got {len(task_ids)}")
+        for task_id in task_ids:
+            check_task_id(task_id, self._requests)
+        return task_ids
+
+    def _seeds(self, given: Any) -> Sequence[int | None]:
+        if given is None:
+            return [None] * self.num_envs
+        seeds = [given + place for place in range(self.num_envs)] if isinstance(given, int) else list(given)
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"seed must be one number or {self.num_envs}, got {len(seeds)}")
+        return seeds
+
+
+def _mode(given: str | AutoresetMode) -> AutoresetMode:
+    try:
+        return AutoresetMode(given)
+    except ValueError as error:
+        known = ", ".join(repr(mode.value) for mode in AutoresetMode)
+        raise ConfigError(f"autoreset_mode={given!r}: unknown; known: {known}") from error
