@@ -10,7 +10,7 @@ import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from polar_gym.cli import episodes, machine, nemo
+from polar_gym.cli import episodes, gateway, machine, nemo
 from polar_gym.cli.console import errors
 from polar_gym.config import ConfigError
 from polar_gym.inference import EngineError
@@ -25,6 +25,7 @@ app.command("rollout", add_help_option=False)(episodes.rollout)  # its own says 
 app.command("inspect")(episodes.inspect)
 app.command("verify")(episodes.verify)
 app.command("doctor")(machine.doctor)
+app.command("gateway")(gateway.gateway)
 app.command("nemo-root")(nemo.nemo_root)
 app.command("nemo-link")(nemo.nemo_link)
 

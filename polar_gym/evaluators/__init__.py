@@ -34,6 +34,8 @@ class EvaluationContext:
 
 
 class Evaluator(Protocol):
+    """With `needs_sandbox = True` on its class, a fresh sandbox is made while the agent runs, if there is a place."""
+
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         """Raises `EvaluatorError` when the grader, not the agent, is at fault."""
         ...

@@ -17,6 +17,10 @@ from polar_gym.inference import ChatRequest, Completion, sampling_deviations
 from polar_gym.schema import Budget, ModelCall, Sampling
 
 
+class CaptureError(Exception):
+    """A call could not be recorded."""
+
+
 class SessionCapture:
     """The model calls of one session, recorded as they happen.
 
@@ -47,7 +51,8 @@ class SessionCapture:
         self.calls: list[ModelCall] = []
         self.thread = Thread()
         self.exhausted: asyncio.Future[Literal["calls", "tokens"]] = asyncio.get_running_loop().create_future()
-        """Done when the harness asked for more than its budget holds."""
+        """Done when the harness asked for more than its budget holds. Raises `CaptureError` when a call could not be
+        recorded: then the session must end too."""
         self.admitted = 0
         """How many calls were let in."""
         self._sampled_tokens = 0
@@ -104,6 +109,8 @@ class SessionCapture:
         """Let no more calls in, and cut off those in flight. When it returns, every call is recorded. May be called
         twice."""
         self.running = False
+        if self.exhausted.done():
+            self.exhausted.exception()  # whoever runs the session saw it, or it has ended anyway
         for task in list(self._in_flight):
             task.cancel()
         if self._in_flight:
@@ -114,9 +121,17 @@ class SessionCapture:
             self.exhausted.set_result(reason)
 
     def record(self, call: ModelCall) -> None:
-        self.journal.append(call)
-        self.calls.append(call)
-        self._sampled_tokens += len(call.response_ids)
+        """Raises `CaptureError` where the journal cannot be written: the call counts, and its answer must not leave."""
+        try:
+            self.journal.append(call)
+        except OSError as error:
+            call.outcome, call.error = "failed", f"it could not be written to {self.journal.path}: {error}"
+            if not self.exhausted.done():
+                self.exhausted.set_exception(CaptureError(f"call {call.call_id}: {call.error}"))
+            raise CaptureError(call.error) from error
+        finally:
+            self.calls.append(call)
+            self._sampled_tokens += len(call.response_ids)
 
     def mark_abandoned(self, call: ModelCall) -> None:
         """The harness hung up before it had the whole answer of a call that is already recorded."""

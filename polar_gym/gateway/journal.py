@@ -29,6 +29,11 @@ LOOK_BACK = 8
 class JournalError(ValueError):
     """A journal is damaged before its last line."""
 
+    def __init__(self, message: str, calls: list[ModelCall]) -> None:
+        super().__init__(message)
+        self.calls = calls
+        """Those before the damage."""
+
 
 class Journal:
     """Appends calls to a file. `close` syncs it to the disk, and ends it."""
@@ -83,7 +88,7 @@ def read_journal(path: Path) -> list[ModelCall]:
         try:
             _decode(orjson.loads(line), calls)
         except (ValueError, LookupError, TypeError) as error:
-            raise JournalError(f"{path}:{number}: not a line of a journal: {error!r}") from error
+            raise JournalError(f"{path}:{number}: not a line of a journal: {error!r}", calls) from error
     return calls
 
 

@@ -11,14 +11,16 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from polar_gym import registry
 from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError
+from polar_gym.gateway.building import build
 from polar_gym.gateway.capture import SessionCapture
+from polar_gym.gateway.generation import GenerationGate
 from polar_gym.harnesses import Harness, LaunchContext
 from polar_gym.harnesses.install import InstallError, toolchain_mounts
 from polar_gym.runtimes import (
@@ -50,12 +52,20 @@ from polar_gym.schema import (
 )
 from polar_gym.tasks.venv import VenvError, ensure_venv
 from polar_gym.tasks.workspace import WorkspaceError, make_repository, pack_git_dir
-from polar_gym.trajectory import build_trajectory
 
 log = logging.getLogger(__name__)
 
 OUTPUT_TAIL = 64 * 1024
 """Bytes of the harness's stdout and stderr that an episode keeps."""
+
+PAUSES_SECONDS = 24 * 3600.0
+"""How long generation may be paused, all together, while one harness runs."""
+
+ENDING_SECONDS = 60.0
+"""How long a runtime may take to end a command that was told to end; then it is cancelled, and its output is lost."""
+
+DIFF_SECONDS = 600.0
+STOP_SECONDS = 120.0
 
 INFRASTRUCTURE_ERRORS = (SandboxError, InstallError, VenvError, WorkspaceError, OSError, TimeoutError)
 
@@ -66,13 +76,16 @@ class Surroundings:
 
     runtime: Runtime
     serve: Callable[[SessionCapture], Serve]
+    generation: GenerationGate
+    weight_version: Callable[[], str | None]
     engine: EngineInfo
     cache: Path
     scratch: Path
 
 
 class SessionLife:
-    """One session, stage by stage. Every method but `close` is called once, in order; `close` always ends it."""
+    """One session, stage by stage, as `polar_gym.gateway.stages` takes it. `close` always ends it; `cancel` may be
+    called at any time, and whoever conducts the session then calls `abandon`."""
 
     def __init__(
         self,
@@ -91,13 +104,19 @@ class SessionLife:
         self._evaluator: Evaluator = registry.evaluators.get(request.evaluator.name)(
             registry.evaluators.options(request.evaluator)
         )
-        self._scratch = surroundings.scratch / session.session_id
+        self.cancelled: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        """Done when the session is no longer wanted: with the status that it ends in."""
+        self._scratch = surroundings.scratch / f"{session.session_id}.{session.attempt}"
         self._repository = self._scratch / "repository"
         self._git_dir = b""
         self._mounts: list[Mount] = []
         self._executable: list[str] = []
         self._sandbox: Sandbox | None = None
+        self._spare: asyncio.Future[Sandbox | None] | None = None
+        """A sandbox for grading that comes up while the agent runs; its result is None where it could not."""
+        self._spare_taken = asyncio.Event()
         self._output = ExecResult(exit_code=None, stdout=b"", stderr=b"")
+        self._waits_since = time.monotonic()
 
     def enter(self, status: Status) -> None:
         self.session.status = status
@@ -108,23 +127,41 @@ class SessionLife:
         if self.session.failure is None:
             self.session.failure = Failure(stage=stage, kind=kind, message=message)
 
+    def cancel(self, status: Status = Status.CANCELLED) -> None:
+        if not self.cancelled.done():
+            self.cancelled.set_result(status)
+
+    @contextmanager
+    def _failing(self, stage: Status, limit: float) -> Iterator[None]:
+        """Whatever is raised inside costs this session only, never the others of its node."""
+        try:
+            yield
+        except INFRASTRUCTURE_ERRORS as error:
+            self.fail(stage, "runtime_error", _say(error, limit))
+        except Exception as error:
+            log.exception("session %s failed while %s", self.session.session_id, stage)
+            self.fail(stage, "gateway_error", repr(error))
+
     # INIT -------------------------------------------------------------------------------------------------------------
 
-    async def initialize(self) -> None:
-        """Bring up the sandbox with workspace and harness. A failure is noted in `session.failure`."""
+    async def initialize(self) -> bool:
+        """Bring up the sandbox with workspace and harness. Where that fails: False, and why in `session.failure`."""
         self.enter(Status.INITIALIZING)
         started = time.monotonic()
-        try:
-            async with asyncio.timeout(self.request.runtime.init_timeout_seconds):
+        self.session.timing.queued = started - self._waits_since
+        limit = self.request.runtime.init_timeout_seconds
+        with self._failing(Status.INITIALIZING, limit):
+            async with asyncio.timeout(limit):
                 await self._prepare_files()
                 self._sandbox = await self._around.runtime.start(
                     self._sandbox_request(self._around.serve(self.capture))
                 )
-        except INFRASTRUCTURE_ERRORS as error:
-            self.fail(Status.INITIALIZING, "runtime_error", _say(error, self.request.runtime.init_timeout_seconds))
-        self.session.timing.init = time.monotonic() - started
-        if self.session.failure is None:
-            self.enter(Status.READY)
+        self._waits_since = time.monotonic()
+        self.session.timing.init = self._waits_since - started
+        return self.session.failure is None
+
+    def ready(self) -> None:
+        self.enter(Status.READY)
 
     async def _prepare_files(self) -> None:
         """Everything on the gateway's machine: the harness, the repository at its base commit, the environment."""
@@ -157,17 +194,17 @@ class SessionLife:
         """Run the harness to its end, or to the end of a budget."""
         if self.session.failure is not None or self._sandbox is None:
             return
+        self.session.weight_version = self._around.weight_version()
         self.enter(Status.RUNNING)
         started = time.monotonic()
+        self.session.timing.ready = started - self._waits_since
         self.capture.running = True
-        try:
-            await self._run_harness(self._sandbox)
-        except INFRASTRUCTURE_ERRORS as error:
-            self.fail(Status.RUNNING, "runtime_error", _say(error, self.request.timeout_seconds))
-        finally:
-            await self.capture.end()
-            self.session.timing.running = time.monotonic() - started
-        if self.session.failure is None:
+        with self._failing(Status.RUNNING, self.request.timeout_seconds):
+            try:
+                await self._run_harness(self._sandbox)
+            finally:
+                await self.capture.end()
+                self.session.timing.running = time.monotonic() - started
             self._judge_end()
 
     async def _run_harness(self, sandbox: Sandbox) -> None:
@@ -190,24 +227,35 @@ class SessionLife:
             argv=launch.argv,
             environment={"PATH": f"{path}:{TOOLCHAIN}/bin", **launch.environment},
             stdin=launch.stdin,
-            timeout_seconds=self.request.timeout_seconds,
+            timeout_seconds=self.request.timeout_seconds + PAUSES_SECONDS,
+            end=asyncio.Event(),
         )
+        await self._run_command(sandbox, command)
+        self.session.exit_code = self._output.exit_code
+        if self.session.truncated_by is None and self.capture.cut_by_budget:
+            self.session.truncated_by = "tokens"
+
+    async def _run_command(self, sandbox: Sandbox, command: Command) -> None:
+        """Until it ends, or a budget does. The time while generation is paused is not the agent's."""
+        assert command.end is not None
+        exhausted = self.capture.exhausted
         running = asyncio.create_task(sandbox.exec(command))
+        time_is_up = asyncio.create_task(self._around.generation.sleep(self.request.timeout_seconds))
         try:
-            await asyncio.wait({running, self.capture.exhausted}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                self.session.truncated_by = self.capture.exhausted.result()
-                return
+            await asyncio.wait({running, time_is_up, exhausted}, return_when=asyncio.FIRST_COMPLETED)
+            if exhausted.done():
+                self.session.truncated_by = exhausted.result()
+            elif not running.done():
+                self.session.truncated_by = "time"
+            command.end.set()
+            await asyncio.wait({running}, timeout=ENDING_SECONDS)
         finally:
+            time_is_up.cancel()
             if not running.done():
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
-        self._output = await running
-        self.session.exit_code = self._output.exit_code
-        if self._output.timed_out:
-            self.session.truncated_by = "time"
-        elif self.capture.cut_by_budget:
-            self.session.truncated_by = "tokens"
+        if not running.cancelled():
+            self._output = running.result()
 
     def _judge_end(self) -> None:
         """Exit codes lie in both directions: a harness's run is judged by its calls too. One that a budget ended is the
@@ -235,8 +283,11 @@ class SessionLife:
         """Rebuild the trajectory, evaluate, and put the episode together. The sandbox is gone when it returns."""
         self.enter(Status.BUILDING)
         started = time.monotonic()
-        trajectory = await asyncio.to_thread(build_trajectory, self.capture.calls, self.request.builder)
-        diff = await self._take_diff()
+        trajectory = await self._build_trajectory()
+        diff = b""
+        with self._failing(Status.BUILDING, DIFF_SECONDS):
+            async with asyncio.timeout(DIFF_SECONDS):
+                diff = await self._take_diff()
         await self._stop_sandbox()
         self.session.timing.building = time.monotonic() - started
         evaluation = None
@@ -247,6 +298,19 @@ class SessionLife:
             self.session.timing.evaluating = time.monotonic() - started
         await self.close()
         return self._episode(trajectory, evaluation, diff)
+
+    async def abandon(self, status: Status) -> Episode:
+        """The episode of a session that was cancelled, at whatever stage: its calls as a trajectory, and no reward."""
+        await self.close()
+        if status is Status.INTERRUPTED:
+            self.fail(self.session.status, "interrupted", "the gateway was stopped while the session was under way")
+        return self._episode(await self._build_trajectory(), None, b"", status)
+
+    async def _build_trajectory(self) -> Trajectory:
+        trajectory, problem = await build(self.capture.calls, self.request.builder)
+        if problem:
+            self.fail(Status.BUILDING, "gateway_error", problem)
+        return trajectory
 
     async def _take_diff(self) -> bytes:
         if self._sandbox is None or not self._git_dir:
@@ -278,9 +342,32 @@ class SessionLife:
             self.fail(Status.EVALUATING, "evaluator_error", f"{spec.name} raised {error!r}")
         return None
 
+    async def prewarm(self) -> None:
+        """Have a sandbox for grading at hand when the agent is done. Returns when it is taken; cancelled, removes it
+        again."""
+        if not getattr(self._evaluator, "needs_sandbox", False) or self._spare_taken.is_set():
+            return
+        self._spare = spare = asyncio.get_running_loop().create_future()
+        sandbox = None
+        try:
+            sandbox = await self._around.runtime.start(self._sandbox_request(None))
+            spare.set_result(sandbox)
+            await self._spare_taken.wait()
+        except (SandboxError, OSError) as error:  # the evaluation will start one of its own, and say why if it cannot
+            log.warning("session %s: no sandbox could be prepared for grading: %s", self.session.session_id, error)
+        finally:
+            if not spare.done():
+                spare.set_result(None)
+            if sandbox is not None and not self._spare_taken.is_set():
+                await self._stop(sandbox)
+
     @asynccontextmanager
     async def _fresh_sandbox(self) -> AsyncIterator[Sandbox]:
-        sandbox = await self._around.runtime.start(self._sandbox_request(None))
+        spare, self._spare = self._spare, None
+        sandbox = await spare if spare is not None else None
+        self._spare_taken.set()
+        if sandbox is None:
+            sandbox = await self._around.runtime.start(self._sandbox_request(None))
         try:
             yield sandbox
         finally:
@@ -294,11 +381,17 @@ class SessionLife:
                 return str(call.response.get("content") or "")
         return ""
 
-    def _episode(self, trajectory: Trajectory, evaluation: EvaluationResult | None, diff: bytes) -> Episode:
+    def _episode(
+        self,
+        trajectory: Trajectory,
+        evaluation: EvaluationResult | None,
+        diff: bytes,
+        status: Status | None = None,
+    ) -> Episode:
         reward = evaluation.reward if evaluation is not None and self.session.failure is None else None
         for trace in trajectory.traces:
             trace.reward = reward
-        self.enter(Status.COMPLETED if self.session.failure is None else Status.ERROR)
+        self.enter(status or (Status.COMPLETED if self.session.failure is None else Status.ERROR))
         return Episode(
             session=self.session,
             request=self.request,
@@ -326,11 +419,15 @@ class SessionLife:
     async def _stop_sandbox(self) -> None:
         if self._sandbox is None:
             return
-        try:
-            await self._sandbox.stop()
-        except (SandboxError, OSError) as error:  # the episode is as good as without it
-            log.error("session %s: its sandbox could not be removed: %s", self.session.session_id, error)
+        await self._stop(self._sandbox)
         self._sandbox = None
+
+    async def _stop(self, sandbox: Sandbox) -> None:
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await sandbox.stop()
+        except (SandboxError, OSError) as error:  # the episode is as good as without it
+            log.error("session %s: a sandbox could not be removed: %s", self.session.session_id, error)
 
 
 def _say(error: BaseException, limit: float) -> str:

@@ -6,6 +6,8 @@ that a node can roll out.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from polar_gym import registry
 from polar_gym.config import ConfigError, RunConfig, cache_dir, check_plugin
 from polar_gym.gateway.node import Node, Pools
@@ -55,7 +57,7 @@ def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
     return registry.engines.get(spec.name)(registry.engines.options(spec))
 
 
-def make_node(config: RunConfig, tasks: list[Task]) -> Node:
+def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scratch: Path | None = None) -> Node:
     """A node, not yet started."""
     return Node(
         make_engine(config, tasks),
@@ -65,4 +67,6 @@ def make_node(config: RunConfig, tasks: list[Task]) -> Node:
         streaming=config.proxy.streaming,
         splice=config.proxy.splice == "auto",
         keep_reasoning=config.proxy.keep_reasoning,
+        scratch=scratch,
+        name=name,
     )

@@ -1,10 +1,4 @@
-"""One gateway node: an engine, a proxy, and the pools that its sessions pass through.
-
-    QUEUED -> [INIT pool] -> READY -> [RUN pool] -> [POSTRUN pool] -> done
-
-Each pool has its own size. A place in READY is taken before INIT begins, so that sandboxes do not pile up, and given
-back when the run begins; a READY session holds no worker.
-"""
+"""One gateway node: an engine, a proxy, and the stages that its sessions pass through (`polar_gym.gateway.stages`)."""
 
 from __future__ import annotations
 
@@ -12,10 +6,8 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_UNIX, socket
 
@@ -24,21 +16,12 @@ from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.journal import Journal
 from polar_gym.gateway.life import SessionLife, Surroundings
 from polar_gym.gateway.proxy import Proxy, Streaming
+from polar_gym.gateway.stages import Pools, Stages
+from polar_gym.gateway.state import Key, StateDirectory
 from polar_gym.inference import Engine
 from polar_gym.providers import Provider
 from polar_gym.runtimes import Runtime, Serve
 from polar_gym.schema import Episode, PluginSpec, Session, Status, TaskRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
-    """How many sessions may be in each stage at once."""
-
-    init: int = 2
-    ready: int = 4
-    """Sandboxes that are up or coming up and wait for a place to run."""
-    run: int = 4
-    postrun: int = 2
 
 
 def ignore_change(session: Session) -> None:
@@ -54,24 +37,23 @@ class Node:
         *,
         cache: Path,
         state: Path | None = None,
+        scratch: Path | None = None,
         pools: Pools | None = None,
         streaming: Streaming = "synthetic",
         splice: bool = True,
         keep_reasoning: bool = True,
         name: str = "local",
     ) -> None:
-        """`cache`: harnesses and environments, shared by runs. `state`: where journals are kept; None: they go with
-        the node."""
-        sizes = pools or Pools()
+        """`cache`: harnesses and environments, shared by runs. `state`: where journals are kept (see
+        `polar_gym.gateway.state`); None: they go with the node. `scratch`: where repositories are made; None: in a
+        temporary directory of the system's."""
         self.engine = engine
         self.name = name
         self.cache = cache
         self._state = state
+        self._scratch_root = scratch
         self.proxy = Proxy(engine, _providers(), streaming=streaming, splice=splice, keep_reasoning=keep_reasoning)
-        self._init = asyncio.Semaphore(sizes.init)
-        self._ready = asyncio.Semaphore(sizes.ready)
-        self._run = asyncio.Semaphore(sizes.run)
-        self._postrun = asyncio.Semaphore(sizes.postrun)
+        self.stages = Stages(pools or Pools())
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
         self._loopback: asyncio.Server | None = None
@@ -83,7 +65,7 @@ class Node:
             await self.engine.start()
             stack.push_async_callback(self.engine.close)
             await self.proxy.splicer.probe()
-            self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-"))
+            self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
             stack.push_async_callback(self._close_runtimes)
             loop = asyncio.get_running_loop()
@@ -127,27 +109,33 @@ class Node:
             await self.close_session(life)
 
     def open_session(
-        self, request: TaskRequest, sample_index: int = 0, on_change: Callable[[Session], None] = ignore_change
+        self,
+        request: TaskRequest,
+        sample_index: int = 0,
+        on_change: Callable[[Session], None] = ignore_change,
+        key: Key | None = None,
     ) -> SessionLife:
-        """Like `session`, for callers without a `with` block: they must call `close_session`.
+        """Like `session`, for callers without a `with` block: they must call `close_session`. `key`: default a new one.
 
         Raises `polar_gym.registry.UnknownNameError` or `pydantic.ValidationError` for a request that names a plug-in
         that does not exist or options that it does not take; nothing was started then.
         """
-        _check(request)
+        self.check(request)
+        key = key or Key(uuid.uuid4().hex, 0)
         session = Session(
-            session_id=uuid.uuid4().hex,
+            session_id=key.session_id,
+            attempt=key.attempt,
             task_id=request.task_id,
             sample_index=sample_index,
             harness=request.agent.name,
             node=self.name,
         )
-        runtime = self._runtime(request.runtime)
+        runtime = self.runtime(request.runtime)
         capture = SessionCapture(
             session_id=session.session_id,
             model_name=request.agent.model_name,
             harness=registry.harnesses.get(request.agent.name),
-            journal=Journal((self._state or self._scratch) / "journals" / f"{session.session_id}.jsonl"),
+            journal=Journal(StateDirectory(self._state or self._scratch).files(key).journal),
             sampling=request.sampling,
             budget=request.budget,
         )
@@ -155,6 +143,8 @@ class Node:
         surroundings = Surroundings(
             runtime=runtime,
             serve=self._serve,
+            generation=self.proxy.generation,
+            weight_version=lambda: self.engine.weight_version,
             engine=self.engine.info,
             cache=self.cache,
             scratch=self._scratch,
@@ -171,20 +161,32 @@ class Node:
     ) -> Episode:
         """One session from QUEUED to its end, through the pools."""
         async with self.session(request, sample_index, on_change) as life:
-            queued = time.monotonic()
-            async with contextlib.AsyncExitStack() as run_place:
-                async with self._ready:
-                    async with self._init:
-                        life.session.timing.queued = time.monotonic() - queued
-                        await life.initialize()
-                    ready = time.monotonic()
-                    await run_place.enter_async_context(self._run)
-                    life.session.timing.ready = time.monotonic() - ready
-                await life.run()
-            async with self._postrun:
-                return await life.finish()
+            return await self.conduct(life)
 
-    def _runtime(self, spec: PluginSpec) -> Runtime:
+    async def conduct(self, life: SessionLife) -> Episode:
+        """An open session through the stages to its end, or to where `life.cancel` ends it."""
+        task = life.request.task_id
+        work = asyncio.create_task(self.stages.conduct(task, life))
+        try:
+            await asyncio.wait({work, life.cancelled}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+        if not work.cancelled():
+            return work.result()
+        await life.close()
+        async with self.stages.postrun.place(task):
+            return await life.abandon(life.cancelled.result())
+
+    def check(self, request: TaskRequest) -> None:
+        """Raises `polar_gym.registry.UnknownNameError` or `pydantic.ValidationError`; nothing is started."""
+        registry.harnesses.options(request.agent)
+        registry.builders.options(request.builder)
+        registry.evaluators.options(request.evaluator)
+        registry.runtimes.options(request.runtime)
+
+    def runtime(self, spec: PluginSpec) -> Runtime:
+        """The runtime for these options, the same for all sessions. May block the first time."""
         options = registry.runtimes.options(spec)
         key = f"{spec.name}:{options!r}"
         if key not in self._runtimes:
@@ -200,12 +202,6 @@ class Node:
             return await loop.create_server(factory, sock=listener)
 
         return serve
-
-
-def _check(request: TaskRequest) -> None:
-    registry.harnesses.options(request.agent)
-    registry.builders.options(request.builder)
-    registry.evaluators.options(request.evaluator)
 
 
 def _providers() -> list[Provider]:

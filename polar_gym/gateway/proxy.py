@@ -12,7 +12,7 @@ import hmac
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ import orjson
 from aiohttp import web
 
 from polar_gym.gateway.capture import SessionCapture, make_call
+from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.splicing import Plan, Splicer
 from polar_gym.inference import ChatRequest, Completion, Delta, Engine, EngineError
 from polar_gym.inference.received import Received
@@ -118,6 +119,10 @@ class Proxy:
         self.streaming: Streaming = streaming
         self.splicer = Splicer(engine, enabled=splice, keep_reasoning=keep_reasoning)
         self.providers = providers
+        self.generation = GenerationGate()
+        self.calls: Counter[str] = Counter()
+        """Recorded calls by outcome."""
+        self.sampled_tokens = 0
         self._captures: dict[str, SessionCapture] = {}
 
     def add(self, capture: SessionCapture) -> None:
@@ -221,8 +226,7 @@ class Proxy:
         try:
             if request.stream:
                 return await _stream(exchange, sampling)
-            completion, _ = await sampling
-            return await _send(exchange, provider.render(request, completion, exchange.call_id))
+            return await _whole(exchange, sampling)
         except BaseException:  # hung up, cut off, or an answer that could not be put into the provider's form
             if sampling.done() and not sampling.cancelled() and sampling.exception() is None:
                 capture.mark_abandoned(sampling.result()[1])
@@ -235,10 +239,11 @@ class Proxy:
     async def _sample(self, exchange: _Exchange) -> tuple[Completion, ModelCall]:
         """The engine's answer, recorded: before it returns, the call is in the journal."""
         try:
-            exchange.plan = await self.splicer.prepare(exchange.capture.thread, exchange.request)
-            on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
-            exchange.weight_version = self.engine.weight_version
-            completion = await self.engine.chat(exchange.request, exchange.capture.sampling, on_delta)
+            async with self.generation.call():
+                exchange.plan = await self.splicer.prepare(exchange.capture.thread, exchange.request)
+                on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
+                exchange.weight_version = self.engine.weight_version
+                completion = await self.engine.chat(exchange.request, exchange.capture.sampling, on_delta)
         except asyncio.CancelledError:
             self._record_cut_off(exchange, "abandoned", "the harness hung up")
             raise
@@ -266,6 +271,8 @@ class Proxy:
         if not call.weight_versions:
             now = self.engine.weight_version
             call.weight_versions = estimated(exchange.weight_version, now, len(call.response_ids))
+        self.calls[call.outcome] += 1
+        self.sampled_tokens += len(call.response_ids)
         exchange.capture.record(call)
 
 
@@ -304,18 +311,41 @@ async def _stream(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, 
     return response
 
 
+async def _whole(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
+    """The answer as one JSON object. Sent here, so that it is known when a harness is gone before its end.
+
+    The status line is held until the answer is there, or clients would give up; from then on blanks, which may stand
+    before any JSON, keep them waiting. An error that comes after that breaks the connection."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    silence = HOLD_SECONDS
+    while not (await asyncio.wait({sampling}, timeout=silence))[0]:
+        await _write(exchange, response, b" ")
+        silence = KEEP_ALIVE_SECONDS
+    try:
+        completion, _ = sampling.result()
+    except EngineError as error:
+        if not response.prepared:
+            raise
+        raise _broken(exchange, error) from error
+    answer = orjson.dumps(exchange.provider.render(exchange.request, completion, exchange.call_id))
+    if not response.prepared:
+        response.content_length = len(answer)
+    await _write(exchange, response, answer)
+    await response.write_eof()
+    return response
+
+
+def _broken(exchange: _Exchange, error: EngineError) -> ConnectionError:
+    """A client must not take what it has for the whole answer."""
+    if exchange.http.transport is not None:
+        exchange.http.transport.abort()
+    return ConnectionResetError(error.message)
+
+
 async def _write(exchange: _Exchange, response: web.StreamResponse, data: bytes) -> None:
     if not response.prepared:
         await response.prepare(exchange.http)
     await response.write(data)
-
-
-async def _send(exchange: _Exchange, answer: Mapping[str, Any]) -> web.StreamResponse:
-    """A whole JSON answer. Sent here, so that it is known when a harness is gone before its end."""
-    response = web.Response(body=orjson.dumps(answer), content_type="application/json")
-    await response.prepare(exchange.http)
-    await response.write_eof()
-    return response
 
 
 async def _read_json(http: web.BaseRequest) -> dict[str, Any]:

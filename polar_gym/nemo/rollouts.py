@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import shutil
 import time
 import uuid
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ class Rollouts:
         journal = Path(episode.artifacts.journal)
         answer = verified_episode(row, episode, read_journal(journal))
         if self.configs[0].rollout.state is None:
-            journal.unlink()  # a server lives for days: nothing else removes it before the node ends
+            shutil.rmtree(journal.parent)  # a server lives for days: nothing else removes it before the node ends
         return answer
 
 

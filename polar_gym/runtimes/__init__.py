@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -76,6 +76,8 @@ class Command:
     stdin: bytes = b""
     """Always closed after these bytes: several harnesses wait for ever on an open pipe."""
     timeout_seconds: float = 60.0
+    end: asyncio.Event | None = None
+    """Once it is set, the command ends as at its time limit: for who has more reasons to end it than the time."""
     output_limit: int = 8 * 1024 * 1024
     """Bytes of stdout and of stderr that are kept: the first half and the last half of what is longer."""
 
@@ -105,6 +107,10 @@ class Runtime(Protocol):
 
     async def start(self, request: SandboxRequest) -> Sandbox:
         """Raises `SandboxError`."""
+        ...
+
+    async def reap(self, session_ids: Collection[str]) -> int:
+        """Remove what a killed gateway left of these sessions' sandboxes; how many there were."""
         ...
 
     async def close(self) -> None: ...

@@ -164,6 +164,7 @@ class BubblewrapSandbox:
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
         server: asyncio.Server | None = None
         limit = asyncio.timeout(command.timeout_seconds)
+        ending = asyncio.create_task(_expire(limit, command.end)) if command.end is not None else None
         try:
             async with limit:
                 pid = await process.pid()
@@ -179,6 +180,8 @@ class BubblewrapSandbox:
         except OSError as error:
             raise SandboxError(f"bwrap started, but its sandbox could not be set up: {error}") from error
         finally:
+            if ending is not None:
+                ending.cancel()
             if server is not None:
                 server.close()
             try:
@@ -224,6 +227,11 @@ class BubblewrapSandbox:
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
         return [*arguments, "--remount-ro", "/", "--chdir", command.workdir or workspace]
+
+
+async def _expire(limit: asyncio.Timeout, end: asyncio.Event) -> None:
+    await end.wait()
+    limit.reschedule(0)
 
 
 def _mount(kind: str, host: Path, inside: str) -> list[str]:

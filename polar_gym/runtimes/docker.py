@@ -231,9 +231,12 @@ class DockerSandbox:
             streams = asyncio.create_task(
                 docker_exec.communicate(self._runtime.host, exec_id, command.stdin, stdout, stderr)
             )
+            ending = asyncio.create_task((command.end or asyncio.Event()).wait())
             try:
-                await asyncio.wait({streams}, timeout=command.timeout_seconds)
+                limit = command.timeout_seconds
+                await asyncio.wait({streams, ending}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                ending.cancel()
                 # Also when this task is cancelled.
                 timed_out = not streams.done()
                 if timed_out:

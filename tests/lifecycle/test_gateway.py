@@ -95,7 +95,7 @@ async def test_an_unknown_key_gets_the_providers_401_and_creates_nothing(tmp_pat
         with pytest.raises(openai.AuthenticationError):
             await client(node, "pg-nobody").responses.create(model="policy", input="hi")
         assert capture.calls == []
-        assert len(list((tmp_path / "state" / "journals").iterdir())) == 1, "only the real session has a journal"
+        assert len(list((tmp_path / "state" / "sessions").iterdir())) == 1, "only the real session has a journal"
 
 
 async def test_a_session_that_is_not_running_is_refused(tmp_path: Path) -> None:

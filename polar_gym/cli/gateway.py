@@ -1,0 +1,45 @@
+"""`polar-gym gateway`: one node of the rollout service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from polar_gym.cli.console import errors
+from polar_gym.config import ConfigError, load_config
+
+
+def gateway(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="The node's own settings (listen, server, url, name, state, grace_seconds, keep_seconds, keep_bytes), "
+            "and what a rollout's config says of engine, proxy and pools, e.g. engine=vllm engine.url=... pools.run=8",
+        ),
+    ] = None,
+) -> None:
+    """Run the sessions that a rollout server gives out: sandboxes, harnesses, capture, grading.
+
+    The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
+    """
+    from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY, take_key
+    from polar_gym.gateway.process import serve
+    from polar_gym.gateway.settings import GatewaySettings, gateway_settings
+
+    key = take_key(NODE_KEY)
+    take_key(SERVICE_KEY)  # not a node's: nothing that runs here shall see it
+    own, others = {}, []
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"{setting!r}: expected key=value")
+        if name in GatewaySettings.model_fields:
+            own[name] = value
+        else:
+            others.append(setting)
+    config = load_config(None, others)
+    asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))

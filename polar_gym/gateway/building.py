@@ -1,0 +1,37 @@
+"""Captured calls -> trajectory, off the event loop and in bounded time: a broken builder costs its own session only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from polar_gym.schema import BuilderSpec, Fidelity, ModelCall, Trajectory
+from polar_gym.trajectory import build_trajectory
+
+log = logging.getLogger(__name__)
+
+BUILD_SECONDS = 600.0
+NOT_BUILT = "not_built"
+"""Why tokens are excluded that no builder could place."""
+
+
+async def build(calls: Sequence[ModelCall], spec: BuilderSpec) -> tuple[Trajectory, str | None]:
+    """The trajectory, and what went wrong: then it has no traces, and all its tokens are excluded."""
+    try:
+        async with asyncio.timeout(BUILD_SECONDS):
+            return await asyncio.to_thread(build_trajectory, calls, spec), None
+    except TimeoutError:
+        problem = f"the builder {spec.name} was not done within {BUILD_SECONDS:g} seconds"
+    except Exception as error:
+        log.exception("the builder %s failed", spec.name)
+        problem = f"the builder {spec.name} raised {error!r}"
+    return _without_traces(calls, spec), problem
+
+
+def _without_traces(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajectory:
+    sampled = sum(len(call.response_ids) for call in calls)
+    excluded = {NOT_BUILT: sampled} if sampled else {}
+    return Trajectory(
+        builder=spec.name, traces=[], fidelity=Fidelity(sampled_tokens=sampled, excluded=excluded, calls=len(calls))
+    )

@@ -1,0 +1,65 @@
+"""Whether model calls are let through to the engine, and the agents' clock, which stands still while they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+
+class GenerationGate:
+    """The way to the engine, for all sessions of a node."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        """Calls that were let through and have no answer yet."""
+        self._open = asyncio.Event()
+        self._open.set()
+        self._closed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def paused(self) -> bool:
+        return self._closed.is_set()
+
+    def pause(self) -> None:
+        self._open.clear()
+        self._closed.set()
+
+    def resume(self) -> None:
+        self._closed.clear()
+        self._open.set()
+
+    @contextlib.asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """One call's time with the engine; its beginning waits while generation is paused."""
+        await self._open.wait()
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+
+    async def idle(self, timeout_seconds: float) -> bool:
+        """Wait until no call is in flight; False when the time is up before that."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def sleep(self, seconds: float) -> None:
+        """Until generation was not paused for so long, all together."""
+        loop = asyncio.get_running_loop()
+        while seconds > 0:
+            await self._open.wait()
+            began = loop.time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._closed.wait()
+            seconds -= loop.time() - began

@@ -1,0 +1,139 @@
+"""The node's side of the contract with its rollout server: heartbeats, and the delivery of episodes.
+
+A server that is away for long costs nothing but disk: episodes stay there until it has said, of each, that it has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import orjson
+import tenacity
+from pydantic import ValidationError
+
+from polar_gym.gateway.service import NodeService
+from polar_gym.gateway.state import Key
+from polar_gym.protocol import DeliveryAnswer, HeartbeatAnswer
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
+AT_MOST_EVERY_SECONDS = 1.0
+"""How often changes are told before their time."""
+DELIVERIES = 4
+"""Episodes on their way at once."""
+REFUSED_AGAIN_SECONDS = 30.0
+"""When an episode is sent again that the server did not take."""
+R = TypeVar("R", HeartbeatAnswer, DeliveryAnswer)
+TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
+
+
+class UnreachableError(Exception):
+    """No answer."""
+
+
+class RefusedError(Exception):
+    """The server answered, and it was no."""
+
+
+class Link:
+    """Between one node and its server, while `run` runs."""
+
+    def __init__(self, service: NodeService, server: str, url: str, key: str | None) -> None:
+        self._service = service
+        self._own_url = url
+        self._base = f"{server}/v1/nodes/{service.node.name}"
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    async def run(self) -> None:
+        """For ever."""
+        async with aiohttp.ClientSession(headers=self._headers, timeout=TIMEOUT) as http, asyncio.TaskGroup() as group:
+            group.create_task(self._beat(http))
+            for _ in range(DELIVERIES):
+                group.create_task(self._deliver(http))
+
+    # Heartbeats -------------------------------------------------------------------------------------------------------
+
+    async def _beat(self, http: aiohttp.ClientSession) -> None:
+        changed, silent = self._service.changed, False
+        while True:
+            changed.clear()
+            try:
+                await self.heartbeat(http)
+                silent = False
+            except UnreachableError as error:
+                if not silent:
+                    log.warning("the server is away: %s", error)
+                silent = True
+            except RefusedError as error:
+                log.error("the server refuses this node's heartbeat: %s", error)
+            await asyncio.sleep(AT_MOST_EVERY_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_SECONDS - AT_MOST_EVERY_SECONDS):
+                    await changed.wait()
+
+    async def heartbeat(self, http: aiohttp.ClientSession) -> None:
+        """Tell the server what there is, and follow what it says. Raises `UnreachableError` or `RefusedError`."""
+        service = self._service
+        orders = service.orders
+        answer = await self._post(http, "heartbeat", service.heartbeat(self._own_url).to_json(), HeartbeatAnswer)
+        service.cancel_all_of(answer.cancel)
+        if answer.draining:
+            service.drain()
+        if service.orders != orders:
+            return  # an order came while this answer was under way: it may be older than that
+        if answer.weight_version is not None:
+            service.set_weights(answer.weight_version)
+        if answer.generation.paused != service.generation().paused:
+            await service.set_generation(answer.generation.model_copy(update={"running": "keep"}))
+
+    # Deliveries -------------------------------------------------------------------------------------------------------
+
+    async def _deliver(self, http: aiohttp.ClientSession) -> None:
+        while True:
+            key = await self._service.ended.get()
+            try:
+                await self._until_reached(http, key)
+            except RefusedError as error:
+                log.error("session %s: its episode is not taken, and is sent again: %s", key, error)
+                self._send_again(key)
+            except Exception:
+                log.exception("session %s: its episode could not be sent, and is sent again", key)
+                self._send_again(key)
+
+    def _send_again(self, key: Key) -> None:
+        asyncio.get_running_loop().call_later(REFUSED_AGAIN_SECONDS, self._service.ended.put_nowait, key)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(UnreachableError),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=15),
+    )
+    async def _until_reached(self, http: aiohttp.ClientSession, key: Key) -> None:
+        body = await asyncio.to_thread(_delivery, self._service.state.files(key).episode, key.attempt)
+        await self._service.delivered(key, await self._post(http, "episodes", body, DeliveryAnswer))
+
+    async def _post(self, http: aiohttp.ClientSession, path: str, body: bytes, kind: type[R]) -> R:
+        url = f"{self._base}/{path}"
+        try:
+            async with http.post(url, data=body) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise UnreachableError(f"{url}: {error!r}") from error
+        if response.status != 200:
+            raise RefusedError(f"{url} answered {response.status}: {answer[:1000].decode(errors='replace')}")
+        try:
+            return kind.from_json(answer)
+        except (orjson.JSONDecodeError, ValidationError) as error:
+            raise RefusedError(f"{url} answered what is no {kind.__name__}: {error}") from error
+
+
+def _delivery(episode: Path, attempt: int) -> bytes:
+    """A `Delivery`, put together without reading what is in the episode."""
+    return b'{"attempt":%d,"episode":%b}' % (attempt, episode.read_bytes())

@@ -1,0 +1,72 @@
+"""What Prometheus is told of a node: read from the node itself whenever it asks, but for the event loop's lag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from polar_gym.gateway.service import NodeService
+from polar_gym.protocol import StageCounts
+
+LAG_EVERY_SECONDS = 0.5
+
+
+class NodeMetrics:
+    """A collector, in a registry of its own."""
+
+    def __init__(self, service: NodeService) -> None:
+        self._service = service
+        self._lag = 0.0
+        """The longest since the last time that somebody asked."""
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    async def watch_the_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_EVERY_SECONDS
+            await asyncio.sleep(LAG_EVERY_SECONDS)
+            self._lag = max(self._lag, loop.time() - due)
+
+    def collect(self) -> Iterator[Metric]:
+        service, node = self._service, self._service.node
+        proxy = node.proxy
+        yield _by_stage("polar_gym_places", "Places by stage.", node.stages.places)
+        yield _by_stage("polar_gym_held", "Sessions that hold a place, by stage.", node.stages.held)
+        yield _labelled("polar_gym_sessions", "Sessions that are held and not delivered.", "status", service.statuses)
+        waiting = GaugeMetricFamily("polar_gym_waiting", "Sessions that wait for INIT.")
+        waiting.add_metric([], node.stages.init.waiting)
+        yield waiting
+        yield _counted("polar_gym_ended", "Sessions that ended, by status.", "status", service.ended_by_status)
+        yield _counted("polar_gym_failures", "Sessions that failed, by kind.", "kind", service.failures)
+        yield _counted("polar_gym_calls", "Recorded model calls, by outcome.", "outcome", proxy.calls)
+        yield CounterMetricFamily("polar_gym_sampled_tokens", "Tokens received.", value=proxy.sampled_tokens)
+        yield GaugeMetricFamily("polar_gym_calls_in_flight", "Calls at the engine.", value=proxy.generation.in_flight)
+        yield GaugeMetricFamily("polar_gym_paused", "1: calls wait.", value=float(proxy.generation.paused))
+        yield GaugeMetricFamily("polar_gym_loop_lag_seconds", "The longest since the last scrape.", value=self._lag)
+        self._lag = 0.0
+
+
+def _by_stage(name: str, help_text: str, counts: StageCounts) -> Metric:
+    return _labelled(name, help_text, "stage", Counter(counts.model_dump()))
+
+
+def _labelled(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _counted(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family

@@ -1,0 +1,165 @@
+"""A node of the rollout service as a process: state, engine, control port, link to the server; and its end.
+
+Everything is refused that can be refused before anything starts; then what an earlier process left is salvaged, and
+only then the control port answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from polar_gym.config import ConfigError, RunConfig
+from polar_gym.gateway.control import control_app
+from polar_gym.gateway.keys import NODE_KEY, check_binding
+from polar_gym.gateway.link import Link
+from polar_gym.gateway.local import load_tasks, make_node
+from polar_gym.gateway.metrics import NodeMetrics
+from polar_gym.gateway.salvage import salvage
+from polar_gym.gateway.service import NodeService
+from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.gateway.state import StateDirectory, StateError
+from polar_gym.schema import PluginSpec
+
+log = logging.getLogger(__name__)
+
+FAREWELL_SECONDS = 10.0
+"""How long the last episodes may take to be delivered at the end; the next process delivers the others."""
+KEEPALIVE_SECONDS = 75.0
+ANEW_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A node that serves."""
+
+    service: NodeService
+    url: str
+    """Where its control port is."""
+
+
+@asynccontextmanager
+async def serving(config: RunConfig, settings: GatewaySettings, key: str | None) -> AsyncIterator[Gateway]:
+    """A node of the rollout service, until the context ends: then its sessions are interrupted.
+
+    Raises `polar_gym.config.ConfigError` and `polar_gym.inference.EngineError` before it takes any session.
+    """
+    check_binding(f"listen={settings.listen}", settings.host, key, NODE_KEY)
+    async with AsyncExitStack() as stack:
+        state = _locked(settings.state)
+        stack.callback(state.unlock)
+        listener = stack.enter_context(_bound(settings))
+        tasks = await asyncio.to_thread(_demonstrated, config)
+        node = make_node(_with_state(config, state), tasks, name=settings.named(), scratch=state.root / "scratch")
+        await stack.enter_async_context(node)
+        await salvage(state, node.runtime)
+        service = NodeService(node, state, settings, _engine_key(config.engine))
+        await service.find()
+        metrics = NodeMetrics(service)
+        runner = web.AppRunner(
+            control_app(service, metrics, key), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=1
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listener).start()
+        own_url = settings.url or f"http://{_host_of(settings)}:{listener.getsockname()[1]}"
+        background = [service.keep_evicting, metrics.watch_the_loop]
+        if settings.server is not None:
+            background.append(Link(service, settings.server, own_url, key).run)
+        for work in background:
+            stack.push_async_callback(_end, asyncio.create_task(_for_ever(work)))
+        stack.push_async_callback(_say_goodbye, service)
+        yield Gateway(service, own_url)
+
+
+async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, say: Callable[[str], None]) -> None:
+    """Until SIGTERM or SIGINT; a second one ends the grace period."""
+    loop = asyncio.get_running_loop()
+    told, told_again = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (told_again if told.is_set() else told).set())
+    async with serving(config, settings, key) as gateway:
+        say(f"node {gateway.service.node.name} listens on {gateway.url}")
+        await told.wait()
+        say(f"draining: running sessions have {settings.grace_seconds:g} seconds (again: none)")
+        stopping = asyncio.create_task(gateway.service.stop(settings.grace_seconds))
+        hurry = asyncio.create_task(told_again.wait())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (stopping, hurry):
+            task.cancel()
+
+
+async def _say_goodbye(service: NodeService) -> None:
+    await service.stop(0)
+    if service.settings.server is None:
+        return
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await service.all_delivered()
+    except TimeoutError:
+        log.warning("%d episodes are not delivered yet; the next start delivers them", len(service.sessions))
+
+
+async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("what runs in the background broke, and begins anew")
+            await asyncio.sleep(ANEW_SECONDS)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _locked(root: Path) -> StateDirectory:
+    """The state directory, this process's own from now on, without the scratch files of an earlier one."""
+    state = StateDirectory(root.absolute())
+    try:
+        state.lock()
+    except StateError as error:
+        raise ConfigError(str(error)) from error
+    shutil.rmtree(state.root / "scratch", ignore_errors=True)
+    (state.root / "scratch").mkdir(mode=0o700)
+    return state
+
+
+def _bound(settings: GatewaySettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
+
+
+def _host_of(settings: GatewaySettings) -> str:
+    return f"[{settings.host}]" if ":" in settings.host else settings.host
+
+
+def _with_state(config: RunConfig, state: StateDirectory) -> RunConfig:
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state.root})})
+
+
+def _demonstrated(config: RunConfig) -> list[Any]:
+    """The tasks whose reference solutions a scripted policy plays that has no script of its own."""
+    options = config.engine.options
+    return load_tasks(config) if options.get("policy") == "scripted" and options.get("scripts") is None else []
+
+
+def _engine_key(engine: PluginSpec) -> str:
+    """The same for every node that asks the same engine; an engine in the process is nobody else's."""
+    url = engine.options.get("url") or f"{socket.gethostname()}:{id(engine)}"
+    return hashlib.sha256(f"{engine.name} {url} {engine.options.get('model')}".encode()).hexdigest()[:16]

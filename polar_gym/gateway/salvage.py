@@ -1,0 +1,100 @@
+"""What becomes of sessions whose gateway process died: their calls become a trajectory, their sandboxes are removed.
+
+Done once, by the next process on the same state directory, before it takes any session: sandboxes are known by their
+session's id, and a later attempt of the same session has the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection
+
+import tenacity
+
+from polar_gym.gateway.building import build
+from polar_gym.gateway.journal import JournalError, read_journal
+from polar_gym.gateway.state import Key, Manifest, StateDirectory
+from polar_gym.runtimes import Runtime, SandboxError
+from polar_gym.schema import Artifacts, Episode, Failure, ModelCall, PluginSpec, Status
+
+log = logging.getLogger(__name__)
+
+REAP_SECONDS = 60.0
+"""How long is tried to remove orphan sandboxes: a container daemon may be starting too."""
+
+DIED = "the gateway process that ran it died"
+
+
+async def salvage(state: StateDirectory, runtime: Callable[[PluginSpec], Runtime]) -> list[Key]:
+    """Give every session that has none its episode; which ones those were."""
+    left = await asyncio.to_thread(_unfinished, state)
+    await _reap(left, runtime)
+    for key, manifest in left.items():
+        episode = await _salvaged(state, key, manifest)
+        await asyncio.to_thread(state.finish, key, episode)
+    if left:
+        log.warning("salvaged %d sessions of a gateway process that died", len(left))
+    return list(left)
+
+
+def _unfinished(state: StateDirectory) -> dict[Key, Manifest]:
+    return {key: state.read_manifest(key) for key in state.known() if not state.files(key).episode.exists()}
+
+
+async def _reap(left: dict[Key, Manifest], runtime: Callable[[PluginSpec], Runtime]) -> None:
+    sessions: defaultdict[str, set[str]] = defaultdict(set)
+    specs: dict[str, PluginSpec] = {}
+    for key, manifest in left.items():
+        spec = manifest.request.runtime
+        kind = f"{spec.name}:{sorted(spec.options.items())!r}"
+        specs[kind] = spec
+        sessions[kind].add(key.session_id)
+    for kind, session_ids in sessions.items():
+        try:
+            found = await asyncio.to_thread(runtime, specs[kind])
+            await _reap_one(found, session_ids)
+        except (SandboxError, OSError) as error:
+            log.error("sandboxes of %s may be left, of sessions %s: %s", kind, ", ".join(sorted(session_ids)), error)
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type((SandboxError, OSError)),
+    wait=tenacity.wait_exponential(max=10),
+    stop=tenacity.stop_after_delay(REAP_SECONDS),
+    reraise=True,
+)
+async def _reap_one(runtime: Runtime, session_ids: Collection[str]) -> None:
+    removed = await runtime.reap(session_ids)
+    if removed:
+        log.warning("removed %d sandboxes that a gateway process left", removed)
+
+
+async def _salvaged(state: StateDirectory, key: Key, manifest: Manifest) -> Episode:
+    files, session = state.files(key), manifest.session
+    calls, damage = await asyncio.to_thread(_read, state, key)
+    trajectory, problem = await build(calls, manifest.request.builder)
+    said = "; ".join(part for part in (DIED, damage, problem) if part)
+    session.status = Status.INTERRUPTED
+    session.failure = Failure(stage=Status.RUNNING if calls else Status.QUEUED, kind="interrupted", message=said)
+    return Episode(
+        session=session,
+        request=manifest.request,
+        engine=manifest.engine,
+        trajectory=trajectory,
+        reward=None,
+        artifacts=Artifacts(journal=str(files.journal)),
+    )
+
+
+def _read(state: StateDirectory, key: Key) -> tuple[list[ModelCall], str]:
+    """The journal's calls, and where it is damaged."""
+    path = state.files(key).journal
+    if not path.exists():
+        return [], ""
+    try:
+        return read_journal(path), ""
+    except JournalError as error:
+        log.error("session %s: %s", key, error)
+        return error.calls, str(error)

@@ -1,0 +1,288 @@
+"""A node that others give sessions to: what it holds, what it promises, and what it tells. No HTTP here.
+
+A session is held from the moment its manifest is on the disk. Its episode is on the disk before anybody is told of its
+end, and stays there until the server has said that it has it. So a process that dies at any time loses nothing that it
+said it had: what was running is salvaged by the next one (`polar_gym.gateway.salvage`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import orjson
+import tenacity
+
+from polar_gym import registry
+from polar_gym.config import check_plugin
+from polar_gym.gateway.life import SessionLife
+from polar_gym.gateway.node import Node
+from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.gateway.state import Key, Manifest, StateDirectory
+from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat
+from polar_gym.schema import Episode, Session, Status, TaskRequest
+
+log = logging.getLogger(__name__)
+
+SAVE_AGAIN_SECONDS = 5.0
+EVICT_SECONDS = 30.0
+NOT_BEGUN = (Status.QUEUED, Status.INITIALIZING, Status.READY)
+
+
+class DrainingError(Exception):
+    """The node takes no more sessions."""
+
+
+@dataclass(slots=True)
+class Held:
+    """One session of this node that nobody has acknowledged the end of."""
+
+    session: Session
+    life: SessionLife | None = None
+    """None: its episode is on the disk."""
+
+
+class NodeService:
+    """The sessions of one node, by key."""
+
+    def __init__(self, node: Node, state: StateDirectory, settings: GatewaySettings, engine_key: str) -> None:
+        self.node = node
+        self.state = state
+        self.settings = settings
+        self.engine_key = engine_key
+        self.incarnation = uuid.uuid4().hex
+        self.draining = False
+        self.changed = asyncio.Event()
+        """Set when there is something new to tell the server."""
+        self.ended: asyncio.Queue[Key] = asyncio.Queue()
+        """Sessions whose episode is on the disk and was not delivered."""
+        self.ended_by_status: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.orders = 0
+        """Counts the orders that came directly, not in the answer to a heartbeat."""
+        self._held: dict[Key, Held] = {}
+        self._finished: set[Key] = set()
+        """What may be evicted."""
+        self._work: dict[Key, asyncio.Task[None]] = {}
+
+    # Sessions ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def sessions(self) -> list[Session]:
+        return [held.session for held in self._held.values()]
+
+    @property
+    def statuses(self) -> Counter[str]:
+        return Counter(session.status for session in self.sessions)
+
+    def session(self, key: Key) -> Session | None:
+        held = self._held.get(key)
+        return held.session if held else None
+
+    async def find(self) -> None:
+        """Take up what an earlier process left: every session has an episode now. Call once, before all else."""
+
+        def ended() -> list[tuple[Key, Session | None]]:
+            return [(key, self._undelivered(key)) for key in self.state.known()]
+
+        for key, session in await asyncio.to_thread(ended):
+            if session is None:
+                self._finished.add(key)
+            else:
+                self._held[key] = Held(session)
+                self._end(key)
+
+    def _undelivered(self, key: Key) -> Session | None:
+        files = self.state.files(key)
+        if files.delivered.exists():
+            return None
+        return Session.model_validate(orjson.loads(files.episode.read_bytes())["session"])
+
+    async def accept(self, order: Dispatch) -> tuple[Session, bool]:
+        """The session, and whether it is a new one. The same key twice is one session.
+
+        Raises `polar_gym.config.ConfigError` for a request that cannot be run, and `DrainingError`.
+        """
+        key = Key(order.session_id, order.attempt)
+        if (known := await self._known(key)) is not None:
+            return known, False
+        if self.draining:
+            raise DrainingError("this node is draining: it finishes what it has")
+        await asyncio.to_thread(self._check, order.request)
+        if key in self._held:
+            return self._held[key].session, False
+        life = self.node.open_session(order.request, order.sample_index, self._on_change, key)
+        self._held[key] = Held(life.session, life)
+        manifest = Manifest(session=life.session.model_copy(), request=order.request, engine=self.node.engine.info)
+        try:
+            await asyncio.to_thread(self.state.begin, key, manifest)
+        except OSError:
+            del self._held[key]
+            await self.node.close_session(life)
+            raise
+        self._work[key] = asyncio.create_task(self._conduct(key, life))
+        return life.session, True
+
+    async def _known(self, key: Key) -> Session | None:
+        if key in self._held:
+            return self._held[key].session
+        if key in self._finished:
+            return (await asyncio.to_thread(self.state.read_manifest, key)).session
+        return None
+
+    def _check(self, request: TaskRequest) -> None:
+        check_plugin("agent", registry.harnesses, request.agent)
+        check_plugin("builder", registry.builders, request.builder)
+        check_plugin("evaluator", registry.evaluators, request.evaluator)
+        check_plugin("runtime", registry.runtimes, request.runtime)
+        self.node.runtime(request.runtime)
+
+    def cancel(self, key: Key) -> None:
+        """It ends as cancelled, with what was captured. Nothing happens where it has ended, or is not known."""
+        held = self._held.get(key)
+        if held is not None and held.life is not None:
+            held.life.cancel()
+
+    def cancel_all_of(self, session_ids: Iterable[str]) -> None:
+        wanted = set(session_ids)
+        for key in list(self._held):
+            if key.session_id in wanted:
+                self.cancel(key)
+
+    async def _conduct(self, key: Key, life: SessionLife) -> None:
+        try:
+            episode = await self.node.conduct(life)
+        except Exception as error:  # nobody thought of it: this session ends, the others go on
+            log.exception("session %s", key)
+            life.fail(life.session.status, "gateway_error", repr(error))
+            episode = await life.abandon(Status.ERROR)
+        finally:
+            await self.node.close_session(life)
+            del self._work[key]
+        await self._save(key, episode)
+        self.ended_by_status[episode.session.status] += 1
+        if episode.session.failure is not None:
+            self.failures[episode.session.failure.kind] += 1
+        self._held[key].life = None
+        self._end(key)
+
+    async def _save(self, key: Key, episode: Episode) -> None:
+        """Tried until it works: a full disk is emptied by somebody, some time."""
+        keep_trying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(OSError),
+            wait=tenacity.wait_fixed(SAVE_AGAIN_SECONDS),
+            before_sleep=lambda state: log.error(
+                "session %s: its episode cannot be written, trying again: %s",
+                key,
+                state.outcome.exception() if state.outcome else "",
+            ),
+        )
+        await keep_trying(asyncio.to_thread, self.state.finish, key, episode)
+
+    def _end(self, key: Key) -> None:
+        if self.settings.server is None:
+            self._finished.add(key)  # nobody will acknowledge it
+        else:
+            self.ended.put_nowait(key)
+        self.changed.set()
+
+    def _on_change(self, session: Session) -> None:
+        self.changed.set()
+
+    # Delivery and eviction --------------------------------------------------------------------------------------------
+
+    async def delivered(self, key: Key, answer: DeliveryAnswer) -> None:
+        """The server has its episode: it may be evicted."""
+        await asyncio.to_thread(self.state.mark_delivered, key, answer)
+        self._held.pop(key, None)
+        self._finished.add(key)
+        self.changed.set()
+
+    async def all_delivered(self) -> None:
+        while self._held:
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def evict(self) -> None:
+        """Remove finished sessions that are too old, or too many."""
+        settings = self.settings
+        gone = await asyncio.to_thread(
+            self.state.evict, sorted(self._finished), time.time(), settings.keep_seconds, settings.keep_bytes
+        )
+        for key in gone:
+            self._finished.discard(key)
+            self._held.pop(key, None)
+
+    async def keep_evicting(self) -> None:
+        while True:
+            try:
+                await self.evict()
+            except OSError as error:
+                log.error("finished sessions could not be evicted: %s", error)
+            await asyncio.sleep(EVICT_SECONDS)
+
+    # Orders -----------------------------------------------------------------------------------------------------------
+
+    async def set_generation(self, order: Generation) -> GenerationAnswer:
+        """Let model calls through or not; with `finish`, returns when none is in flight, or the time is up."""
+        gate = self.node.proxy.generation
+        if order.paused:
+            gate.pause()
+            if order.running == "finish":
+                await gate.idle(order.timeout_seconds)
+        else:
+            gate.resume()
+        return self.generation()
+
+    def set_weights(self, version: str) -> GenerationAnswer:
+        self.node.set_weight_version(version)
+        return self.generation()
+
+    def generation(self) -> GenerationAnswer:
+        gate = self.node.proxy.generation
+        return GenerationAnswer(
+            paused=gate.paused, in_flight=gate.in_flight, weight_version=self.node.engine.weight_version
+        )
+
+    def drain(self) -> None:
+        """Take nothing new; finish what there is."""
+        self.draining = True
+        self.changed.set()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Drain for so long, then interrupt what is left: it will be begun again elsewhere. What has not begun to run
+        is interrupted at once."""
+        self.drain()
+        self._interrupt(NOT_BEGUN)
+        if self._work:
+            await asyncio.wait(self._work.values(), timeout=grace_seconds)
+        self._interrupt()
+        if self._work:
+            await asyncio.wait(self._work.values())
+
+    def _interrupt(self, statuses: tuple[Status, ...] = tuple(Status)) -> None:
+        for held in self._held.values():
+            if held.life is not None and held.session.status in statuses:
+                held.life.cancel(Status.INTERRUPTED)
+
+    # What it tells ----------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, url: str) -> Heartbeat:
+        stages, engine = self.node.stages, self.node.engine.info
+        return Heartbeat(
+            node=self.node.name,
+            url=url,
+            incarnation=self.incarnation,
+            engine=engine,
+            engine_key=self.engine_key,
+            places=stages.places,
+            held=stages.held,
+            waiting=stages.init.waiting,
+            draining=self.draining,
+            sessions=self.sessions,
+        )

@@ -1,0 +1,81 @@
+"""What `polar-gym gateway` is told besides the engine, the proxy and the pools."""
+
+from __future__ import annotations
+
+import re
+import socket
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from polar_gym.config import ConfigError, explain
+from polar_gym.record import Record
+
+
+class GatewaySettings(Record):
+    """A node of the rollout service."""
+
+    listen: str = "127.0.0.1:8701"
+    """Host and port of the control API; port 0: any that is free."""
+    server: str | None = None
+    """The rollout server that gives out sessions and takes episodes; null: whoever knows this node asks it."""
+    url: str | None = None
+    """Where the server reaches this node; null: at `listen`."""
+    name: str | None = None
+    """What this node is called; null: by its machine and port."""
+    state: Path = Path("state")
+    """Where sessions are kept while they run, and until their episodes are delivered. One process at a time."""
+    grace_seconds: float = Field(default=30.0, ge=0)
+    """How long running sessions may go on after SIGTERM; those left are then ended as interrupted."""
+    keep_seconds: float = Field(default=24 * 3600.0, ge=0)
+    """How long a finished session is kept after its delivery."""
+    keep_bytes: int = Field(default=20 * 1024**3, ge=0)
+    """How much disk finished sessions may use before the oldest go."""
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, colon, port = value.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ValueError("expected host:port, e.g. 127.0.0.1:8701")
+        return value
+
+    @field_validator("server", "url")
+    @classmethod
+    def _http(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://[^/]", value):
+            raise ValueError("expected a URL, e.g. http://127.0.0.1:8700")
+        return value.rstrip("/") if value else value
+
+    @field_validator("name")
+    @classmethod
+    def _a_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value):
+            raise ValueError("expected 1 to 64 letters, digits, '_', '.' or '-'")
+        return value
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    def named(self) -> str:
+        own = self.port or uuid.uuid4().hex[:8]
+        return self.name or f"{re.sub('[^A-Za-z0-9_.-]', '-', socket.gethostname())[:40]}-{own}"
+
+
+def gateway_settings(values: Mapping[str, Any]) -> GatewaySettings:
+    """Raises `ConfigError` naming the key, its value and what is allowed."""
+    try:
+        settings = GatewaySettings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, GatewaySettings)) from error
+    if settings.server and settings.url is None and settings.host in ("0.0.0.0", "::"):
+        raise ConfigError(f"url: is required with listen={settings.listen}: where the server reaches this node")
+    return settings
