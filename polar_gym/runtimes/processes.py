@@ -1,0 +1,28 @@
+"""Starting a child process without leaving it behind.
+
+`asyncio.create_subprocess_exec` must not be cancelled: until its pipes are connected it waits, on being cancelled, for
+pipes that it will never connect (CPython 3.13.0), and the task hangs for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+
+async def kill(process: Process) -> None:
+    process.kill()
+    await process.wait()
+
+
+async def start(argv: Sequence[str], *, undo: Callable[[Process], Awaitable[None]] = kill, **options: Any) -> Process:
+    """Start a process; `options` are those of `asyncio.create_subprocess_exec`. When this is cancelled, the process is
+    started all the same, and undone. Raises `OSError`."""
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*argv, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await undo(await starting)
+        raise
