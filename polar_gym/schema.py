@@ -380,6 +380,8 @@ class EngineInfo(Record):
 
     name: str
     model: str
+    scripted: bool = False
+    """The tokens follow a script: nothing was sampled from a model, and nothing may be trained on them by accident."""
     max_model_len: int
     tokenizer: str | None = None
     """A directory or `tokenizer.json` that decodes the ids, where the engine names one."""

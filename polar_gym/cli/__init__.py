@@ -10,7 +10,7 @@ import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from polar_gym.cli import episodes, gateway, machine, nemo
+from polar_gym.cli import episodes, export, gateway, machine, nemo, tasks
 from polar_gym.cli.console import errors
 from polar_gym.config import ConfigError
 from polar_gym.inference import EngineError
@@ -24,6 +24,8 @@ app = typer.Typer(
 app.command("rollout", add_help_option=False)(episodes.rollout)  # its own says more
 app.command("inspect")(episodes.inspect)
 app.command("verify")(episodes.verify)
+app.add_typer(export.app, name="export")
+app.add_typer(tasks.app, name="tasks")
 app.command("doctor")(machine.doctor)
 app.command("gateway")(gateway.gateway)
 app.command("nemo-root")(nemo.nemo_root)

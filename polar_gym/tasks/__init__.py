@@ -31,7 +31,11 @@ class Task(BaseModel):
     """A directory with the repository at its base commit, relative to the task file."""
     test_command: str = ""
     """Run by `sh -c` in the workspace after the hidden tests are in place."""
+    eval_script: str = ""
+    """Instead of `test_command`: the script that swebench itself would run."""
     log_parser: str = "unittest"
+    eval_type: str = "pass_and_fail"
+    version: str = ""
     python_requirements: list[str] = []
 
 

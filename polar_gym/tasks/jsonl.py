@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from polar_gym.tasks import Task
-from polar_gym.tasks.rows import Selection, load_tasks
+from polar_gym.tasks.rows import FileSelection, load_tasks
 
 
-class JsonlOptions(Selection):
+class JsonlOptions(FileSelection):
     path: Path
     """The file. `workspace` in its rows is relative to it."""
 

@@ -84,7 +84,11 @@ def reference_script(task: Task) -> dict[str, Any]:
 
 
 def _swe_options(task: Task) -> dict[str, Any]:
-    return task.model_dump(include={"test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "test_command", "log_parser"})
+    """What the task says of its grading, as it says it."""
+    names = {"test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "test_command", "eval_script", "log_parser", "eval_type"}
+    if task.log_parser.startswith("parse_log_"):  # some of swebench's parsers differ by repository and version
+        names |= {"repo", "version"}
+    return {"log_parser": task.log_parser, **task.model_dump(include=names, exclude_defaults=True)}
 
 
 def _old_files(patch: str) -> list[str]:

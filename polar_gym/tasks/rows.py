@@ -1,18 +1,28 @@
-"""Reading tasks from JSON lines in SWE-bench's field names: one loader for all task sources."""
+"""Reading tasks in SWE-bench's field names: one loader for all task sources.
+
+Rows of SWE-bench, SWE-bench Verified, SWE-Gym and SWE-smith differ in little: test lists are lists or the JSON text of
+one, the image is `image`, `image_name` or `docker_image`, or follows from the instance's name. How the tests run
+(`test_command`, or `eval_script`) and how their log is read (`log_parser`) must be in the row.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from polar_gym.registry import Options
 from polar_gym.tasks import Task
 
 _TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
+_IMAGE_NAMES = ("image", "image_name", "docker_image")
+_PLACEHOLDERS = {"instance_id": "", "docker_id": ""}
+
+PlacedRow = tuple[str, dict[str, Any]]
+"""Where a row is (`file:line`), and the row."""
 
 
 class Selection(Options):
@@ -24,23 +34,50 @@ class Selection(Options):
     """Only these tasks; empty: all. A name that does not occur is an error."""
 
 
+class FileSelection(Selection):
+    """Tasks of somebody else's data set, which may lack what is the same for all of its rows."""
+
+    image: str | None = None
+    """The image of rows that name none. `{instance_id}` is the row's; `{docker_id}` too, as Docker Hub takes it: in
+    lower case, `_1776_` for `__`."""
+
+    @field_validator("image")
+    @classmethod
+    def _placeholders(cls, value: str | None) -> str | None:
+        try:
+            (value or "").format(**_PLACEHOLDERS)
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"{value!r} may hold {{instance_id}} and {{docker_id}}, not {error}") from error
+        return value
+
+
 def load_tasks(path: Path, selection: Selection) -> list[Task]:
-    """The selected tasks of the file, in its order. Raises `ValueError` naming the file, the line and the field."""
+    """The selected tasks of a JSONL or Parquet file, in its order. Raises `ValueError` naming the file, the line and
+    the field."""
+    rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+    return select(str(path), rows, path.parent, selection)
+
+
+def select(source: str, rows: Iterable[PlacedRow], directory: Path, selection: Selection) -> list[Task]:
+    """The selected tasks among `rows`. Workspaces are relative to `directory`."""
+    image = selection.image if isinstance(selection, FileSelection) else None
     tasks: dict[str, Task] = {}
-    for place, row in _rows(path):
-        task = _task(place, row, path.parent)
+    for place, row in rows:
+        task = _task(place, row, directory, image)
         if task.instance_id in tasks:
-            raise ValueError(f"{place}: instance_id: {task.instance_id!r} occurs twice in this file")
+            raise ValueError(
+                f"{place}: instance_id: {task.instance_id!r} occurs twice in this file; remove one of them"
+            )
         tasks[task.instance_id] = task
     wanted = selection.instance_ids or list(tasks)
     unknown = [instance_id for instance_id in wanted if instance_id not in tasks]
     if unknown:
-        raise ValueError(f"{path}: no task named {', '.join(unknown)}; known: {', '.join(tasks)}")
+        raise ValueError(f"{source}: no task named {', '.join(unknown)}; known: {_some(list(tasks))}")
     return [task for instance_id, task in tasks.items() if instance_id in set(wanted)][: selection.limit]
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(`file:line`, row) for every line that is not blank."""
+def _json_rows(path: Path) -> Iterator[PlacedRow]:
+    """Every line that is not blank."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -52,23 +89,60 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{place}: not JSON: {error}") from error
+            raise ValueError(f"{place}: not JSON: {error}; the file must hold one object a line") from error
         if not isinstance(row, dict):
             raise ValueError(f"{place}: expected a JSON object, got {type(row).__name__}")
         yield place, row
 
 
-def _task(place: str, row: dict[str, Any], directory: Path) -> Task:
+def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
+    """Every row; its number counts from 1, as lines do."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ValueError(
+            f"{path}: reading Parquet needs pyarrow; install it with: pip install 'polar-gym[swe]'"
+        ) from error
+    try:
+        with pq.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:{number}", row
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the task file: {error.strerror or error}") from error
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path}: not a Parquet file: {error}") from error
+
+
+def _task(place: str, row: dict[str, Any], directory: Path, image: str | None) -> Task:
+    row = {name: value for name, value in row.items() if value is not None or name in _TEST_LISTS}
     lists = {name: _test_list(place, name, row[name]) for name in _TEST_LISTS if name in row}
     try:
         task = Task.model_validate({**row, **lists})
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        problems = (_problem(problem) for problem in error.errors())
         raise ValueError(f"{place}: {'; '.join(problems)}") from error
     for name in ("instance_id", "problem_statement"):
         if not getattr(task, name).strip():
             raise ValueError(f"{place}: {name}: must not be empty")
-    return task.model_copy(update={"workspace": _workspace(place, task, directory)})
+    image = next((row[name] for name in _IMAGE_NAMES if row.get(name)), None) or _derived(image, task.instance_id)
+    workspace = _workspace(place, task, directory, image)
+    return task.model_copy(update={"workspace": workspace, "image": image})
+
+
+def _problem(problem: Any) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "missing":
+        return f"{place}: {problem['msg']}; every row needs it"
+    return f"{place}: {problem['msg']}, got {_short(problem['input'])}"
+
+
+def _derived(image: str | None, instance_id: str) -> str | None:
+    docker_id = instance_id.lower().replace("__", "_1776_")
+    return image.format(instance_id=instance_id, docker_id=docker_id) if image else None
 
 
 def _test_list(place: str, name: str, value: Any) -> list[str]:
@@ -77,18 +151,31 @@ def _test_list(place: str, name: str, value: Any) -> list[str]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(f"{place}: {name}: not the JSON text of a list: {error}") from error
+            raise ValueError(f"{place}: {name}: not the JSON text of a list: {error}, got {_short(value)}") from error
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(test, str) for test in value):
-        raise ValueError(f"{place}: {name}: expected a list of test ids, got {str(value)[:80]!r}")
+        raise ValueError(f"{place}: {name}: expected a list of test ids, got {_short(value)}")
     return list(value)
 
 
-def _workspace(place: str, task: Task, directory: Path) -> str | None:
+def _workspace(place: str, task: Task, directory: Path, image: str | None) -> str | None:
     if task.workspace is None:
-        if task.image is None:
-            raise ValueError(f"{place}: workspace, image: a task needs at least one of them")
+        if image is None:
+            raise ValueError(
+                f"{place}: workspace, image: a task needs at least one of them, got neither; add one to the row, or "
+                "for a data set whose images follow from the instances' names set tasks.image, "
+                "e.g. tasks.image='REPOSITORY/sweb.eval.x86_64.{docker_id}:latest'"
+            )
         return None
     workspace = (directory / task.workspace).resolve()
     if not workspace.is_dir():
-        raise ValueError(f"{place}: workspace: {workspace} is not a directory")
+        raise ValueError(f"{place}: workspace: {workspace} is not a directory; it is relative to the task file")
     return str(workspace)
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str) else repr(str(value))
+    return text if len(text) <= 80 else f"{text[:77]}...'"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 20 else f"{', '.join(names[:20])} and {len(names) - 20} more"

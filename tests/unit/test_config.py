@@ -52,6 +52,8 @@ def test_every_shipped_group_names_a_plugin_and_only_its_options(group: tuple[st
         "vllm": {"url": "http://127.0.0.1:1"},
         "sglang": {"url": "http://127.0.0.1:1"},
         "jsonl": {"path": "x.jsonl"},
+        "parquet": {"path": "x.parquet"},
+        "huggingface": {"dataset": "somebody/something"},
         "test_on_output": {"command": "ls"},
         "command": {"command": "ls"},
         "python": {"target": "package.module:function"},

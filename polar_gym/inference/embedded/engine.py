@@ -76,6 +76,7 @@ class EmbeddedEngine:
         return EngineInfo(
             name="embedded",
             model=self.model,
+            scripted=isinstance(self._policy, ScriptedPolicy),
             max_model_len=self.max_model_len,
             tokenizer=self._policy.tokenizer,
             logprobs_mode="processed",

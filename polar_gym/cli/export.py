@@ -1,0 +1,56 @@
+"""`polar-gym export sft`: episodes -> files that trainers read."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from polar_gym.cli.console import console
+from polar_gym.config import ConfigError
+
+app = typer.Typer(help="Turn episodes into files that trainers read.", no_args_is_help=True)
+
+
+@app.callback()
+def export() -> None:
+    """Keeps `sft` a command of its own."""
+
+
+@app.command("sft")
+def sft(
+    files: Annotated[list[Path], typer.Argument(help="Files of episodes, as `polar-gym rollout` writes them.")],
+    out: Annotated[Path, typer.Option(help="The dataset's directory; what it has already is not added again.")],
+    min_reward: Annotated[
+        float | None, typer.Option(help="Accept by reward; else all FAIL_TO_PASS and PASS_TO_PASS must have passed.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out longer traces.")] = None,
+    truncated: Annotated[bool, typer.Option(help="Accept episodes that a budget ended.")] = True,
+    allow_scripted: Annotated[
+        bool, typer.Option("--allow-scripted", help="Accept episodes of a scripted policy: to try things out.")
+    ] = False,
+) -> None:
+    """Write the accepted trajectories as Parquet and JSONL: chat messages with tools, exact ids, loss mask."""
+    try:
+        from polar_gym.export.sft import export_sft
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[export]'") from error
+    from polar_gym.export.acceptance import Filters
+    from polar_gym.export.summary import acceptance_table, splits_line, statistics_table
+    from polar_gym.report import read_episodes
+
+    filters = Filters(
+        min_reward=min_reward, max_tokens=max_tokens, allow_truncated=truncated, allow_scripted=allow_scripted
+    )
+    entries = export_sft(chain.from_iterable(map(read_episodes, files)), out, filters)
+    console.print(acceptance_table(entries))
+    console.print(statistics_table(entries))
+    console.print(Text(f"{splits_line(entries) or 'nothing was accepted'}; in {out}"), soft_wrap=True)
+    scripted = sum(entry.refused == "scripted" for entry in entries)
+    if scripted:
+        console.print(
+            Text(f"{scripted} episodes of a scripted policy were refused; --allow-scripted accepts them", "yellow")
+        )

@@ -1,0 +1,106 @@
+"""`polar-gym tasks from-pypi | validate`: make tasks, and prove that they mean what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from polar_gym.cli.console import console, errors
+from polar_gym.config import ConfigError, RunConfig, cache_dir, load_config
+
+if TYPE_CHECKING:
+    from polar_gym.curation.validation import Verdict
+
+app = typer.Typer(help="Make tasks, and prove that they mean what they say.", no_args_is_help=True)
+
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Where the tests run, e.g. runtime=docker.")
+]
+
+
+@app.command("from-pypi")
+def from_pypi(
+    package: Annotated[str, typer.Argument(help="A pure-Python package.")],
+    old: Annotated[str, typer.Argument(help="The release that is the workspace.")],
+    new: Annotated[str, typer.Argument(help="The release whose changes are the task.")],
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="The JSONL file to add the task to.")] = Path("tasks/pypi.jsonl"),
+    require: Annotated[
+        list[str] | None, typer.Option(help="A package that the tests need and the metadata does not name.")
+    ] = None,
+) -> None:
+    """Make a task from two releases: validated, then added to a JSONL file."""
+    from polar_gym.curation.bench import Bench
+    from polar_gym.curation.errors import CurationError
+    from polar_gym.curation.from_pypi import Release, make_task
+
+    config = load_config(None, settings or [])
+    release = Release(package=package, old=old, new=new, extra_requirements=require or ())
+
+    async def run() -> None:
+        async with Bench(config.runtime, cache_dir()) as bench:
+            _check(bench.check())
+            task = await make_task(release, bench, out, lambda text: errors.print(Text(text, "dim")))
+        counts = f"{len(task.FAIL_TO_PASS)} FAIL_TO_PASS, {len(task.PASS_TO_PASS)} PASS_TO_PASS"
+        console.print(f"{task.instance_id}: {counts}, in {out}", soft_wrap=True)
+
+    try:
+        asyncio.run(run())
+    except CurationError as error:
+        raise ConfigError(str(error)) from error
+
+
+@app.command("validate")
+def validate(
+    file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
+    settings: Settings = None,
+) -> None:
+    """Grade every task's reference solution (must resolve) and a change that does nothing (must not).
+
+    Exit code 1 when a task is not valid.
+    """
+    from polar_gym.curation.bench import Bench
+    from polar_gym.curation.validation import validate_all
+    from polar_gym.tasks.rows import Selection, load_tasks
+
+    config: RunConfig = load_config(None, settings or [])
+    try:
+        tasks = load_tasks(file, Selection())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+    async def run() -> list[Verdict]:
+        async with Bench(config.runtime, cache_dir()) as bench:
+            _check(bench.check())
+            return [verdict async for verdict in validate_all(tasks, bench)]
+
+    verdicts = asyncio.run(run())
+    console.print(verdict_table(verdicts, config.runtime.name))
+    if any(verdict.problem for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def verdict_table(verdicts: Sequence[Verdict], runtime: str) -> Table:
+    """One row a task: how the reference solution and doing nothing were graded."""
+    valid = sum(not verdict.problem for verdict in verdicts)
+    table = Table(title=f"{valid} of {len(verdicts)} tasks valid in {runtime}", title_justify="left")
+    table.add_column("task", overflow="fold")
+    for heading in ("F2P", "P2P", "gold", "no-op"):
+        table.add_column(heading, justify="right")
+    table.add_column("problem", overflow="fold")
+    for verdict in verdicts:
+        worth = ["" if each is None else f"{each.reward:.0f}" for each in (verdict.gold, verdict.no_op)]
+        counts = [str(len(verdict.task.FAIL_TO_PASS)), str(len(verdict.task.PASS_TO_PASS))]
+        table.add_row(verdict.task.instance_id, *counts, *worth, Text(verdict.problem, "red"))
+    return table
+
+
+def _check(missing: list[str]) -> None:
+    if missing:
+        raise ConfigError("runtime: " + "; ".join(missing))

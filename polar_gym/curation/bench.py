@@ -1,0 +1,122 @@
+"""A machine to grade on: sandboxes with a task's workspace and packages, and the evaluator that a rollout would use."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from polar_gym import registry
+from polar_gym.evaluators import EvaluationContext
+from polar_gym.runtimes import Mount, Runtime, Sandbox, SandboxRequest
+from polar_gym.runtimes.agent import PATH
+from polar_gym.schema import (
+    Budget,
+    BuilderSpec,
+    EvaluationResult,
+    EvaluatorSpec,
+    HarnessSpec,
+    RuntimeSpec,
+    Sampling,
+    Session,
+    TaskRequest,
+)
+from polar_gym.tasks import Task
+from polar_gym.tasks.request import to_request
+from polar_gym.tasks.venv import ensure_venv
+from polar_gym.tasks.workspace import make_repository
+
+
+class Bench:
+    """`async with Bench(...)` leaves no sandbox and no file behind, but what is cached for the next one."""
+
+    def __init__(self, runtime: RuntimeSpec, cache: Path, timeout_seconds: float = 600.0) -> None:
+        self.spec = runtime
+        self.cache = cache
+        self._timeout_seconds = timeout_seconds
+        self._runtime: Runtime = registry.runtimes.get(runtime.name)(registry.runtimes.options(runtime))
+        self._directory = Path()
+        self._repositories: dict[str, Path] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-bench-")))
+        self._stack.push_async_callback(self._runtime.close)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def check(self) -> list[str]:
+        """What the runtime lacks on this machine."""
+        return self._runtime.check()
+
+    async def evaluate(self, task: Task, diff: bytes) -> EvaluationResult:
+        """What a session that left `diff` would have been worth."""
+        request = self._request(task)
+        context = EvaluationContext(
+            request=request,
+            session=Session(
+                session_id=f"bench-{uuid.uuid4().hex[:12]}",
+                task_id=task.instance_id,
+                sample_index=0,
+                harness=request.agent.name,
+                exit_code=0,
+            ),
+            calls=[],
+            diff=diff,
+            final_message="",
+            fresh_sandbox=lambda: self.sandbox(task),
+        )
+        evaluator = registry.evaluators.get(request.evaluator.name)(registry.evaluators.options(request.evaluator))
+        return await evaluator.evaluate(context)
+
+    @asynccontextmanager
+    async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
+        """A sandbox with the task's workspace at its base commit, and no network."""
+        sandbox = await self._runtime.start(await asyncio.to_thread(self._sandbox_request, task))
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
+
+    def _request(self, task: Task) -> TaskRequest:
+        return to_request(
+            task,
+            harness=HarnessSpec(name="command"),
+            runtime=self.spec,
+            evaluator=EvaluatorSpec(name="swe", timeout_seconds=self._timeout_seconds),
+            builder=BuilderSpec(name="prefix_merging"),
+            num_samples=1,
+            timeout_seconds=self._timeout_seconds,
+            sampling=Sampling(),
+            budget=Budget(),
+        )
+
+    def _sandbox_request(self, task: Task) -> SandboxRequest:
+        """Blocks while the repository or the virtual environment is made for the first time."""
+        spec = self._request(task).runtime.model_copy(deep=True)
+        mounts: list[Mount] = []
+        if spec.workspace.python_requirements:
+            venv = ensure_venv(spec.workspace.python_requirements, self.cache)
+            mounts.append(Mount(venv, str(venv)))
+            spec.environment |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{spec.environment.get('PATH', PATH)}"}
+        return SandboxRequest(
+            session_id=f"bench-{uuid.uuid4().hex[:12]}", spec=spec, workspace=self._repository(task), mounts=mounts
+        )
+
+    def _repository(self, task: Task) -> Path | None:
+        if task.workspace is None:
+            return None
+        if task.workspace not in self._repositories:
+            path = self._directory / f"repository-{len(self._repositories)}"
+            make_repository(Path(task.workspace), path)
+            self._repositories[task.workspace] = path
+        return self._repositories[task.workspace]

@@ -1,0 +1,183 @@
+"""The instruction of a task that was made from two releases.
+
+Best is what the maintainers themselves wrote: the entries that the new release's changelog has and the old one's has
+not, without headings, dates, credits and links. Where there is no changelog, the names of the failing tests say what is
+expected, as phrases, with the errors that they end with. Functions that the hidden tests call and that the old release
+does not have, or has with other arguments, are listed by signature: nobody could guess those. Bodies, test code and
+expected values are never shown.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+_CHANGELOG = re.compile(
+    r"(change(s|log)?|history|news|release[-_]?notes|whatsnew|versions)(\.(rst|md|txt))?", re.IGNORECASE
+)
+_ADDED_LINES = 120
+"""A changelog that grew by more was rewritten, not continued."""
+_HEADING = re.compile(
+    r"\W*((version|release|v)?\W*\d+\.\d+[\w.]*\b.*|[=~^*+_#\"'-]{3,}|(release|released|date)\b.{0,40}\d{4}.*)",
+    re.IGNORECASE,
+)
+_NOISE = (
+    (re.compile(r"\[([^\]\n]+)\]\([^)\n]*\)"), r"\1"),  # Markdown links keep their text
+    (re.compile(r"`([^`<\n]+?)\s*<[^>\n]*>`__?"), r"\1"),  # and so do those of reStructuredText
+    (re.compile(r":(?:issue|pr|pull|user|gh|bug):`[^`\n]*`"), ""),
+    (re.compile(r"https?://\S+"), ""),
+    (re.compile(r"\s*[(\[]\s*(?:[^()\n]{0,60}?[\s,;])?(?:by\s+)?[#@][\w-]+[^()\n]{0,60}[)\]]"), ""),
+    (re.compile(r",?\s*\b(?:patch |pr )?by [\w .-]{2,40}(?=\))", re.IGNORECASE), ""),
+    (re.compile(r"(?:\bin |\bby |\bthanks to )?(?<!\w)[#@][\w-]+", re.IGNORECASE), ""),
+    (re.compile(r"[(\[]\s*[,;]?\s*[)\]]"), ""),
+)
+_DOCUMENTATION_ONLY = re.compile(
+    r"^\W*(?:add(?:ed)? |remove[d]? |drop(?:ped)? |update[d]? |test(?:ed|s)? (?:on|with|against) )?"
+    r"(?:official )?(?:support for )?(?:docs?\b|documentation|ci\b|python ?3\.\d+|pypy)",
+    re.IGNORECASE,
+)
+
+
+def write_issue(
+    package: str, old: Path, new: Path, *, failing: Mapping[str, str], test_patch: str
+) -> tuple[str, Literal["changelog", "test names"]]:
+    """The problem statement, and what it was made of. `failing`: id of each test of FAIL_TO_PASS -> the error that it
+    ends with today, or ""."""
+    entries = changelog_entries(old, new)
+    if entries:
+        title = f"{package}: {_shortened(_plain(next(filter(_is_entry, entries))))}"
+        body = "The next release of this library is to bring the changes below, which are not in its sources yet.\n\n"
+        body += "\n".join(entries)
+    else:
+        phrases = dict[str, str]()
+        for test, error in failing.items():
+            phrases[phrase(test)] = phrases.get(phrase(test)) or error
+        title = f"{package}: {_shortened(next(iter(phrases)))}"
+        lines = (f"- {text}" + (f": today `{error}`" if error else "") for text, error in phrases.items())
+        body = "These behaviours do not work as they should:\n\n" + "\n".join(lines)
+    names = interface(old, new, test_patch)
+    if names:
+        body += "\n\nCallers will use these, which are new or take other arguments than today:\n\n"
+        body += "\n".join(f"- `{name}`" for name in names)
+    return f"{title}\n\n{body}\n", "changelog" if entries else "test names"
+
+
+def changelog_entries(old: Path, new: Path) -> list[str]:
+    """Lines that the new release's changelog has and the old one's has not, cleaned; empty when there are none."""
+    for path in sorted(new.iterdir()) + sorted((new / "docs").glob("*")):
+        if not path.is_file() or not _CHANGELOG.fullmatch(path.name):
+            continue
+        before = old / path.relative_to(new)
+        old_lines = before.read_text(errors="replace").splitlines() if before.is_file() else []
+        added = _added(old_lines, path.read_text(errors="replace").splitlines())
+        if before.is_file() and len(added) <= _ADDED_LINES:
+            return _cleaned(added)
+    return []
+
+
+def _added(old: list[str], new: list[str]) -> list[str]:
+    matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
+    return [
+        line
+        for tag, _, _, start, end in matcher.get_opcodes()
+        if tag in ("insert", "replace")
+        for line in new[start:end]
+    ]
+
+
+def _cleaned(lines: Iterable[str]) -> list[str]:
+    kept: list[str] = []
+    skipping = False
+    for line in lines:
+        if line[:1] not in ("", " ", "\t"):  # a new entry, not the rest of the one before
+            skipping = bool(_DOCUMENTATION_ONLY.match(line))
+        if skipping or _HEADING.fullmatch(line.strip()):
+            continue
+        for pattern, replacement in _NOISE:
+            line = pattern.sub(replacement, line)
+        line = line.rstrip()
+        if (line or (kept and kept[-1])) and (re.search(r"\w", line) or not line):
+            kept.append(line)
+    while kept and not kept[-1]:
+        kept.pop()
+    return _without_empty_sections(kept)
+
+
+def _without_empty_sections(lines: list[str]) -> list[str]:
+    """Section titles (`### Added`, `Bug Fixes`) stay only where an entry follows; without any entry nothing stays."""
+    kept = [
+        line
+        for number, line in enumerate(lines)
+        if not line or _is_entry(line) or next((_is_entry(later) for later in lines[number + 1 :] if later), False)
+    ]
+    while kept and not kept[0]:
+        kept.pop(0)
+    return kept if any(map(_is_entry, kept)) else []
+
+
+def _is_entry(line: str) -> bool:
+    return bool(re.match(r"\s*[*+-] |\s+\S", line)) or len(line.split()) > 3
+
+
+def _plain(line: str) -> str:
+    return line.strip().lstrip("*+-# ").rstrip(".:").replace("`", "")
+
+
+def _shortened(text: str, limit: int = 90) -> str:
+    return text if len(text) <= limit else text[:limit].rsplit(" ", 1)[0] + " …"
+
+
+def phrase(test_id: str) -> str:
+    """`tests/test_a.py::TestB::test_c_of_d[e]` -> `c of d (a, B)`: what a test is about, without its code."""
+    path, _, rest = test_id.partition("::")
+    *classes, function = rest.partition("[")[0].split("::")
+    words = re.sub(r"^test_*", "", function).replace("_", " ").strip() or "basic behaviour"
+    module = re.sub(r"^test_|_tests?$", "", PurePosixPath(path).stem)
+    about = [module, *(re.sub(r"^Tests?|Tests?$", "", name) for name in classes)]
+    return f"{words} ({', '.join(part for part in about if part)})"
+
+
+def interface(old: Path, new: Path, test_patch: str) -> list[str]:
+    """Public functions, classes and methods that are new, or take other arguments, and that the added tests mention."""
+    added = "\n".join(line[1:] for line in test_patch.splitlines() if line.startswith("+") and line[:3] != "+++")
+    mentioned = set(re.findall(r"[A-Za-z_]\w*", added))
+    known = set(_definitions(old))
+    found: set[str] = set()
+    for signature in set(_definitions(new)) - known:
+        name = signature.partition("(")[0].rpartition(".")[2]
+        if name in mentioned and not name.startswith("_"):
+            found.add(signature)
+    return sorted(found)
+
+
+def _definitions(tree: Path) -> list[str]:
+    """`module.function(arguments)`, `module.Class`, `module.Class.method(arguments)` of all source files."""
+    from polar_gym.curation.releases import is_test
+
+    signatures: list[str] = []
+    for path in sorted(tree.rglob("*.py")):
+        relative = path.relative_to(tree)
+        if is_test(relative.as_posix()) or relative.name == "setup.py":
+            continue
+        try:
+            module = ast.parse(path.read_text(errors="replace"))
+        except SyntaxError:
+            continue  # a template or a file of another Python version
+        parts = [part for part in relative.with_suffix("").parts if part not in ("src", "lib", "__init__")]
+        signatures += _signatures(module.body, ".".join(parts))
+    return signatures
+
+
+def _signatures(body: Iterable[ast.stmt], prefix: str) -> list[str]:
+    found: list[str] = []
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            found.append(f"{prefix}.{node.name}")
+            found += _signatures(node.body, f"{prefix}.{node.name}")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(f"{prefix}.{node.name}({ast.unparse(node.args)})")
+    return found

@@ -1,0 +1,117 @@
+"""Releases from the package index, as source trees. No code of a release ever runs here: archives are unpacked, and
+metadata is read as text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+import tomllib
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import requests
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from polar_gym.curation.errors import CurationError
+
+TEST_EXTRAS = ("test", "tests", "testing")
+"""Extras and dependency groups in which packages list what their tests need."""
+
+
+def fetch_sdist(package: str, version: str, cache: Path) -> Path:
+    """The archive of a release, downloaded once, its digest checked. Raises `CurationError`."""
+    name = canonicalize_name(package)
+    directory = cache / "sdists" / name
+    for found in directory.glob(f"{version}/*.tar.gz"):
+        return found
+    try:
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
+    except ImportError as error:
+        raise CurationError("pypi-simple is not installed; install it with: pip install 'polar-gym[swe]'") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with PyPISimple(os.environ.get("PIP_INDEX_URL") or PYPI_SIMPLE_ENDPOINT) as index:
+            packages = index.get_project_page(name).packages
+            releases = [each for each in packages if each.package_type == "sdist" and each.version == version]
+            archives = [each for each in releases if each.filename.endswith(".tar.gz")]
+            if not archives:
+                known = sorted({str(each.version) for each in packages if each.package_type == "sdist"})[-12:]
+                raise CurationError(f"{package} {version}: no .tar.gz source release; some that exist: {known}")
+            with tempfile.TemporaryDirectory(dir=directory) as scratch:
+                partial = Path(scratch, archives[0].filename)
+                index.download_package(archives[0], partial, verify=True)
+                final = directory / version / partial.name
+                final.parent.mkdir(exist_ok=True)
+                return partial.rename(final)
+    except NoSuchProjectError as error:
+        raise CurationError(f"{package}: the package index has no such package") from error
+    except requests.RequestException as error:
+        raise CurationError(f"{package} {version}: the package index cannot be reached: {error}") from error
+
+
+def unpack(archive: Path, destination: Path) -> Path:
+    """Unpack an sdist; its one top-level directory becomes `destination`. Raises `CurationError`."""
+    with tempfile.TemporaryDirectory(dir=destination.parent) as scratch:
+        try:
+            with tarfile.open(archive) as files:
+                files.extractall(scratch, filter="data")
+        except (tarfile.TarError, OSError) as error:
+            raise CurationError(f"{archive}: cannot be unpacked: {error}") from error
+        top = list(Path(scratch).iterdir())
+        if len(top) != 1 or not top[0].is_dir():
+            raise CurationError(f"{archive}: expected one directory at the top, found {[path.name for path in top]}")
+        shutil.move(top[0], destination)
+    return destination
+
+
+def metadata(tree: Path) -> Message:
+    """The core metadata of an unpacked sdist."""
+    path = tree / "PKG-INFO"
+    if not path.is_file():
+        raise CurationError(f"{tree.name}: the sdist has no PKG-INFO")
+    return Parser().parsestr(path.read_text(errors="replace"))
+
+
+def requirements(tree: Path, python_version: str) -> list[str]:
+    """What the package and its tests need with this Python, as its metadata says: run-time requirements, and extras
+    and dependency groups that are named after tests."""
+    found = metadata(tree)
+    package = canonicalize_name(str(found.get("Name", "")))
+    texts = [str(value) for value in found.get_all("Requires-Dist") or []]
+    texts += _groups(tree)
+    needed: dict[str, str] = {}
+    for text in texts:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # a malformed line of somebody else's metadata; the tests will show whether it mattered
+        if canonicalize_name(requirement.name) == package or not _wanted(requirement, python_version):
+            continue
+        requirement.marker = None
+        needed[str(requirement)] = requirement.name
+    return list(needed)
+
+
+def _wanted(requirement: Requirement, python_version: str) -> bool:
+    marker = requirement.marker
+    if marker is None:
+        return True
+    short = ".".join(python_version.split(".")[:2])
+    python = {"python_version": short, "python_full_version": python_version}
+    return any(marker.evaluate({**python, "extra": extra}) for extra in ("", *TEST_EXTRAS))
+
+
+def _groups(tree: Path) -> list[str]:
+    path = tree / "pyproject.toml"
+    if not path.is_file():
+        return []
+    try:
+        groups: dict[str, list[Any]] = tomllib.loads(path.read_text()).get("dependency-groups", {})
+    except tomllib.TOMLDecodeError as error:
+        raise CurationError(f"{path.name} of {tree.name}: {error}") from error
+    return [entry for name in TEST_EXTRAS for entry in groups.get(name, []) if isinstance(entry, str)]

@@ -1,0 +1,66 @@
+"""Whether a task means what it says: its reference solution resolves it, and doing nothing does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from polar_gym.curation.bench import Bench
+from polar_gym.evaluators import EvaluatorError
+from polar_gym.evaluators.parsers import PASSED
+from polar_gym.runtimes import SandboxError
+from polar_gym.schema import EvaluationResult
+from polar_gym.tasks import Task
+from polar_gym.tasks.venv import VenvError
+from polar_gym.tasks.workspace import WorkspaceError
+
+NO_OP = b"""\
+diff --git a/polar-gym-no-op.txt b/polar-gym-no-op.txt
+new file mode 100644
+--- /dev/null
++++ b/polar-gym-no-op.txt
+@@ -0,0 +1 @@
++This file changes nothing.
+"""
+"""A change that does nothing: unlike an empty diff, which is worth 0 without a run, it is graded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one task."""
+
+    task: Task
+    gold: EvaluationResult | None = None
+    no_op: EvaluationResult | None = None
+    problem: str = ""
+    """Why the task is not valid; empty: it is."""
+
+
+async def validate(task: Task, bench: Bench) -> Verdict:
+    """Grade the reference solution and the change that does nothing."""
+    if not task.patch.strip():
+        return Verdict(task=task, problem="patch: is empty, so there is no reference solution to try")
+    try:
+        gold = await bench.evaluate(task, task.patch.encode())
+        no_op = await bench.evaluate(task, NO_OP)
+    except (EvaluatorError, SandboxError, VenvError, WorkspaceError, TimeoutError) as error:
+        return Verdict(task=task, problem=str(error) or "timed out")
+    return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
+
+
+async def validate_all(tasks: Sequence[Task], bench: Bench) -> AsyncIterator[Verdict]:
+    """One after another, so that a slow machine does not make fast tests time out."""
+    for task in tasks:
+        yield await validate(task, bench)
+
+
+def _problem(task: Task, gold: EvaluationResult, no_op: EvaluationResult) -> str:
+    if not gold.resolved:
+        return f"the reference solution does not resolve it: {gold.detail}"
+    if no_op.resolved:
+        return "doing nothing resolves it"
+    wrong = [test for test in task.FAIL_TO_PASS if no_op.tests.get(test) == PASSED]
+    wrong += [test for test in task.PASS_TO_PASS if no_op.tests.get(test) != PASSED]
+    if wrong:
+        return f"{len(wrong)} tests are in the wrong list, e.g. {wrong[0]}"
+    return ""

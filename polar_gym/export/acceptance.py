@@ -1,0 +1,58 @@
+"""Which episodes are worth imitating, and why the others are not."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from polar_gym.evaluators.parsers import PASSED
+from polar_gym.record import Record
+from polar_gym.schema import Episode, Trace
+
+
+class Filters(Record):
+    """What a dataset accepts. One directory has one set of filters, for good."""
+
+    min_reward: float | None = None
+    """Accept by reward. None: by the tests: all of FAIL_TO_PASS and PASS_TO_PASS must have passed."""
+    allow_scripted: bool = False
+    """Accept also episodes of a scripted policy, which imitate nobody."""
+    allow_truncated: bool = True
+    """Accept also episodes that a budget ended after the work was done."""
+    max_tokens: int | None = Field(default=None, gt=0)
+    """Leave out traces that are longer."""
+
+
+def refusal(episode: Episode, filters: Filters) -> str | None:
+    """Why an episode is not accepted, in a word or two; None: it is."""
+    if episode.engine.scripted and not filters.allow_scripted:
+        return "scripted"
+    if episode.session.failure is not None or episode.reward is None:
+        return "failed"
+    if episode.truncated and not filters.allow_truncated:
+        return "truncated"
+    if filters.min_reward is not None:
+        return None if episode.reward >= filters.min_reward else "reward"
+    return None if _resolved(episode) else "unresolved"
+
+
+def trace_refusal(trace: Trace, filters: Filters) -> str | None:
+    """Why a trace of an accepted episode is left out; None: it is not."""
+    if not trace.trainable_tokens:
+        return "nothing trainable"
+    if filters.max_tokens is not None and len(trace.prompt_ids) + len(trace.response_ids) > filters.max_tokens:
+        return "too long"
+    if any(_has_media(message.get("content")) for message in trace.messages):
+        return "multimodal"
+    return None
+
+
+def _resolved(episode: Episode) -> bool:
+    """All tests passed, one by one, where the evaluator knows single tests; `resolved` alone must not be trusted."""
+    evaluation = episode.evaluation
+    if evaluation is None or evaluation.resolved is not True:
+        return False
+    return all(status == PASSED for status in evaluation.tests.values())
+
+
+def _has_media(content: object) -> bool:
+    return isinstance(content, list) and any(part.get("type") != "text" for part in content)

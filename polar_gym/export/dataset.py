@@ -1,0 +1,153 @@
+"""A dataset directory that grows in parts.
+
+    README.md                             the card; `datasets.load_dataset(DIR)` reads the splits from it
+    filters.json                          what this directory accepts
+    parquet/SPLIT-00000.parquet           rows, a file per part and split
+    jsonl/SPLIT-00000.jsonl               the same rows
+    ledger/00000.jsonl                    the episodes of that part: written last, it makes the part count
+
+Every file is written beside its place and renamed, the ledger's last. A run that was killed leaves whole files: what of
+them has no ledger is removed by the next run, which sees those episodes as new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import orjson
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from polar_gym.config import ConfigError
+from polar_gym.export.acceptance import Filters
+from polar_gym.export.ledger import EpisodeEntry
+from polar_gym.export.rows import Row, to_json_line, to_table
+
+SPLITS = ("train", "validation")
+VALIDATION_SHARE = 0.1
+
+_CARD = """\
+---
+configs:
+- config_name: default
+  data_files:
+{files}
+---
+Agent trajectories that solved their tasks, as {count} examples. `input_ids` are the exact ids that the engine \
+conditioned on and sampled, `assistant_masks` is 1 where the policy sampled; `messages` and `tools` say the same as \
+chat. Splits are by repository.
+"""
+
+
+def split_of(repo: str) -> str:
+    """One repository in ten is for validation, by its name alone: it stays there whatever else is added."""
+    share = int.from_bytes(hashlib.sha256(repo.encode()).digest()[:8]) / 2**64
+    return "validation" if share < VALIDATION_SHARE else "train"
+
+
+class SftDataset:
+    """A directory opened for adding; `open_dataset` makes sure that it is nobody else's meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.entries = [entry for path in self._ledgers() for entry in _read_ledger(path)]
+        self.seen = {(entry.session_id, entry.attempt) for entry in self.entries}
+        self.digests = {example.digest for entry in self.entries for example in entry.examples}
+        self._parts = len(self._ledgers())
+        self._remove_unfinished()
+
+    def add_part(self, entries: Sequence[EpisodeEntry], rows: Sequence[tuple[str, Row]]) -> None:
+        """Commit episodes with their rows (split, row): all of them, or after a kill none."""
+        part = f"{self._parts:05d}"
+        for split in SPLITS:
+            chosen = [row for name, row in rows if name == split]
+            if chosen:
+                with _replacing(self.directory / "parquet" / f"{split}-{part}.parquet") as file:
+                    pq.write_table(to_table(chosen), file, compression="zstd")
+                with _replacing(self.directory / "jsonl" / f"{split}-{part}.jsonl") as file:
+                    file.writelines(map(to_json_line, chosen))
+        with _replacing(self.directory / "ledger" / f"{part}.jsonl") as file:
+            file.writelines(entry.to_json() + b"\n" for entry in entries)
+        self._parts += 1
+        self.entries += entries
+        self._write_card()
+
+    def _write_card(self) -> None:
+        present = [split for split in SPLITS if list((self.directory / "parquet").glob(f"{split}-*.parquet"))]
+        files = "\n".join(f"  - split: {split}\n    path: parquet/{split}-*.parquet" for split in present)
+        count = sum(len(entry.examples) for entry in self.entries)
+        with _replacing(self.directory / "README.md") as file:
+            file.write(_CARD.format(files=files or "    []", count=count).encode())
+
+    def _ledgers(self) -> list[Path]:
+        return sorted((self.directory / "ledger").glob("*.jsonl"))
+
+    def _remove_unfinished(self) -> None:
+        committed = {path.stem for path in self._ledgers()}
+        for path in [*self.directory.glob("parquet/*"), *self.directory.glob("jsonl/*")]:
+            if path.stem.rpartition("-")[2] not in committed:
+                path.unlink()
+        for path in self.directory.rglob(".*.partial"):
+            path.unlink()
+
+
+@contextlib.contextmanager
+def open_dataset(directory: Path, filters: Filters) -> Iterator[SftDataset]:
+    """The dataset in `directory`, made where there is none. Raises `ConfigError` where it holds something else, accepts
+    by other filters, or is being written to."""
+    try:
+        if directory.exists() and any(directory.iterdir()) and not (directory / "filters.json").exists():
+            raise ConfigError(f"--out={directory}: holds something else than a dataset of this command; name a new one")
+        for name in ("parquet", "jsonl", "ledger"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        with (directory / "filters.json").open("ab+") as lock:
+            _lock(lock, directory)
+            _check_filters(lock, directory, filters)
+            yield SftDataset(directory)
+    except OSError as error:
+        raise ConfigError(f"--out={directory}: {error.strerror}: {error.filename}") from error
+
+
+def _lock(file: IO[bytes], directory: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"--out={directory}: another export is writing there; wait for it") from error
+
+
+def _check_filters(file: IO[bytes], directory: Path, filters: Filters) -> None:
+    file.seek(0)
+    said = file.read()
+    if not said:
+        file.write(filters.to_json())
+        file.flush()
+        return
+    known = orjson.loads(said)
+    if known != orjson.loads(filters.to_json()):
+        raise ConfigError(
+            f"--out={directory}: was made with the filters {json.dumps(known)}; give the same, or another directory"
+        )
+
+
+def _read_ledger(path: Path) -> list[EpisodeEntry]:
+    try:
+        return [EpisodeEntry.from_json(line) for line in path.read_bytes().splitlines()]
+    except (orjson.JSONDecodeError, ValidationError) as error:
+        raise ConfigError(f"{path}: not a ledger of this version: {error}; export to a new directory") from error
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    partial = path.with_name(f".{path.name}.partial")  # hidden: readers pass it over
+    with partial.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

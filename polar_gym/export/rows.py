@@ -1,0 +1,131 @@
+"""What one example is: a trace as exact token ids with a loss mask, and the same as chat messages with tools.
+
+`input_ids` and `assistant_masks` are what TRL's SFT trainer (and any other that takes tokenised examples) trains on:
+the ids that the engine conditioned on and sampled, never re-tokenised text. `messages` and `tools` are what it applies
+a chat template to when the ids are taken out, for a model with another tokenizer. Arguments of tool calls are objects,
+as chat templates want them; those that are no JSON object stay the text that the policy wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from polar_gym.schema import Episode, Message, Trace
+
+Row = dict[str, Any]
+
+JSON_LIST = pa.list_(pa.json_())
+
+COLUMNS: dict[str, tuple[pa.DataType, dict[str, Any]]] = {
+    "trace_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
+    "session_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
+    "task_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
+    "repo": (pa.string(), {"dtype": "string", "_type": "Value"}),
+    "harness": (pa.string(), {"dtype": "string", "_type": "Value"}),
+    "model": (pa.string(), {"dtype": "string", "_type": "Value"}),
+    "scripted": (pa.bool_(), {"dtype": "bool", "_type": "Value"}),
+    "kind": (pa.string(), {"dtype": "string", "_type": "Value"}),
+    "reward": (pa.float64(), {"dtype": "float64", "_type": "Value"}),
+    "messages": (JSON_LIST, {"feature": {"_type": "Json"}, "_type": "List"}),
+    "tools": (JSON_LIST, {"feature": {"_type": "Json"}, "_type": "List"}),
+    "input_ids": (pa.list_(pa.int32()), {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"}),
+    "assistant_masks": (pa.list_(pa.int8()), {"feature": {"dtype": "int8", "_type": "Value"}, "_type": "List"}),
+}
+"""Column -> its Arrow type and what `datasets` calls it. Messages and tools are JSON, so that none of their fields is
+filled in or lost where rows differ."""
+
+SCHEMA = pa.schema(
+    [(name, kind) for name, (kind, _) in COLUMNS.items()],
+    metadata={"huggingface": json.dumps({"info": {"features": {name: said for name, (_, said) in COLUMNS.items()}}})},
+)
+
+
+def to_row(episode: Episode, trace: Trace) -> Row:
+    """Invariant: `input_ids` and `assistant_masks` have one length; the mask is 0 on the prompt."""
+    return {
+        "trace_id": trace.trace_id,
+        "session_id": episode.session.session_id,
+        "task_id": episode.session.task_id,
+        "repo": repository(episode),
+        "harness": episode.session.harness,
+        "model": episode.engine.model,
+        "scripted": episode.engine.scripted,
+        "kind": trace.kind,
+        "reward": episode.reward,
+        "messages": [plain_message(message) for message in trace.messages],
+        "tools": trace.tools,
+        "input_ids": np.concatenate([trace.prompt_ids, trace.response_ids]),
+        "assistant_masks": np.concatenate([np.zeros(len(trace.prompt_ids), dtype=np.int8), trace.loss_mask]),
+    }
+
+
+def repository(episode: Episode) -> str:
+    """The repository that a task is about; tasks that name none are one of their own."""
+    return str(episode.request.metadata.get("repo") or episode.session.task_id)
+
+
+def digest(row: Row) -> str:
+    """Two rows with one digest hold the same ids and train the same ones of them."""
+    hashed = hashlib.blake2b(row["input_ids"].tobytes(), digest_size=16)
+    hashed.update(row["assistant_masks"].tobytes())
+    return hashed.hexdigest()
+
+
+def to_table(rows: list[Row]) -> pa.Table:
+    arrays = []
+    for name, (kind, _) in COLUMNS.items():
+        values = [row[name] for row in rows]
+        arrays.append(_json_lists(values) if kind == JSON_LIST else pa.array(values, kind))
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _json_lists(values: list[list[Any]]) -> pa.Array:
+    """Arrow makes no JSON array out of Python values by itself."""
+    texts = pa.array([orjson.dumps(each).decode() for value in values for each in value], pa.string())
+    offsets = np.cumsum([0, *map(len, values)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.ExtensionArray.from_storage(pa.json_(), texts))
+
+
+def to_json_line(row: Row) -> bytes:
+    return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+
+
+def plain_message(message: Message) -> Message:
+    """A message as chat templates know it: text content, `reasoning_content`, arguments as objects, no empty fields."""
+    plain: Message = {"role": message["role"], "content": _text(message.get("content"))}
+    if message.get("reasoning"):
+        plain["reasoning_content"] = message["reasoning"]
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    return plain | {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
+
+
+def _text(content: Any) -> str:
+    """The parts of a content that has only text, one after the other."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content or ""
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {
+        "id": call.get("id", ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": _arguments(function.get("arguments"))},
+    }
+
+
+def _arguments(text: Any) -> Any:
+    try:
+        value = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,91 @@
+"""Episodes -> a dataset for supervised fine-tuning, a part at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from polar_gym.export.acceptance import Filters, refusal, trace_refusal
+from polar_gym.export.dataset import SftDataset, open_dataset, split_of
+from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
+from polar_gym.export.rows import Row, digest, repository, to_row
+from polar_gym.schema import Episode
+
+PART_TOKENS = 20_000_000
+"""A part is committed when its rows hold so many tokens ..."""
+PART_EPISODES = 2_000
+"""... or when it holds so many episodes."""
+
+
+def export_sft(episodes: Iterable[Episode], directory: Path, filters: Filters) -> list[EpisodeEntry]:
+    """Add what `directory` has not seen yet; all that it then knows. Raises `ConfigError`."""
+    with open_dataset(directory, filters) as dataset:
+        part = _Part(dataset, filters)
+        for episode in episodes:
+            part.add(episode)
+            if part.tokens >= PART_TOKENS or len(part.entries) >= PART_EPISODES:
+                part.commit()
+        part.commit()
+        return dataset.entries
+
+
+class _Part:
+    """What is added next."""
+
+    def __init__(self, dataset: SftDataset, filters: Filters) -> None:
+        self._dataset = dataset
+        self._filters = filters
+        self.entries: list[EpisodeEntry] = []
+        self._rows: list[tuple[str, Row]] = []
+        self.tokens = 0
+
+    def add(self, episode: Episode) -> None:
+        session = episode.session
+        if (session.session_id, session.attempt) in self._dataset.seen:
+            return
+        self._dataset.seen.add((session.session_id, session.attempt))
+        entry = EpisodeEntry(
+            session_id=session.session_id,
+            attempt=session.attempt,
+            task_id=session.task_id,
+            repo=repository(episode),
+            reward=episode.reward,
+            refused=refusal(episode, self._filters),
+        )
+        self.entries.append(entry)
+        if entry.refused is None:
+            self._add_traces(episode, entry)
+
+    def _add_traces(self, episode: Episode, entry: EpisodeEntry) -> None:
+        left_out: Counter[str] = Counter()
+        split = split_of(entry.repo)
+        for trace in episode.trajectory.traces:
+            if reason := trace_refusal(trace, self._filters):
+                left_out[reason] += 1
+                continue
+            row = to_row(episode, trace)
+            key = digest(row)
+            if key in self._dataset.digests:
+                left_out["duplicate"] += 1
+                continue
+            self._dataset.digests.add(key)
+            self._rows.append((split, row))
+            self.tokens += len(row["input_ids"])
+            entry.examples.append(
+                ExampleEntry(
+                    digest=key,
+                    split=split,
+                    kind=trace.kind,
+                    messages=len(trace.messages),
+                    turns=len(trace.call_ids),
+                    tokens=len(row["input_ids"]),
+                    trainable_tokens=trace.trainable_tokens,
+                )
+            )
+        entry.left_out = dict(left_out)
+
+    def commit(self) -> None:
+        if self.entries:
+            self._dataset.add_part(self.entries, self._rows)
+        self.entries, self._rows, self.tokens = [], [], 0

@@ -1,0 +1,68 @@
+"""What a person reads about a dataset: how many attempts were accepted, where, and what the examples are like."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
+
+from rich.table import Table
+
+from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
+
+
+def acceptance_table(entries: Sequence[EpisodeEntry]) -> Table:
+    """One row a repository, and their sum: attempts, accepted, rate, examples, and why the others were refused."""
+    by_repo: defaultdict[str, list[EpisodeEntry]] = defaultdict(list)
+    for entry in entries:
+        by_repo[entry.repo].append(entry)
+    table = Table(title="accepted trajectories", title_justify="left", show_footer=len(by_repo) > 1)
+    cells = _acceptance(entries)
+    table.add_column("repository", "all", overflow="fold")
+    for heading, footer in zip(("attempts", "accepted", "rate", "examples"), cells, strict=False):
+        table.add_column(heading, footer, justify="right")
+    table.add_column("split", "")
+    table.add_column("refused", cells[-1], overflow="fold")
+    for repo in sorted(by_repo):
+        *counts, refused = _acceptance(by_repo[repo])
+        splits = {example.split for entry in by_repo[repo] for example in entry.examples}
+        table.add_row(repo, *counts, ", ".join(sorted(splits)), refused)
+    return table
+
+
+def statistics_table(entries: Sequence[EpisodeEntry]) -> Table:
+    """Messages, turns and tokens of the examples."""
+    examples = list(_examples(entries))
+    table = Table(title=f"{len(examples)} examples", title_justify="left")
+    for heading in ("", "mean", "median", "min", "max", "sum"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name in ("messages", "turns", "tokens", "trainable_tokens"):
+        values = [getattr(example, name) for example in examples]
+        if values:
+            figures = [f"{mean(values):.1f}", f"{median(values):g}", *map(str, (min(values), max(values), sum(values)))]
+            table.add_row(name.replace("_", " "), *figures)
+    return table
+
+
+def splits_line(entries: Sequence[EpisodeEntry]) -> str:
+    examples = Counter(example.split for example in _examples(entries))
+    repos = Counter(split for _, split in {(entry.repo, each.split) for entry in entries for each in entry.examples})
+    return "; ".join(
+        f"{split}: {examples[split]} examples of {repos[split]} repositories" for split in sorted(examples)
+    )
+
+
+def _examples(entries: Sequence[EpisodeEntry]) -> Iterator[ExampleEntry]:
+    return (example for entry in entries for example in entry.examples)
+
+
+def _acceptance(entries: Sequence[EpisodeEntry]) -> list[str]:
+    accepted = [entry for entry in entries if entry.refused is None]
+    refused = Counter(entry.refused for entry in entries if entry.refused is not None)
+    left_out = Counter[str]()
+    for entry in entries:
+        left_out.update(entry.left_out)
+    reasons = [f"{count} {reason}" for reason, count in refused.most_common()]
+    reasons += [f"{count} traces: {reason}" for reason, count in left_out.most_common()]
+    counts = [str(len(entries)), str(len(accepted)), f"{len(accepted) / len(entries):.0%}" if entries else ""]
+    return [*counts, str(sum(len(entry.examples) for entry in entries)), ", ".join(reasons)]
