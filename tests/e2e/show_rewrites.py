@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from polar_gym.cli.console import make_console
 from polar_gym.config import cache_dir, load_config
 from polar_gym.gateway.local import load_tasks, make_request
 from polar_gym.gateway.node import Node
@@ -99,7 +99,7 @@ async def main() -> None:
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     options = parser.parse_args()
     found = [await run(harness, options.profile) for harness in options.harness or HARNESSES]
-    Console().print(show(found))
+    make_console().print(show(found))
     if options.markdown:
         options.markdown.write_text(markdown(found), encoding="utf-8")
     if split := [each.harness for each in found if each.main_traces != 1]:

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from polar_gym.cli.console import make_console
 from polar_gym.gateway.node import Node
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import (
@@ -259,7 +259,7 @@ def main(count: int, seed: int = 0) -> int:
     python = vllm_python()
     if python is None:
         sys.exit("vLLM is missing; install it with: python -m tests.e2e.vllm_server install")
-    console = Console()
+    console = make_console()
     with tempfile.TemporaryDirectory() as name, run_server(python, Path(name), trained_model(python)) as server:
         outcomes = []
         for splice in (True, False):

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from polar_gym.cli.console import make_console
 from polar_gym.config import cache_dir
 from polar_gym.gateway import proxy
 from polar_gym.gateway.node import Node
@@ -175,7 +175,7 @@ def main() -> None:
     options = parse(sys.argv[1:])
     proxy.HOLD_SECONDS, proxy.KEEP_ALIVE_SECONDS = options.hold, options.keep_alive
     found = asyncio.run(rows(options))
-    Console().print(show(found))
+    make_console().print(show(found))
     if options.markdown:
         options.markdown.write_text(markdown(found), encoding="utf-8")
 
