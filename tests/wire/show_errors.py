@@ -133,7 +133,7 @@ async def rows(options: argparse.Namespace) -> list[dict[str, str]]:
     """All runs, some at a time, in the order of the table."""
     places = asyncio.Semaphore(options.at_once)
     pairs = [(case, harness) for case in options.case or FAULTS for harness in options.harness or HARNESSES]
-    with Progress(console=Console(stderr=True)) as progress:
+    with Progress(console=make_console(stderr=True)) as progress:
         bar = progress.add_task("sessions", total=len(pairs))
 
         async def one(case: str, harness: str) -> dict[str, str]:
