@@ -46,7 +46,7 @@ class SweepRun:
     overrides: list[str]
     """All of its overrides, each with one value."""
     varied: list[str]
-    """Those that other runs of the sweep have other values for."""
+    """Those that other runs of the sweep have other values for, as a person writes them."""
 
 
 def shipped_dir(name: str) -> Path:
@@ -112,7 +112,13 @@ def sweep(overrides: Sequence[str]) -> list[SweepRun]:
     with _hydra(shipped_dir("conf")):
         values = [_values(override) for override in _parsed(overrides, GlobalHydra.instance().config_loader())]
     varying = [len(several) > 1 for several in values]
-    return [SweepRun(list(chosen), list(itertools.compress(chosen, varying))) for chosen in itertools.product(*values)]
+    runs = [list(chosen) for chosen in itertools.product(*values)]
+    return [SweepRun(run, [_unescaped(override) for override in itertools.compress(run, varying)]) for run in runs]
+
+
+def _unescaped(override: str) -> str:
+    (parsed,) = _parsed([override])
+    return f"{parsed.get_key_element()}={parsed.value()}"
 
 
 def _values(override: Override) -> list[str]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from polar_gym import registry
 from polar_gym.composition import ROOMS, ConfigError, compose_config, group_choices, readable, without_hydra
@@ -50,12 +50,17 @@ class PoolsConfig(Record):
     """Sessions whose traces are built and whose sandbox is evaluated."""
 
 
+def _off(value: Any) -> Any:
+    """YAML's `off` is false."""
+    return "off" if value is False else value
+
+
 class ProxyConfig(Record):
     """How the gateway answers the harness and asks the engine."""
 
     streaming: Literal["synthetic", "real"] = "synthetic"
     """What harnesses that ask for streams get: the whole answer at its end, or its pieces as they are sampled."""
-    splice: Literal["auto", "off"] = "auto"
+    splice: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = "auto"
     """Whether a continuation's prompt is the ids already seen plus the new ones, or templated anew every time, as the
     model will be served."""
     keep_reasoning: bool = True

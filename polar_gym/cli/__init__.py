@@ -29,6 +29,7 @@ app.add_typer(tasks.app, name="tasks")
 app.command("doctor")(machine.doctor)
 app.command("gateway")(gateway.gateway)
 app.command("nemo-root")(nemo.nemo_root)
+app.command("nemo-recipes")(nemo.nemo_recipes)
 app.command("nemo-link")(nemo.nemo_link)
 
 

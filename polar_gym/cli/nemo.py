@@ -1,4 +1,4 @@
-"""`polar-gym nemo-root | nemo-link`: where NeMo Gym finds us."""
+"""`polar-gym nemo-root | nemo-recipes | nemo-link`: where NeMo Gym and NeMo RL find us."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ def nemo_root() -> None:
     from polar_gym.nemo import component_root
 
     typer.echo(component_root())
+
+
+def nemo_recipes() -> None:
+    """Print where the configs for NeMo RL are: --config "$(polar-gym nemo-recipes)/grpo_codex.yaml"."""
+    from polar_gym.nemo import recipes
+
+    typer.echo(recipes())
 
 
 def nemo_link(

@@ -10,12 +10,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from polar_gym.composition import shipped_dir
+
 AGENT = Path("responses_api_agents") / "polar_agent"
 """The agent server's folder in a component root."""
 
 
 def component_root() -> Path:
     return Path(__file__).parent / "root"
+
+
+def recipes() -> Path:
+    """Where the configs for NeMo RL are."""
+    return shipped_dir("recipes") / "nemo_rl"
 
 
 def link_agent(directory: Path) -> Path:

@@ -62,7 +62,9 @@ def plan(overrides: Sequence[str], recipe: str | None = None, config_dir: Path |
         with open_dict(composed):
             composed.hydra.job.num = number
             composed.hydra.job.id = str(number)
-            composed.hydra.job.override_dirname = ",".join(sorted(own_overrides))
+            composed.hydra.job.override_dirname = ",".join(
+                sorted(override for override in own_overrides if not override.startswith("hydra."))
+            )
         base = base or Path(composed.hydra.sweep.dir)  # with the time in it: the first run's is everyone's
         directory = base / composed.hydra.sweep.subdir
         config = check_composed(composed)

@@ -26,6 +26,11 @@ from polar_gym.config import ConfigError, load_config
         (["tasks=jsonl"], r"tasks\.path"),
         (["rollout"], r"'rollout': expected key=value"),
         (["budget.max_calls=[1,2"], r"budget\.max_calls"),
+        (["harness=codex,pi"], r"harness=codex,pi: several values are a sweep, which needs --multirun"),
+        (["~budget.pace"], r"Could not delete.*budget\.pace"),
+        (["+rollout.num_samples=2"], r"An item is already at 'rollout\.num_samples'"),
+        (["rollout.output=${harness.nam}"], r"harness\.nam"),
+        (["harness=no.such:thing"], r"harness\.name: unknown harness 'no\.such:thing'"),
     ],
 )
 def test_errors_name_key_value_and_what_is_allowed(overrides: list[str], says: str) -> None:
@@ -40,7 +45,8 @@ def test_an_unknown_recipe_is_named_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("recipe", [None, *recipe_names()])
 def test_what_ships_composes(recipe: str | None) -> None:
-    assert load_config(recipe).rollout.num_samples >= 1
+    needed = [] if recipe in (None, "demo") else ["engine.url=http://127.0.0.1:1"]
+    assert load_config(recipe, needed).rollout.num_samples >= 1
 
 
 @pytest.mark.parametrize(
@@ -77,3 +83,51 @@ def test_overrides_win_over_the_recipe() -> None:
     config = load_config("demo", ["harness=codex", "rollout.output=/tmp/x.jsonl"])
     assert config.harness.name == "codex"
     assert config.rollout.output == Path("/tmp/x.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["+sampling.seed=3"], "sampling.seed", None),
+        (["++sampling.seed=3"], "sampling.seed", 3),
+        (["~sampling.temperature"], "sampling.temperature", 1.0),
+        (["rollout.output=out/${harness.name}.jsonl", "harness=codex"], "rollout.output", Path("out/codex.jsonl")),
+        (["rollout.output='a b,c.jsonl'"], "rollout.output", Path("a b,c.jsonl")),
+        (["proxy.splice=off"], "proxy.splice", "off"),
+        (['harness.model_name="gpt, 5"'], "harness.model_name", "gpt, 5"),
+        (["tasks.instance_ids=[a,'b,c']"], "tasks.instance_ids", ["a", "b,c"]),
+    ],
+)
+def test_overrides_mean_what_they_mean_in_hydra(overrides: list[str], key: str, value: Any) -> None:
+    if value is None:  # the key is there, so there is nothing to add
+        assert load_config(None, overrides).sampling.seed == 3
+        return
+    section, name = key.split(".")
+    found = getattr(load_config(None, overrides), section)
+    assert (found.options[name] if section == "tasks" else getattr(found, name)) == value
+
+
+def test_interpolation_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_TEST_SCRATCH", "/scratch")
+    config = load_config(None, ["rollout.output=${oc.env:POLAR_TEST_SCRATCH}/x.jsonl"])
+    assert config.rollout.output == Path("/scratch/x.jsonl")
+
+
+def test_a_plug_in_without_a_file_is_a_choice_of_its_group_by_its_import_path() -> None:
+    """Its options are its own: none of the default choice's are left over."""
+    config = load_config(None, ["harness=tests.e2e.broken_harness:CRASHING"])
+    assert (config.harness.name, config.harness.options) == ("tests.e2e.broken_harness:CRASHING", {})
+    assert load_config(settings={"harness": "tests.e2e.broken_harness:CRASHING"}).harness == config.harness
+
+
+def test_a_directory_of_ones_own_adds_recipes_and_choices(tmp_path: Path) -> None:
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "slim.yaml").write_text("name: codex\nprofile: lean\n")
+    (tmp_path / "night.yaml").write_text(
+        "defaults:\n  - config\n  - override harness: slim\n  - _self_\npools: {run: 9}\n"
+    )
+    config = load_config("night", config_dir=tmp_path)
+    assert (config.harness.name, config.harness.profile, config.pools.run) == ("codex", "lean", 9)
+    assert load_config(None, ["harness=slim"], config_dir=tmp_path).harness.profile == "lean"
+    with pytest.raises(ConfigError, match="recipe='day': unknown recipe; known: demo, night"):
+        load_config("day", config_dir=tmp_path)
