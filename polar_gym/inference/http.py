@@ -1,25 +1,39 @@
 """Asking an engine over HTTP: one client session, patience while nothing was answered, refusals as `EngineError`.
 
-Closing a connection before its end, which is what cancelling a call does, stops the engine's work on it.
+An engine that is away for a while (restarted, its weights swapped) is waited for: a session costs too much to fail for
+it. Whoever asks may cancel at any time, and the end of a session does. Closing a connection before its end, which is
+what cancelling a call does, stops the engine's work on it.
 """
 
 from __future__ import annotations
 
-import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import aiohttp
 import orjson
+import tenacity
 
 from polar_gym.inference import EngineError
 
-RETRY_DELAYS_SECONDS = (0.5, 1.0, 2.0)
-"""Waits between attempts when the engine cannot be reached or says that it is busy."""
+PATIENCE_SECONDS = 120.0
+"""How long a call waits, by default, for an engine that cannot be reached, or that says that it is busy."""
+
+START_PATIENCE_SECONDS = 4.0
+"""The same before the engine was reached at all: its URL may be wrong."""
+
+LONGEST_WAIT_SECONDS = 8.0
 
 KEEPALIVE_SECONDS = 4.0
 """Less than the 5 s after which engines' HTTP servers close an idle connection, so that none is reused as it closes."""
+
+AWAY = (429, 502, 503, 504)
+"""What a busy engine answers, and a router in front of one: some harnesses give up on a 429."""
+
+DIED = re.compile(r"EngineCore|EngineDead")
+"""What a server says, with status 500, whose engine has died: it is about to be restarted."""
 
 Body = dict[str, Any]
 T = TypeVar("T")
@@ -28,7 +42,7 @@ T = TypeVar("T")
 class Http:
     """The client of one engine's server, between `open` and `close`."""
 
-    def __init__(self, name: str, url: str, api_key: str | None) -> None:
+    def __init__(self, name: str, url: str, api_key: str | None, patience_seconds: float) -> None:
         if not url:
             example = f"engine.url=http://127.0.0.1:{8000 if name == 'vLLM' else 30000}"
             raise EngineError(503, f"engine={name.lower()} needs engine.url, e.g. {example}", kind="server")
@@ -36,6 +50,8 @@ class Http:
         """What the engine is called in messages."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._patience = patience_seconds
+        self._reached = False
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
@@ -51,10 +67,23 @@ class Http:
             self._session = None
 
     async def get(self, path: str) -> Body:
-        return orjson.loads(await with_retries(lambda: self._read("GET", path, None)))
+        return orjson.loads(await self.patiently(lambda: self._read("GET", path, None)))
 
     async def post(self, path: str, body: Body) -> Body:
-        return orjson.loads(await with_retries(lambda: self._read("POST", path, body)))
+        return orjson.loads(await self.patiently(lambda: self._read("POST", path, body)))
+
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What was not answered is tried again, as long as patience lasts."""
+        trying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, EngineError) and error.status == 503),
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=LONGEST_WAIT_SECONDS),
+            stop=tenacity.stop_after_delay(self._patience if self._reached else START_PATIENCE_SECONDS),
+            reraise=True,
+        )
+        async for one in trying:
+            with one:
+                return await attempt()
+        raise AssertionError("it ends by an answer, or by raising")
 
     @asynccontextmanager
     async def response(self, method: str, path: str, body: Body | None) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -64,6 +93,7 @@ class Http:
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.request(method, self.url + path, data=data, headers=headers) as response:
+                self._reached = True
                 if response.status != 200:
                     raise _refusal(self.url + path, response.status, await response.read())
                 yield response
@@ -82,25 +112,13 @@ class Http:
             return await response.read()
 
 
-async def with_retries(attempt: Callable[[], Awaitable[T]]) -> T:
-    """What was not answered is tried again."""
-    for delay in RETRY_DELAYS_SECONDS:
-        try:
-            return await attempt()
-        except EngineError as error:
-            if error.status != 503:
-                raise
-        await asyncio.sleep(delay)
-    return await attempt()
-
-
 def _refusal(url: str, status: int, payload: bytes) -> EngineError:
     message = _error_message(payload)
     if status == 400 and "maximum context length" in message:
         return EngineError(400, message, kind="context_length")
     if status in (401, 403):
         return EngineError(502, f"{url} answered {status}: {message}; check engine.api_key", kind="server")
-    if status in (429, 503):  # a router in front of the engine says 429, on which some harnesses give up
+    if status in AWAY or (status == 500 and DIED.search(message)):
         return EngineError(503, f"{url} answered {status}: {message}", kind="overloaded")
     if status >= 500:
         return EngineError(502, f"{url} answered {status}: {message}", kind="server")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta
-from polar_gym.inference.http import Body, Http
+from polar_gym.inference.http import PATIENCE_SECONDS, Body, Http
 from polar_gym.inference.openai_form import (
     CHAT,
     as_ids,
@@ -42,6 +42,8 @@ class SglangOptions(Options):
     """Default: the first model that SGLang serves."""
     max_model_len: int | None = None
     """Context length; default: what SGLang says of the model."""
+    patience_seconds: float = Field(default=PATIENCE_SECONDS, ge=0)
+    """How long a call waits for a server that is away or busy, before it fails."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Given to the chat template with every call. A harness has no say in it."""
 
@@ -51,7 +53,7 @@ class SglangEngine:
 
     def __init__(self, options: SglangOptions) -> None:
         self._options = options
-        self._http = Http("SGLang", options.url, options.api_key)
+        self._http = Http("SGLang", options.url, options.api_key, options.patience_seconds)
         self.model = options.model or ""
         self.max_model_len = options.max_model_len or 0
         self.weight_version: str | None = None

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta
-from polar_gym.inference.http import Body, Http, with_retries
+from polar_gym.inference.http import PATIENCE_SECONDS, Body, Http
 from polar_gym.inference.openai_form import (
     CHAT,
     as_ids,
@@ -62,6 +62,8 @@ class VllmOptions(Options):
     prefix_field: Literal["kv_transfer_params", "required_prefix_token_ids"] = "kv_transfer_params"
     """How chat takes a spliced prompt: stock vLLM all of it, NeMo RL's server the ids up to the end of the last answer,
     to which it adds its own templating of the rest."""
+    patience_seconds: float = Field(default=PATIENCE_SECONDS, ge=0)
+    """How long a call waits for a server that is away or busy, before it fails."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Given to the chat template with every call, e.g. `enable_thinking`. A harness has no say in it."""
 
@@ -71,7 +73,7 @@ class VllmEngine:
 
     def __init__(self, options: VllmOptions) -> None:
         self._options = options
-        self._http = Http("vLLM", options.url, options.api_key)
+        self._http = Http("vLLM", options.url, options.api_key, options.patience_seconds)
         self.url = self._http.url
         self.model = options.model or ""
         self.max_model_len = options.max_model_len or 0
@@ -144,7 +146,7 @@ class VllmEngine:
             body = self._chat_body(request, fields)
             if on_delta is None:
                 return self._completion(await self._http.post(CHAT, body), fields)
-            return await with_retries(lambda: self._stream_once(body, fields, on_delta))
+            return await self._http.patiently(lambda: self._stream_once(body, fields, on_delta))
         except EngineError as error:
             if not leaves_no_room(error, fields):
                 raise
