@@ -1,0 +1,54 @@
+"""The advantage of a session over its group: the other samples of its task.
+
+It is a session's, not a trace's: a session that forked into five traces counts once in its group's mean. A session
+without a reward (the machinery failed, not the policy) is in no mean, and has no advantage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scale = Literal["none", "std"]
+"""What the difference from the group's mean is divided by: nothing, or the group's standard deviation (n - 1), as in
+GRPO's first form; without it, hard and easy tasks weigh by how much their rewards differ."""
+
+EPSILON = 1e-6
+
+
+def advantages(rewards: Sequence[float | None], groups: Sequence[str], *, scale: Scale = "none") -> NDArray[np.float64]:
+    """One for each session; NaN where the reward is None. Unscaled, they sum to zero in every group, and where all
+    rewards of a group are equal each is exactly zero."""
+    values = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
+    result = np.full(len(values), np.nan)
+    for members in _members(groups).values():
+        scored = [index for index in members if not np.isnan(values[index])]
+        if scored:
+            result[scored] = _over_mean(values[scored], scale)
+    return result
+
+
+def without_variance(rewards: Sequence[float | None], groups: Sequence[str]) -> set[str]:
+    """The groups whose scored sessions all have the same reward, so that they teach nothing."""
+    seen: dict[str, set[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        if reward is not None:
+            seen.setdefault(group, set()).add(reward)
+    return {group for group, values in seen.items() if len(values) == 1}
+
+
+def _over_mean(values: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]:
+    if values.max() == values.min():
+        return np.zeros(len(values))  # exactly: a mean of equal numbers may differ from them in the last bit
+    centred = values - values.mean()
+    return centred if scale == "none" else centred / (values.std(ddof=1) + EPSILON)
+
+
+def _members(groups: Sequence[str]) -> dict[str, list[int]]:
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    return members

@@ -1,0 +1,238 @@
+"""Traces as rows of a training batch, with the balance of what came in and what goes out.
+
+A row is a whole sequence with the advantage of its session and a weight for each trainable token. The weights of a
+batch sum to one, so that `-(weights * advantage * ratio).sum()` is the policy-gradient loss. A sampled token is
+trainable in one trace only, therefore neither weighting lets a session count more because it forked.
+
+Advantages come first, policies after: what becomes of a session's rows changes no baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar_gym.schema import Episode, LossMask, TokenIds, Trace
+from polar_gym.training.advantage import Scale, advantages, without_variance
+
+Overlong = Literal["drop", "truncate", "mask"]
+"""What becomes of a trace that is longer than the trainer takes: no row; a row of its first tokens; or a row of its
+first tokens of which none is trained, so that there are as many rows as traces."""
+
+Weighting = Literal["token", "session"]
+"""`token`: all trainable tokens of the batch weigh the same (DAPO's token mean). `session`: all sessions do, and so do
+the tokens of one session (GRPO's mean of means, over sessions instead of rows)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """One training sequence.
+
+    Invariant: the four arrays have one length; `logprobs` and `weights` are 0.0 where `loss_mask` is 0.
+    """
+
+    token_ids: TokenIds
+    prompt_length: int
+    """How many of them are the prompt of the first call."""
+    loss_mask: LossMask
+    logprobs: NDArray[np.float32]
+    """As captured when the token was sampled."""
+    weights: NDArray[np.float32]
+    advantage: float
+    reward: float
+    group_id: str
+    """The task; empty in a row that only fills up."""
+    session_id: str
+    trace_id: str
+
+    @property
+    def trainable_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
+    def inert(self) -> bool:
+        """Whether it only fills up the batch."""
+        return not self.trace_id
+
+
+@dataclass(slots=True)
+class Balance:
+    """`traces == rows + sum(traces_left_out.values())` and
+    `trainable_tokens == tokens + sum(tokens_left_out.values())`, exactly.
+
+    Reasons: `no_reward` (a masked episode), `no_trainable_token`, `zero_variance`, `overlong`.
+    """
+
+    episodes: int = 0
+    masked_episodes: int = 0
+    """Without a reward: in no group's mean."""
+    groups: int = 0
+    """With at least one scored session."""
+    zero_variance_groups: int = 0
+    traces: int = 0
+    trainable_tokens: int = 0
+    rows: int = 0
+    tokens: int = 0
+    """Trainable ones, in all rows."""
+    traces_left_out: Counter[str] = field(default_factory=Counter)
+    tokens_left_out: Counter[str] = field(default_factory=Counter)
+    inert_rows: int = 0
+    """Not counted in `rows`."""
+
+    @property
+    def holds(self) -> bool:
+        return (
+            self.traces == self.rows + self.traces_left_out.total()
+            and self.trainable_tokens == self.tokens + self.tokens_left_out.total()
+        )
+
+    def leave_out(self, reason: str, *, traces: int, tokens: int) -> None:
+        self.traces_left_out[reason] += traces
+        self.tokens_left_out[reason] += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    rows: list[Row]
+    balance: Balance
+
+
+def make_batch(
+    episodes: Iterable[Episode],
+    *,
+    max_tokens: int | None = None,
+    overlong: Overlong = "drop",
+    zero_variance: Literal["keep", "drop"] = "keep",
+    scale: Scale = "none",
+    weighting: Weighting = "token",
+    multiple_of: int = 1,
+) -> Batch:
+    """The rows of a GRPO step over `episodes`: every session of the step, for groups are made here, by task.
+
+    `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
+    data-parallel ranks; inert rows fill up to it. Raises `ValueError` for a session that occurs twice, a reward that is
+    no number, and a wrong setting.
+    """
+    episodes = list(episodes)
+    _check(episodes, max_tokens, multiple_of)
+    rewards = [episode.reward for episode in episodes]
+    groups = [episode.session.task_id for episode in episodes]
+    flat = without_variance(rewards, groups)
+    balance = Balance(
+        episodes=len(episodes),
+        masked_episodes=rewards.count(None),
+        groups=len({group for group, reward in zip(groups, rewards, strict=True) if reward is not None}),
+        zero_variance_groups=len(flat),
+    )
+    rows: list[Row] = []
+    for episode, advantage in zip(episodes, advantages(rewards, groups, scale=scale), strict=True):
+        for trace in episode.trajectory.traces:
+            balance.traces += 1
+            balance.trainable_tokens += trace.trainable_tokens
+            reason = _no_row(episode, trace, flat if zero_variance == "drop" else set())
+            if reason is not None:
+                balance.leave_out(reason, traces=1, tokens=trace.trainable_tokens)
+                continue
+            row = _fitted(_row(episode, trace, float(advantage)), max_tokens, overlong)
+            left = row.trainable_tokens if row is not None else 0
+            if (lost := trace.trainable_tokens - left) or row is None:
+                balance.leave_out("overlong", traces=int(row is None), tokens=lost)
+            rows += [row] if row is not None else []
+    balance.rows = len(rows)
+    balance.tokens = sum(row.trainable_tokens for row in rows)
+    balance.inert_rows = -len(rows) % multiple_of
+    return Batch([*_weighted(rows, weighting), *[_inert_row()] * balance.inert_rows], balance)
+
+
+def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int) -> None:
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens={max_tokens!r}: expected at least 1, or None")
+    if multiple_of < 1:
+        raise ValueError(f"multiple_of={multiple_of!r}: expected at least 1")
+    for episode in episodes:
+        if episode.reward is not None and not math.isfinite(episode.reward):
+            raise ValueError(f"session {episode.session.session_id}: reward={episode.reward!r} is no finite number")
+    for session_id, times in Counter(episode.session.session_id for episode in episodes).items():
+        if times > 1:
+            raise ValueError(f"session {session_id} occurs {times} times: its tokens would be trained as often")
+
+
+def _no_row(episode: Episode, trace: Trace, flat: set[str]) -> str | None:
+    if episode.reward is None:
+        return "no_reward"
+    if not trace.trainable_tokens:
+        return "no_trainable_token"
+    return "zero_variance" if episode.session.task_id in flat else None
+
+
+def _row(episode: Episode, trace: Trace, advantage: float) -> Row:
+    before = len(trace.prompt_ids)
+    assert episode.reward is not None
+    return Row(
+        token_ids=np.concatenate([trace.prompt_ids, trace.response_ids]),
+        prompt_length=before,
+        loss_mask=np.concatenate([np.zeros(before, np.int8), trace.loss_mask]),
+        logprobs=np.concatenate([np.zeros(before, np.float32), trace.logprobs]),
+        weights=np.zeros(before + len(trace.response_ids), np.float32),
+        advantage=advantage,
+        reward=episode.reward,
+        group_id=episode.session.task_id,
+        session_id=episode.session.session_id,
+        trace_id=trace.trace_id,
+    )
+
+
+def _fitted(row: Row, max_tokens: int | None, overlong: Overlong) -> Row | None:
+    """None: it gets no row. A cut that leaves nothing to train is none either, unless rows are to be kept."""
+    if max_tokens is None or len(row.token_ids) <= max_tokens:
+        return row
+    if overlong == "drop":
+        return None
+    cut = replace(
+        row,
+        token_ids=row.token_ids[:max_tokens],
+        prompt_length=min(row.prompt_length, max_tokens),
+        loss_mask=row.loss_mask[:max_tokens],
+        logprobs=row.logprobs[:max_tokens],
+        weights=row.weights[:max_tokens],
+    )
+    if overlong == "mask":
+        return replace(cut, loss_mask=np.zeros_like(cut.loss_mask), logprobs=np.zeros_like(cut.logprobs))
+    return cut if cut.trainable_tokens else None
+
+
+def _weighted(rows: Sequence[Row], weighting: Weighting) -> list[Row]:
+    of_session: Counter[str] = Counter()
+    for row in rows:
+        of_session[row.session_id] += row.trainable_tokens
+    all_tokens, sessions = of_session.total(), sum(count > 0 for count in of_session.values())
+
+    def weight(row: Row) -> float:
+        return 1 / all_tokens if weighting == "token" else 1 / (sessions * of_session[row.session_id])
+
+    return [
+        replace(row, weights=(row.loss_mask * weight(row)).astype(np.float32)) if row.trainable_tokens else row
+        for row in rows
+    ]
+
+
+def _inert_row() -> Row:
+    """One token, so that attention has something to attend to; nothing to train."""
+    return Row(
+        token_ids=np.zeros(1, np.int32),
+        prompt_length=1,
+        loss_mask=np.zeros(1, np.int8),
+        logprobs=np.zeros(1, np.float32),
+        weights=np.zeros(1, np.float32),
+        advantage=0.0,
+        reward=0.0,
+        group_id="",
+        session_id="",
+        trace_id="",
+    )

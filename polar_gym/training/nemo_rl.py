@@ -1,0 +1,69 @@
+"""Rows as NeMo RL takes them: message logs, and the data of its policy loss.
+
+NeMo RL knows two roles: a message of the `assistant` with `generation_logprobs` is trained, any other is context. So a
+row is cut where its loss mask changes; tokens of a call that is excluded are context too. Contents are empty, as in
+NeMo RL's own Gym environment: everything there goes by `token_ids`.
+
+NeMo RL's own advantage estimators count rows: a session that forked would weigh more in its group's baseline. Give them
+one row a session, or hand over `train_data`, where the advantages are ours. Written from NeMo RL's sources, and not
+run with it. All arrays are numpy's; `to_torch` makes them what NeMo RL wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from polar_gym.training.batch import Row
+from polar_gym.training.tensors import padded
+
+Message = dict[str, Any]
+
+
+def message_log(row: Row) -> list[Message]:
+    """The row as messages whose `token_ids` in order are the row's."""
+    changes = np.flatnonzero(np.diff(row.loss_mask)) + 1
+    spans = list(pairwise([0, *changes.tolist(), len(row.token_ids)]))
+    return [_message(row, start, end) for start, end in spans]
+
+
+def _message(row: Row, start: int, end: int) -> Message:
+    token_ids = row.token_ids[start:end].astype(np.int64)
+    if not row.loss_mask[start]:
+        return {"role": "user", "content": "", "token_ids": token_ids}
+    logprobs = row.logprobs[start:end]
+    return {"role": "assistant", "content": "", "token_ids": token_ids, "generation_logprobs": logprobs}
+
+
+def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One `DatumSpec` for each row, with its reward and group; `loss_multiplier` is 0.0 where nothing is trained."""
+    return [
+        {
+            "message_log": message_log(row),
+            "length": len(row.token_ids),
+            "extra_env_info": {"session_id": row.session_id, "trace_id": row.trace_id, "group_id": row.group_id},
+            "loss_multiplier": float(row.trainable_tokens > 0),
+            "idx": index,
+            "task_name": "polar_swe",
+            "total_reward": row.reward,
+            "advantage": row.advantage,
+        }
+        for index, row in enumerate(rows)
+    ]
+
+
+def train_data(rows: Sequence[Row], pad_id: int, *, make_sequence_length_divisible_by: int = 1) -> dict[str, Any]:
+    """What the policy's training step reads, the advantages included. Its token-level loss is the mean over
+    `token_mask` in all rows, which is our `weighting="token"`. Raises `ValueError` where there are no rows."""
+    arrays = padded(rows, pad_id, length_multiple_of=make_sequence_length_divisible_by)
+    return {
+        "input_ids": arrays["input_ids"],
+        "input_lengths": arrays["lengths"].astype(np.int32),
+        "generation_logprobs": arrays["old_logprobs"],
+        "advantages": arrays["advantages"],
+        "token_mask": arrays["loss_mask"],
+        "sample_mask": np.array([row.trainable_tokens > 0 for row in rows], dtype=np.float32),
+    }

@@ -1,0 +1,62 @@
+"""Rows as padded arrays: all that a GRPO step needs, in any trainer.
+
+logprobs = model(input_ids, attention_mask).log_softmax(-1) of input_ids[:, 1:]
+ratio = (logprobs - old_logprobs[:, 1:]).exp()
+loss = -(weights[:, 1:] * minimum(ratio * advantages, clip(ratio) * advantages)).sum()
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from polar_gym.training.batch import Row
+
+
+def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> dict[str, Any]:
+    """`rows` padded on the right to one length. Raises `ValueError` where there are none.
+
+    `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
+    `advantages` float32 (the session's, where `loss_mask` is 1). `(rows,)`: `rewards` float32, `lengths` and
+    `group_ids` int64 (numbered in order; -1 in inert rows). Everything at position t is about token t itself.
+    """
+    if not rows:
+        raise ValueError("there is no row: see the batch's balance for why")
+    length = max(len(row.token_ids) for row in rows)
+    length += -length % length_multiple_of
+
+    def filled(dtype: Any, fill: float, value: Callable[[Row], Any]) -> np.ndarray:
+        array = np.full((len(rows), length), fill, dtype=dtype)
+        for line, row in zip(array, rows, strict=True):
+            line[: len(row.token_ids)] = value(row)
+        return array
+
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(row.group_id for row in rows if row.group_id))}
+    return {
+        "input_ids": filled(np.int64, pad_id, lambda row: pad_id if row.inert else row.token_ids),
+        "attention_mask": filled(np.int64, 0, lambda row: 1),
+        "loss_mask": filled(np.int64, 0, lambda row: row.loss_mask),
+        "old_logprobs": filled(np.float32, 0, lambda row: row.logprobs),
+        "weights": filled(np.float32, 0, lambda row: row.weights),
+        "advantages": filled(np.float32, 0, lambda row: row.advantage * row.loss_mask),
+        "rewards": np.array([row.reward for row in rows], dtype=np.float32),
+        "lengths": np.array([len(row.token_ids) for row in rows], dtype=np.int64),
+        "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
+    }
+
+
+def to_torch(value: Any) -> Any:
+    """`value` with every numpy array in its dictionaries and lists as a torch tensor."""
+    torch = importlib.import_module("torch")
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            return torch.from_numpy(part)
+        if isinstance(part, dict):
+            return {key: convert(entry) for key, entry in part.items()}
+        return [convert(entry) for entry in part] if isinstance(part, list) else part
+
+    return convert(value)

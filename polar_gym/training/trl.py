@@ -1,0 +1,74 @@
+"""Episodes as TRL's `GRPOTrainer` takes them from a `rollout_func`: one row for each prompt, in order.
+
+    def rollout_func(prompts, trainer):  # the dataset's prompts are task ids
+        envs.reset(options={"task_id": prompts})
+        *_, infos = envs.step([{}] * len(prompts))
+        return rollout_output(infos["trajectory"])[0]
+
+    GRPOTrainer(model, reward_funcs=episode_reward, rollout_func=rollout_func, ...)
+
+TRL computes the advantages, over one row a session. So each session gives its trace with most to train; what its other
+traces hold is reported, and not trained: use `make_batch` where sessions fork. `env_mask` is TRL's name for the loss
+mask of a completion. A session without a reward gets None, which TRL leaves out of its group and does not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polar_gym.schema import Episode, Trace
+from polar_gym.training.batch import Balance
+
+NOTHING_ID = 0
+"""What a session without any trace consists of: TRL wants a token of prompt and of completion even so."""
+
+
+def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], Balance]:
+    """`prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, with `reward` and `session_id` beside them, which TRL
+    hands to reward functions; and what became of the traces."""
+    output: dict[str, list[Any]] = {
+        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
+    }
+    balance = Balance(episodes=len(episodes), masked_episodes=sum(episode.reward is None for episode in episodes))
+    for episode in episodes:
+        traces = episode.trajectory.traces
+        main = max(traces, key=lambda trace: trace.trainable_tokens, default=None)
+        _count(balance, episode, main)
+        for name, value in _entry(episode, main).items():
+            output[name].append(value)
+    return output, balance
+
+
+def _entry(episode: Episode, trace: Trace | None) -> dict[str, Any]:
+    own = {"reward": episode.reward, "session_id": episode.session.session_id}
+    if trace is None or not len(trace.response_ids):
+        empty = {"prompt_ids": [NOTHING_ID], "completion_ids": [NOTHING_ID], "logprobs": [0.0], "env_mask": [0]}
+        return empty | own
+    trained = episode.reward is not None
+    return {
+        "prompt_ids": trace.prompt_ids.tolist(),
+        "completion_ids": trace.response_ids.tolist(),
+        "logprobs": trace.logprobs.tolist(),
+        "env_mask": trace.loss_mask.tolist() if trained else [0] * len(trace.response_ids),
+        **own,
+    }
+
+
+def _count(balance: Balance, episode: Episode, main: Trace | None) -> None:
+    for trace in episode.trajectory.traces:
+        tokens = trace.trainable_tokens
+        balance.traces += 1
+        balance.trainable_tokens += tokens
+        if episode.reward is None:
+            balance.leave_out("no_reward", traces=1, tokens=tokens)
+        elif trace is not main:
+            balance.leave_out("other_trace", traces=1, tokens=tokens)
+        else:
+            balance.rows += 1
+            balance.tokens += tokens
+
+
+def episode_reward(*, reward: list[float | None], **_: Any) -> list[float | None]:
+    """A reward function for TRL: what the evaluator said."""
+    return reward
