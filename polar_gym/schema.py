@@ -57,6 +57,9 @@ class RuntimeSpec(PluginSpec):
     workspace: Workspace = Field(default_factory=Workspace)
     environment: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables inside the sandbox."""
+    network: Literal["gateway", "none", "full"] = "gateway"
+    """What the sandbox reaches: the session's gateway and nothing else; nothing at all; or the gateway and whatever the
+    machine's network reaches. Grading gets no gateway, whatever is said here."""
     init_timeout_seconds: float = Field(default=300.0, gt=0)
     """For the sandbox to come up, with its workspace and the harness in it."""
 
@@ -398,6 +401,8 @@ class Artifacts(Record):
     final_message: str = ""
     diff: str = ""
     """The agent's changes as a git patch; binary files as git binary patches."""
+    not_carried: list[str] = Field(default_factory=list)
+    """Files outside of the workspace, or ignored in it, that are in no diff and were not graded; the first 50."""
     stdout: str = ""
     stderr: str = ""
     """The end of the harness's own output."""

@@ -1,7 +1,11 @@
 """Where a harness runs: one small interface, one file per runtime.
 
 Each module here defines one class `RUNTIME`. A sandbox reaches nothing but the gateway: it has a network namespace of
-its own, in which one listening socket, made by the runtime and served by the gateway, is the whole world.
+its own, in which one listening socket, made by the runtime and served by the gateway, is the whole world. A task may
+ask for less (`network: none`) or for more (`full`).
+
+Starting, running commands and stopping is all that a runtime must offer: files go in and out through commands
+(`files`), and so does the difference that an agent made (`diff`).
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ HOME = "/home/agent"
 
 TOOLCHAIN = "/opt/polar-gym"
 """Where read-only harness toolchains are mounted inside a sandbox."""
+
+NODE = f"{TOOLCHAIN}/bin/node"
+"""The toolchain's node, where the harness is a program for it."""
 
 Serve = Callable[[socket.socket], Awaitable[asyncio.Server]]
 """Given a listening socket inside a sandbox's network namespace, start to serve the session's gateway on it."""
@@ -46,12 +53,21 @@ class SandboxRequest:
 
     session_id: str
     """Labels the sandbox, so that orphans can be found."""
+    node: str = ""
+    """The gateway node that asks; a label too."""
     spec: RuntimeSpec
     workspace: Path | None
-    """A directory on the gateway's machine whose content is copied to `spec.workspace.path`; None: an empty one."""
+    """A directory on the gateway's machine that the sandbox sees a writable copy of, at `spec.workspace.path`. It must
+    not change while the sandbox lives, because the copy may be made on write. None: what the image has there, if there
+    is an image and it has something there, else an empty directory."""
     mounts: Sequence[Mount] = ()
     serve: Serve | None = None
-    """None: no network at all (grading)."""
+    """None: no gateway (grading)."""
+
+    @property
+    def served(self) -> Serve | None:
+        """How the gateway comes in; None where the sandbox has none."""
+        return None if self.spec.network == "none" else self.serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +118,11 @@ class Runtime(Protocol):
     """Starts sandboxes of one kind."""
 
     def check(self) -> list[str]:
-        """What is missing on this machine, each with the command that installs it; empty when all is there."""
+        """What is missing on this machine, each with the command that installs it; empty when all is there. Blocks."""
+        ...
+
+    def caveats(self) -> list[str]:
+        """What this machine does not let the runtime keep of its promises (a limit, a copy on write). Blocks."""
         ...
 
     async def start(self, request: SandboxRequest) -> Sandbox:

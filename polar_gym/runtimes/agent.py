@@ -18,6 +18,16 @@ IDENTITY = {"HOME": HOME, "USER": NAME, "LOGNAME": NAME}
 ENVIRONMENT = {**IDENTITY, "PATH": PATH, "SHELL": "/bin/sh", "LANG": "C.UTF-8"}
 """The whole environment of a command, before the task's and its own, where /usr is the gateway machine's."""
 
+RUN = 'timeout -s KILL "$@"; code=$?; kill -9 -1 2> /dev/null; exit $code'
+"""What `sh -c` runs a command with (a number of seconds before it) in a sandbox that outlives its commands: when the
+command ends, so does what it left behind. The time is for the day the gateway dies and cannot end it itself."""
+
+KILL = ("/bin/sh", "-c", "kill -9 -1")
+"""As the agent's uid: ends every process of the agent, however it hid it."""
+
+BACKSTOP_SECONDS = 30
+"""How much later than its time limit a command ends when the gateway is dead."""
+
 ETC = {
     "passwd": f"root:x:0:0:root:/root:/bin/sh\n{NAME}:x:{UID}:{GID}:{NAME}:{HOME}:/bin/sh\n",
     "group": f"root:x:0:\n{NAME}:x:{GID}:\n",

@@ -1,16 +1,83 @@
-"""The runtime for those who did not choose one: docker where a daemon answers, else bubblewrap."""
+"""The runtime for those who did not choose one: docker where a daemon answers, else bubblewrap; a task with an image
+runs in apptainer where there is no daemon.
+
+The choice is made at the first sandbox, because asking a daemon blocks.
+"""
 
 from __future__ import annotations
 
-from polar_gym.registry import Options
-from polar_gym.runtimes import Runtime
+import asyncio
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from polar_gym.runtimes import Runtime, Sandbox, SandboxRequest
+from polar_gym.runtimes.apptainer import Apptainer
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.runtimes.docker import Docker
+from polar_gym.runtimes.limits import LimitOptions
+
+log = logging.getLogger(__name__)
 
 
-def automatic(options: Options) -> Runtime:
-    docker = Docker(Docker.Options())
-    return Bubblewrap(Bubblewrap.Options()) if docker.check() else docker
+class AutoOptions(LimitOptions):
+    """What all runtimes take; whichever is chosen gets it."""
+
+    scratch: Path | None = None
+    """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
 
 
-RUNTIME = automatic
+class Auto:
+    """Makes the other runtimes, and asks them in turn what they lack."""
+
+    Options = AutoOptions
+
+    def __init__(self, options: AutoOptions) -> None:
+        given = options.model_dump()
+        self._docker: Runtime = Docker(Docker.Options(**given))
+        self._apptainer: Runtime = Apptainer(Apptainer.Options(**given))
+        self._bubblewrap: Runtime = Bubblewrap(Bubblewrap.Options(**given))
+        self._lacks: dict[Any, list[str]] = {}
+        self._asking = asyncio.Lock()
+
+    def check(self) -> list[str]:
+        """What the last resort lacks, if the others cannot be used either."""
+        usable = [runtime for runtime in (self._docker, self._bubblewrap) if not runtime.check()]
+        return [] if usable else self._bubblewrap.check()
+
+    def caveats(self) -> list[str]:
+        return (self._bubblewrap if self._docker.check() else self._docker).caveats()
+
+    async def start(self, request: SandboxRequest) -> Sandbox:
+        return await (await self._choose(image=request.spec.image is not None)).start(request)
+
+    async def reap(self, session_ids: Collection[str]) -> int:
+        """Of whichever kind they were."""
+        usable = [runtime for runtime in self._all() if not await self._lacking(runtime)]
+        return sum([await runtime.reap(session_ids) for runtime in usable])
+
+    async def close(self) -> None:
+        for runtime in self._all():
+            await runtime.close()
+
+    def _all(self) -> tuple[Runtime, ...]:
+        return self._docker, self._apptainer, self._bubblewrap
+
+    async def _choose(self, *, image: bool) -> Runtime:
+        if not await self._lacking(self._docker):
+            return self._docker
+        if image and not await self._lacking(self._apptainer):
+            return self._apptainer
+        return self._bubblewrap
+
+    async def _lacking(self, runtime: Runtime) -> list[str]:
+        """What this runtime lacks; asked once, off the event loop."""
+        async with self._asking:
+            if runtime not in self._lacks:
+                self._lacks[runtime] = await asyncio.to_thread(runtime.check)
+                log.info("runtime=auto: %s lacks %s", type(runtime).__name__, self._lacks[runtime] or "nothing")
+            return self._lacks[runtime]
+
+
+RUNTIME = Auto

@@ -6,7 +6,11 @@ else is made anew in a few milliseconds: all namespaces, a read-only root on tmp
 sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and `exec`
 waits for that.
 
-The command is held back until the gateway listens inside the new network namespace.
+The command is held back until the gateway listens inside the new network namespace. With `network: full` there is no
+such namespace: the sandbox shares the machine's network, its loopback included.
+
+The workspace is copied on write and the sandbox limited as a whole where the machine allows both; where it does not,
+the workspace is copied, each process is limited alone, and the log says so once.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import Field
 
-from polar_gym.registry import Options
 from polar_gym.runtimes import (
     GATEWAY_PORT,
     HOME,
@@ -31,17 +34,19 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
+    cgroups,
+    copy_on_write,
+    sandbox_files,
     scratch_directory,
 )
 from polar_gym.runtimes.bwrap import BwrapProcess
-from polar_gym.runtimes.listener import listen_inside
+from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
+from polar_gym.runtimes.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.threads import to_its_end
 
-MEBIBYTE = 1024 * 1024
-
 ISOLATION = (
-    *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"),
     *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
 )
@@ -65,11 +70,9 @@ STEP_DOWN = (
 """What root's sandbox runs the command with: it leaves uid 0 and the last capabilities."""
 
 
-class BubblewrapOptions(Options):
+class BubblewrapOptions(LimitOptions):
     scratch: Path | None = None
     """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
-    memory_mb: int = Field(default=8192, gt=0)
-    """What one process may allocate; there is no limit for a sandbox as a whole."""
     file_mb: int = Field(default=4096, gt=0)
     """What one file may grow to."""
 
@@ -91,21 +94,29 @@ class Bubblewrap:
         ]
         return missing or self._check_namespaces()
 
+    def caveats(self) -> list[str]:
+        return sandbox_files.caveats(self._options)
+
     async def start(self, request: SandboxRequest) -> BubblewrapSandbox:
         if not (bwrap := shutil.which("bwrap")):
             raise SandboxError("bwrap is missing; install it with: apt-get install bubblewrap")
         if request.spec.image is not None:
-            raise SandboxError(f"runtime.image={request.spec.image!r}: bubblewrap runs no images; set runtime=docker")
+            raise SandboxError(
+                f"runtime.image={request.spec.image!r}: bubblewrap runs no images; set runtime=docker or "
+                "runtime=apptainer"
+            )
+        scratch = await sandbox_files.make(request.session_id, self._options.scratch)
+        sandbox = BubblewrapSandbox(bwrap=bwrap, scratch=scratch, request=request, limits=self._limits())
         try:
-            scratch = scratch_directory.make(request.session_id, self._options.scratch)
-        except OSError as error:
-            raise SandboxError(f"no scratch directory could be made: {error}; set runtime.scratch") from error
-        try:
-            await to_its_end(_fill, scratch, request.workspace)
+            if request.workspace is not None:
+                sandbox.view = await sandbox_files.show_workspace(request.workspace, scratch)
+            sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self._options)
+            if request.spec.network == "full" and request.served is not None:
+                sandbox.base_url, sandbox.server = await serve_on_host(request.served)
         except BaseException:
-            await asyncio.to_thread(scratch_directory.remove, scratch)
+            await sandbox.stop()
             raise
-        return BubblewrapSandbox(bwrap=bwrap, scratch=scratch, request=request, limits=self._limits())
+        return sandbox
 
     async def reap(self, session_ids: Collection[str]) -> int:
         """Remove the scratch directories that a killed gateway left of these sessions; how many there were.
@@ -114,7 +125,7 @@ class Bubblewrap:
         """
         orphans = scratch_directory.orphans(session_ids, self._options.scratch)
         for path in orphans:
-            await asyncio.to_thread(scratch_directory.remove, path)
+            await asyncio.to_thread(sandbox_files.remove, path)
         return len(orphans)
 
     async def close(self) -> None:
@@ -123,7 +134,7 @@ class Bubblewrap:
     def _check_namespaces(self) -> list[str]:
         links = [part for link, target in agent.host_root_links().items() for part in ("--symlink", target, link)]
         options, prefix = (AS_ROOT, STEP_DOWN) if os.geteuid() == 0 else (AS_USER, ())
-        trial = ["bwrap", *ISOLATION, *options, *links, "--", *prefix, "/usr/bin/true"]
+        trial = ["bwrap", *ISOLATION, "--unshare-net", *options, *links, "--", *prefix, "/usr/bin/true"]
         done = subprocess.run(trial, capture_output=True, text=True, timeout=20, check=False)
         if done.returncode == 0:
             return []
@@ -151,6 +162,11 @@ class BubblewrapSandbox:
     limits: Mapping[int, int]
     """Resource limit -> value, for every process."""
     base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
+    view: copy_on_write.View | None = None
+    """The workspace, where it is copied on write."""
+    cgroup: cgroups.Cgroup | None = None
+    server: asyncio.Server | None = None
+    """The gateway, where it serves the sandbox and not each command's own network."""
     _running: dict[BwrapProcess, asyncio.Future[None]] = field(default_factory=dict)
     """Each running command with what is set when nothing of it is left."""
     _stopped: bool = False
@@ -159,7 +175,8 @@ class BubblewrapSandbox:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
         argv = [*(STEP_DOWN if os.geteuid() == 0 else ()), *command.argv]
-        process = await BwrapProcess.spawn(self.bwrap, self._arguments(command), argv)
+        through = [part for each in (self.cgroup, self.view) if each is not None for part in each.enter]
+        process = await BwrapProcess.spawn([*through, self.bwrap], self._arguments(command), argv)
         gone = self._running[process] = asyncio.get_running_loop().create_future()
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
         server: asyncio.Server | None = None
@@ -170,8 +187,8 @@ class BubblewrapSandbox:
                 pid = await process.pid()
                 for kind, value in self.limits.items():
                     resource.prlimit(pid, kind, (value, value))
-                if self.request.serve is not None:
-                    server = await self.request.serve(await listen_inside(pid, GATEWAY_PORT))
+                if self.request.served is not None and self.server is None:
+                    server = await self.request.served(await listen_inside(pid, GATEWAY_PORT))
                 process.release()
                 await process.communicate(command.stdin, stdout, stderr)
         except TimeoutError:
@@ -206,13 +223,21 @@ class BubblewrapSandbox:
             process.kill()
         for _, gone in running:
             await gone
-        await asyncio.to_thread(scratch_directory.remove, self.scratch)
+        if self.server is not None:
+            self.server.close()
+        if self.view is not None:
+            await self.view.close()
+        await to_its_end(sandbox_files.remove, self.scratch)
 
     def _arguments(self, command: Command) -> list[str]:
         """The options of `bwrap`: later ones lie on top of earlier ones."""
         workspace = self.request.spec.workspace.path
         environment = {**agent.ENVIRONMENT, **self.request.spec.environment, **command.environment}
         arguments = [*ISOLATION, *(AS_ROOT if os.geteuid() == 0 else AS_USER)]
+        if self.request.spec.network != "full":
+            arguments.append("--unshare-net")
+        elif (names := Path("/etc/resolv.conf")).exists():
+            arguments += _mount("--ro-bind", names.resolve(), str(names))
         for link, target in agent.host_root_links().items():
             arguments += ["--symlink", target, link]
         for name in agent.ETC:
@@ -238,30 +263,6 @@ def _mount(kind: str, host: Path, inside: str) -> list[str]:
     """A bind mount and the directories above it, which `bwrap` alone would make unreadable for all but their owner."""
     parents = [str(parent) for parent in reversed(PurePosixPath(inside).parents) if parent.name]
     return [*(part for parent in parents for part in ("--dir", parent)), kind, str(host), inside]
-
-
-def _fill(scratch: Path, workspace: Path | None) -> None:
-    """Put into the scratch directory what a sandbox needs, the workspace's copy included."""
-    try:
-        for name in ("home", "tmp", "etc"):
-            (scratch / name).mkdir()
-        for name, text in agent.ETC.items():
-            (scratch / "etc" / name).write_text(text)
-        if workspace is None:
-            (scratch / "workspace").mkdir()
-        else:
-            shutil.copytree(workspace, scratch / "workspace", symlinks=True)
-        if os.geteuid() == 0:
-            _give_to_agent(scratch)
-    except (OSError, shutil.Error) as error:
-        raise SandboxError(f"the workspace {workspace} could not be copied: {error}") from error
-
-
-def _give_to_agent(scratch: Path) -> None:
-    """Make the agent's uid the owner of everything but the scratch directory itself, which stays closed to others."""
-    for parent, directories, files in os.walk(scratch):
-        for name in (*directories, *files):
-            os.lchown(Path(parent, name), agent.UID, agent.GID)
 
 
 RUNTIME = Bubblewrap

@@ -15,7 +15,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes import SandboxError, processes
 from polar_gym.runtimes.output import Output, feed_stdin
 
 
@@ -32,8 +32,11 @@ class BwrapProcess:
         self._exit_code: int | None = None
 
     @classmethod
-    async def spawn(cls, bwrap: str, options: Sequence[str], argv: Sequence[str]) -> BwrapProcess:
-        """Start `bwrap`; the command does not run before `release`. Raises `SandboxError`."""
+    async def spawn(cls, bwrap: Sequence[str], options: Sequence[str], argv: Sequence[str]) -> BwrapProcess:
+        """Start `bwrap` (and before it what it is started through); the command does not run before `release`.
+
+        Raises `SandboxError`.
+        """
         if broken := [part for part in (*options, *argv) if "\0" in part]:  # a NUL ends an option, and begins another
             raise SandboxError(f"a zero byte in an argument or a variable of a command: {broken[0][:200]!r}")
         with contextlib.ExitStack() as after_start, contextlib.ExitStack() as on_error:
@@ -49,10 +52,17 @@ class BwrapProcess:
             on_error.callback(os.close, release)
             passed = {"--args": arguments, "--json-status-fd": status_write, "--block-fd": block}
             flags = [part for flag, descriptor in passed.items() for part in (flag, str(descriptor))]
+
+            async def undo(process: asyncio.subprocess.Process) -> None:
+                on_error.pop_all()
+                after_start.close()
+                await cls(process, status, release).end()
+
             try:
                 # `--die-with-parent` follows the thread that forks, which here is the event loop's own.
-                process = await asyncio.create_subprocess_exec(
-                    *[bwrap, *flags, "--", *argv],
+                process = await processes.start(
+                    [*bwrap, *flags, "--", *argv],
+                    undo=undo,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
@@ -60,7 +70,7 @@ class BwrapProcess:
                     env={},
                 )
             except OSError as error:
-                raise SandboxError(f"{bwrap} could not be started: {error}") from error
+                raise SandboxError(f"{bwrap[-1]} could not be started: {error}") from error
             on_error.pop_all()
             return cls(process, status, release)
 
@@ -78,8 +88,9 @@ class BwrapProcess:
         return pid
 
     def release(self) -> None:
-        """Let the command begin."""
-        os.write(self._release, b"\0")
+        """Let the command begin; where `bwrap` has failed already, its exit will say so."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._release, b"\0")
 
     async def communicate(self, stdin: bytes, stdout: Output, stderr: Output) -> None:
         """Feed and collect until the command has ended and all its pipes are closed."""
@@ -98,15 +109,19 @@ class BwrapProcess:
 
     async def end(self) -> None:
         """Kill what still runs, and wait until the kernel has removed all of it."""
+        if self._init is None:
+            with contextlib.suppress(SandboxError):
+                await self.pid()
         self.kill()
         os.close(self._release)
-        await self._process.wait()
         if self._init is not None:
-            # `--die-with-parent` sends the same signal, but only once the sandbox has come far enough to ask for it.
+            # `--die-with-parent` sends the same signal, but only once the sandbox has come far enough to ask for it:
+            # one whose `bwrap` was killed before that would wait for ever, holding the pipes open.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init, signal.SIGKILL)
             await _readable(self._init)
             os.close(self._init)
+        await self._process.wait()
         if report := await self._next_report():
             self._exit_code = json.loads(report).get("exit-code")
         os.close(self._status)

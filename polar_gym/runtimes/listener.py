@@ -8,7 +8,13 @@ import sys
 import threading
 from pathlib import Path
 
-from polar_gym.runtimes import namespace
+from polar_gym.runtimes import Serve, namespace, processes
+
+
+async def serve_on_host(serve: Serve) -> tuple[str, asyncio.Server]:
+    """For a sandbox that shares the machine's network: the gateway on a free port of the machine's own loopback."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    return f"http://127.0.0.1:{listener.getsockname()[1]}", await serve(listener)
 
 
 async def listen_inside(pid: int, port: int) -> socket.socket:
@@ -51,8 +57,8 @@ async def _from_child(pid: int, port: int) -> socket.socket:
     with ours:
         with theirs:
             program = [sys.executable, "-I", "-S", str(Path(namespace.__file__))]
-            child = await asyncio.create_subprocess_exec(
-                *[*program, str(pid), str(port), str(theirs.fileno())],
+            child = await processes.start(
+                [*program, str(pid), str(port), str(theirs.fileno())],
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=[theirs.fileno()],

@@ -15,13 +15,14 @@ import pytest
 from polar_gym.registry import runtimes
 from polar_gym.runtimes import Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.schema import RuntimeSpec, Workspace
+from tests import apptainer
 from tests.requirements import need, need_program
 
 MakeRuntime = Callable[..., Any]
 """(options) -> a runtime of the kind that the test runs on."""
 
 
-@pytest.fixture(params=["bubblewrap", "docker"])
+@pytest.fixture(params=["bubblewrap", "docker", "apptainer"])
 def make_runtime(request: pytest.FixtureRequest, tmp_path: Path) -> MakeRuntime:
     """Makes runtimes of each kind, whose scratch directory is `tmp_path/"scratch"`."""
     scratch = tmp_path / "scratch"
@@ -29,6 +30,9 @@ def make_runtime(request: pytest.FixtureRequest, tmp_path: Path) -> MakeRuntime:
     if request.param == "docker":
         host = request.getfixturevalue("docker_host")
         return lambda **options: make("docker", host=host, scratch=scratch, **options)
+    if request.param == "apptainer":
+        program = apptainer.program()
+        return lambda **options: make("apptainer", program=program, scratch=scratch, **options)
     need_program("bwrap", "apt-get install bubblewrap")
     return lambda **options: make("bubblewrap", scratch=scratch, **options)
 

@@ -16,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.runtimes import HOME, Command, Mount, Runtime, Sandbox, SandboxError, SandboxRequest
-from polar_gym.runtimes.docker import SESSION_LABEL
+from polar_gym.runtimes.docker_sandbox import SESSION_LABEL
 from polar_gym.runtimes.files import read_file, write_files
 from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.skeleton import skeleton
 from polar_gym.schema import RuntimeSpec, Workspace
+from tests import apptainer
 from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, runtime, sandbox, sh, started
+from tests.requirements import need_program
 
 __all__ = ["docker_host", "make_runtime", "runtime", "sandbox"]
 
@@ -224,6 +226,8 @@ async def test_sandboxes_of_a_killed_gateway_are_reaped(
     kind = type(runtime).__name__.lower()
     if kind == "docker":
         options |= {"host": request.getfixturevalue("docker_host")}
+    elif kind == "apptainer":
+        options |= {"program": apptainer.program()}
     argument = json.dumps([kind, options, "victim-1", orphan.command])
     victim = await asyncio.create_subprocess_exec(sys.executable, "-c", VICTIM, argument)
     try:
@@ -318,3 +322,19 @@ def _containers(host: str, session_id: str) -> list[Any]:
         return client.containers.list(all=True, filters={"label": f"{SESSION_LABEL}={session_id}"})
     finally:
         client.close()
+
+
+async def test_a_command_can_be_cancelled_at_every_step_of_its_start(tmp_path: Path):
+    """Guards against waiting for ever for pipes that were never connected, and against a `bwrap` that was killed before
+    it had told its PID 1 to go on: that stayed."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    async with asyncio.timeout(60), started(make("bubblewrap", scratch=tmp_path)) as sandbox:
+        command = Marked()
+        for steps in range(0, 60, 2):
+            running = asyncio.create_task(sh(sandbox, command.command))
+            for _ in range(steps):
+                await asyncio.sleep(0.0004)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await command.until(alive=False)

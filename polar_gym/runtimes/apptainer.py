@@ -1,0 +1,144 @@
+"""Sandboxes without a daemon and without root, from container images: each is one Apptainer instance.
+
+The instance is the set of namespaces, with the image, a writable overlay and the scratch directory's home, /tmp and
+workspace mounted; its PID 1 only waits. Commands join these namespaces (`nsenter`: a few milliseconds), as the agent's
+uid where the gateway is root, else as the gateway's own, without rights and without a way to get any. Nothing of an
+instance is known outside its scratch directory, not even to Apptainer, whose configuration lies there too: whoever
+finds that directory after a gateway's death can end the instance.
+
+With `network: full` the sandbox shares the machine's network, its loopback included.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Collection
+from pathlib import Path
+
+from pydantic import Field
+
+from polar_gym.config import cache_dir
+from polar_gym.runtimes import NODE, Command, SandboxError, SandboxRequest, sandbox_files, scratch_directory
+from polar_gym.runtimes.apptainer_images import Form, Image, Images
+from polar_gym.runtimes.apptainer_instance import Instance, end_instances
+from polar_gym.runtimes.apptainer_sandbox import ApptainerSandbox, process_limits
+from polar_gym.runtimes.glibc import node_advice
+from polar_gym.runtimes.limits import LimitOptions
+from polar_gym.runtimes.listener import serve_on_host
+from polar_gym.runtimes.threads import to_its_end
+
+
+class ApptainerOptions(LimitOptions):
+    scratch: Path | None = None
+    """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
+    program: str = "apptainer"
+    """Apptainer's own program: a name on PATH, or a path."""
+    images: Path | None = None
+    """Where converted images are kept. Default: `images` in polar-gym's cache."""
+    form: Form = "directory"
+    """What images are converted to: directories start faster, SIF files are one file each."""
+    file_mb: int = Field(default=4096, gt=0)
+    """What one file may grow to."""
+
+
+class Apptainer:
+    """Starts sandboxes as Apptainer instances."""
+
+    Options = ApptainerOptions
+
+    def __init__(self, options: ApptainerOptions) -> None:
+        self.options = options
+        self._images = Images(options.program, options.images or cache_dir() / "images", options.form)
+        self._run_node: set[Path] = set()
+        """Images in which the toolchain's node is known to start."""
+
+    def check(self) -> list[str]:
+        packages = {"nsenter": "util-linux", "setpriv": "util-linux", "prlimit": "util-linux", "tar": "tar"}
+        missing = [
+            f"{program} is missing; install it with: apt-get install {package}"
+            for program, package in packages.items()
+            if not shutil.which(program)
+        ]
+        if not shutil.which(self.options.program):
+            missing.append(
+                f"{self.options.program} is missing; install it from https://apptainer.org/docs/admin/latest/"
+                "installation.html, and name it with runtime.program where it is not on PATH"
+            )
+            return missing
+        done = subprocess.run([self.options.program, "--version"], capture_output=True, text=True, timeout=60)
+        if done.returncode != 0:
+            missing.append(f"{self.options.program} does not run: {done.stderr.strip()}")
+        return missing
+
+    def caveats(self) -> list[str]:
+        return sandbox_files.caveats(self.options)
+
+    async def start(self, request: SandboxRequest) -> ApptainerSandbox:
+        if not (program := shutil.which(self.options.program)):
+            raise SandboxError(f"{self.options.program} is missing; see: polar-gym doctor")
+        image = await to_its_end(self._images.get, request.spec.image)
+        scratch = await sandbox_files.make(request.session_id, self.options.scratch)
+        instance = Instance(program, scratch, self._images.cache)
+        limits = process_limits(self.options.memory_mb, self.options.file_mb)
+        sandbox = ApptainerSandbox(instance=instance, image=image, request=request, limits=limits)
+        try:
+            sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self.options)
+            await self._start_instance(instance, image, request)
+            if request.served is not None and request.spec.network == "full":
+                sandbox.base_url, sandbox.server = await serve_on_host(request.served)
+            elif request.served is not None:
+                sandbox.server = await request.served(await instance.listen())
+            await self._check_toolchain(sandbox)
+        except BaseException:
+            await sandbox.stop()
+            raise
+        return sandbox
+
+    async def prepare(self, images: Collection[str]) -> None:
+        """Have these images converted before the first sandbox asks for one. Raises `SandboxError`."""
+        for image in images:
+            await to_its_end(self._images.get, image)
+
+    async def reap(self, session_ids: Collection[str]) -> int:
+        """End the instances that a killed gateway left of these sessions; how many scratch directories there were."""
+        orphans = scratch_directory.orphans(session_ids, self.options.scratch)
+        for scratch in orphans:
+            await to_its_end(end_instances, scratch)
+            await to_its_end(sandbox_files.remove, scratch)
+        return len(orphans)
+
+    async def close(self) -> None:
+        """Nothing is held between sandboxes."""
+
+    async def _start_instance(self, instance: Instance, image: Image, request: SandboxRequest) -> None:
+        """Start it with the workspace in its place. A view of the workspace ends here: the instance has it mounted."""
+        view = None
+        if request.workspace is None:
+            if request.spec.image is not None:
+                content = await to_its_end(self._images.read, image, request.spec.workspace.path)
+                await to_its_end(sandbox_files.unpack_workspace, content, instance.scratch)
+        elif os.geteuid() == 0:
+            view = await sandbox_files.show_workspace(request.workspace, instance.scratch)
+        else:  # Apptainer makes a user namespace of its own, and would be the view's root in it
+            await sandbox_files.copy_workspace(request.workspace, instance.scratch)
+        try:
+            await instance.start(image, request, view.enter if view is not None else ())
+        finally:
+            if view is not None:
+                await view.close()
+
+    async def _check_toolchain(self, sandbox: ApptainerSandbox) -> None:
+        """Once for each image: the node of this machine must start in it. Raises `SandboxError`."""
+        request, image = sandbox.request, sandbox.image
+        if request.spec.image is None or image.path in self._run_node:
+            return
+        if any(mount.inside == NODE for mount in request.mounts):
+            result = await sandbox.exec(Command(argv=[NODE, "--version"], workdir="/"))
+            if result.exit_code != 0:
+                raise SandboxError(node_advice(image.name, result.stderr.decode(errors="replace").strip()))
+            self._run_node.add(image.path)
+
+
+RUNTIME = Apptainer

@@ -1,0 +1,169 @@
+"""One Apptainer instance: its namespaces, from their making until nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from polar_gym.runtimes import (
+    GATEWAY_PORT,
+    HOME,
+    Mount,
+    SandboxError,
+    SandboxRequest,
+    agent,
+    glibc,
+)
+from polar_gym.runtimes.apptainer_images import CONTAINED, Image, environment
+from polar_gym.runtimes.listener import listen_inside
+
+NAME = "sandbox"
+END_SECONDS = 30
+
+ISOLATION = (
+    *(*CONTAINED, "--uts", "--hostname", "sandbox"),
+    *("--no-mount", "/etc/localtime,/etc/hosts,bind-paths,home,tmp,hostfs"),
+)
+
+
+class Instance:
+    """Made stopped; `end` may be called at any time, and twice."""
+
+    def __init__(self, program: str, scratch: Path, cache: Path) -> None:
+        self.scratch = scratch
+        self._program = program
+        self._environment = environment(str(scratch / "apptainer"), cache)
+        self._pid = 0
+        self._init: int | None = None
+        """A pidfd of the instance's PID 1."""
+
+    async def start(self, image: Image, request: SandboxRequest, through: Sequence[str]) -> None:
+        """Start it, by a command that is itself run `through` another one. Raises `SandboxError`."""
+        for name in ("apptainer", "overlay", "overlay/upper", "overlay/work"):
+            (self.scratch / name).mkdir()
+        (self.scratch / "etc" / "passwd").write_text(_with_agent(image.passwd))
+        network = () if request.spec.network == "full" else ("--net", "--network", "none")
+        overlay = ("--overlay", str(self.scratch / "overlay"))
+        binds = [part for bind in self._binds(image, request) for part in ("--bind", bind)]
+        await self._apptainer(
+            *("instance", "start", *ISOLATION, *network, *overlay, *binds, str(image.path), NAME), through=through
+        )
+        (self._pid,) = _pids(self.scratch)
+        try:
+            self._init = os.pidfd_open(self._pid)
+        except ProcessLookupError as error:
+            raise SandboxError("the instance was killed from outside before its first command") from error
+
+    def enter(self) -> list[str]:
+        """What a command is run through to be inside, as the agent and without a way to more rights.
+
+        Raises `SandboxError` when the instance is gone.
+        """
+        if self._init is None or _readable(self._init, 0):
+            raise SandboxError("the sandbox is gone: its instance has ended")
+        root = os.geteuid() == 0
+        identity = ("--setuid", str(agent.UID), "--setgid", str(agent.GID)) if root else _OWN_USER_NAMESPACE
+        spaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--root")
+        return [*_NO_MORE_RIGHTS, "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
+
+    async def listen(self) -> socket.socket:
+        """The gateway's listening socket in the instance's network namespace. Raises `SandboxError`."""
+        try:
+            return await listen_inside(self._pid, GATEWAY_PORT)
+        except OSError as error:
+            raise SandboxError(f"the gateway may not enter the sandbox's network: {error}") from error
+
+    def end(self) -> None:
+        """Kill everything inside, and wait until it is gone. Blocks."""
+        if self._init is not None:
+            os.close(self._init)
+            self._init = None
+        end_instances(self.scratch)
+
+    def _binds(self, image: Image, request: SandboxRequest) -> list[str]:
+        """`source:destination:mode`, later ones on top of earlier ones. Raises `SandboxError`."""
+        mounts = list(request.mounts)
+        if request.spec.image is None:
+            mounts += [Mount(Path("/usr"), "/usr"), *(Mount(path.resolve(), str(path)) for path in agent.host_etc())]
+        elif not image.glibc and any(map(glibc.is_toolchain, mounts)):
+            mounts += glibc.support(mounts)
+        mounts.append(Mount(self.scratch / "etc" / "passwd", "/etc/passwd"))
+        own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
+        writable = [(self.scratch / name, inside, "rw") for name, inside in own.items()]
+        binds = [*writable, *((mount.host, mount.inside, "ro") for mount in mounts)]
+        for host, inside, _ in binds:
+            if any(character in f"{host}{inside}" for character in ",:"):
+                raise SandboxError(
+                    f"{host} cannot be mounted at {inside}: Apptainer takes no commas and colons in paths"
+                )
+        return [f"{host}:{inside}:{mode}" for host, inside, mode in binds]
+
+    async def _apptainer(self, *arguments: str, through: Sequence[str]) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(*through, self._program, "--quiet", *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+            cwd="/",
+        )
+        # Not to be left half-way, where nobody could find what it has started.
+        running = asyncio.create_task(process.communicate())
+        try:
+            _, stderr = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+        if process.returncode != 0:
+            raise SandboxError(f"apptainer instance start failed: {stderr.decode(errors='replace').strip()[-2000:]}")
+
+
+_NO_MORE_RIGHTS = ("setpriv", "--no-new-privs")
+_OWN_USER_NAMESPACE = ("--user", "--preserve-credentials")
+
+
+def end_instances(scratch: Path) -> None:
+    """Kill the instances that are registered in a scratch directory, and wait until they are gone. Blocks.
+
+    Raises `SandboxError`.
+    """
+    for pid in _pids(scratch):
+        with contextlib.ExitStack() as stack:
+            try:
+                keeper = os.pidfd_open(_parent(pid))
+                stack.callback(os.close, keeper)
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, FileNotFoundError):
+                continue
+            # The process that started PID 1 takes its control groups and mounts down, and ends.
+            if not _readable(keeper, END_SECONDS):
+                raise SandboxError(f"the instance in {scratch} was killed, but does not end")
+
+
+def _pids(scratch: Path) -> list[int]:
+    """PID 1 of each instance that is registered there."""
+    files = (scratch / "apptainer" / "instances" / "app").glob("*/*/*/*.json")
+    return [int(json.loads(file.read_text())["pid"]) for file in files]
+
+
+def _parent(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def _with_agent(passwd: str) -> str:
+    """With a line for the agent's uid, where the image has none."""
+    if any(line.split(":")[2:3] == [str(agent.UID)] for line in passwd.splitlines()):
+        return passwd
+    return f"{passwd.rstrip()}\n{agent.NAME}:x:{agent.UID}:{agent.GID}:{agent.NAME}:{HOME}:/bin/sh\n"

@@ -1,0 +1,137 @@
+"""Commands in an Apptainer instance: one at a time, each ended with all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polar_gym.runtimes import (
+    GATEWAY_PORT,
+    Command,
+    ExecResult,
+    SandboxError,
+    SandboxRequest,
+    agent,
+    cgroups,
+    sandbox_files,
+)
+from polar_gym.runtimes.apptainer_images import Image
+from polar_gym.runtimes.apptainer_instance import Instance
+from polar_gym.runtimes.limits import MEBIBYTE
+from polar_gym.runtimes.output import Output, feed_stdin
+from polar_gym.runtimes.threads import to_its_end
+
+ENVIRONMENT = "POLAR_GYM_ENVIRONMENT"
+INSIDE = f'eval "${ENVIRONMENT}"; unset {ENVIRONMENT}; cd "$1" || exit 126; shift; {agent.RUN}'
+"""The environment travels in one variable and is set inside: programs of this machine are on the way there, and a
+task's LD_PRELOAD is not for them."""
+
+KILL_ATTEMPTS = 10
+
+
+@dataclass(kw_only=True)
+class ApptainerSandbox:
+    """A running instance."""
+
+    instance: Instance
+    image: Image
+    request: SandboxRequest
+    limits: Sequence[str]
+    """What a command is run through so that each of its processes is limited."""
+    base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
+    cgroup: cgroups.Cgroup | None = None
+    server: asyncio.Server | None = None
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _stopped: bool = False
+
+    async def exec(self, command: Command) -> ExecResult:
+        values = {**self.image.environment, **agent.IDENTITY, **self.request.spec.environment, **command.environment}
+        backstop = str(math.ceil(command.timeout_seconds) + agent.BACKSTOP_SECONDS)
+        workdir = command.workdir or self.request.spec.workspace.path
+        argv = ["/bin/sh", "-c", INSIDE, "sh", workdir, backstop, *command.argv]
+        stdout, stderr = Output(command.output_limit), Output(command.output_limit)
+        async with self._one_at_a_time:
+            process = await self._spawn(argv, values)
+            streams = asyncio.create_task(_communicate(process, command.stdin, stdout, stderr))
+            ending = asyncio.create_task((command.end or asyncio.Event()).wait())
+            try:
+                limit = command.timeout_seconds
+                await asyncio.wait({streams, ending}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                # Also when this task is cancelled.
+                ending.cancel()
+                timed_out = not streams.done()
+                if timed_out:
+                    await self._kill(streams)
+            await streams
+        if self._stopped:
+            raise SandboxError(f"the sandbox of session {self.request.session_id} was stopped during a command")
+        self.instance.enter()  # raises when the instance died, and the command with it
+        code = process.returncode or 0
+        return ExecResult(
+            exit_code=None if timed_out else code if code >= 0 else 128 - code,
+            stdout=stdout.value(),
+            stderr=stderr.value(),
+            timed_out=timed_out,
+        )
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self.server is not None:
+            self.server.close()
+        await to_its_end(self.instance.end)
+        await to_its_end(sandbox_files.remove, self.instance.scratch)
+
+    async def _spawn(self, argv: Sequence[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
+        if self._stopped:
+            raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
+        exports = "\n".join(f"export {shlex.quote(f'{name}={value}')}" for name, value in environment.items())
+        through = [*(self.cgroup.enter if self.cgroup is not None else ()), *self.limits, *self.instance.enter()]
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(*through, *argv),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={"PATH": agent.PATH, ENVIRONMENT: exports},
+                cwd="/",
+            )
+        except (OSError, ValueError) as error:  # too long, or a zero byte
+            raise SandboxError(f"a command could not be started: {error}") from error
+
+    async def _kill(self, streams: asyncio.Task[None]) -> None:
+        """Kill every process of the agent, until the running command's streams end.
+
+        More than once, because the command may only be about to start. Raises `SandboxError` when it does not help, and
+        ends the instance: no process of an agent outlives its limit.
+        """
+        for _ in range(KILL_ATTEMPTS):
+            if self._stopped:  # the instance is being ended, and everything in it
+                await asyncio.wait({streams})
+                return
+            killer = await self._spawn(agent.KILL, {})
+            await killer.communicate()
+            await asyncio.wait({streams}, timeout=1)
+            if streams.done():
+                return
+        await to_its_end(self.instance.end)
+        raise SandboxError("a command could not be killed at its time limit; its sandbox was ended")
+
+
+def process_limits(memory_mb: int, file_mb: int) -> list[str]:
+    """See `ApptainerSandbox.limits`."""
+    values = {"data": memory_mb * MEBIBYTE, "fsize": file_mb * MEBIBYTE, "core": 0}
+    return ["prlimit", *(f"--{name}={value}" for name, value in values.items()), "--"]
+
+
+async def _communicate(process: asyncio.subprocess.Process, stdin: bytes, stdout: Output, stderr: Output) -> None:
+    """Feed and collect until the command has ended and all its pipes are closed."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    await asyncio.gather(
+        feed_stdin(process.stdin, stdin), stdout.read(process.stdout), stderr.read(process.stderr), process.wait()
+    )

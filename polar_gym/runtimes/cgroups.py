@@ -1,0 +1,143 @@
+"""Limits for a sandbox as a whole, by the kernel's control groups, where this process may make them.
+
+Both forms are spoken: one tree with all controllers (version 2), and one tree for each (version 1). A sandbox's group
+has the name of its scratch directory, so that whoever finds one after a gateway's death finds the other. All of this
+blocks, mostly for microseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
+
+CONTROLLERS = ("memory", "pids", "cpu")
+PERIOD = 100_000
+"""Microseconds over which processor time is shared out."""
+REMOVE_SECONDS = 5.0
+
+
+class CgroupError(Exception):
+    """This process may not limit sandboxes here. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A sandbox's group: one directory in version 2, one for each controller in version 1."""
+
+    directories: tuple[Path, ...]
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """What a command is run through so that it, and all that it starts, is under the limits."""
+        script = 'for group in $0; do echo $$ > "$group/cgroup.procs"; done && exec "$@"'
+        return ("/bin/sh", "-c", script, " ".join(map(str, self.directories)))
+
+    def remove(self) -> None:
+        """Kill what is left inside and remove the group. Raises `OSError` where that takes more than seconds."""
+        deadline = time.monotonic() + REMOVE_SECONDS
+        for directory in self.directories:
+            while directory.exists():
+                for pid in (directory / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                try:
+                    directory.rmdir()
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.005)
+
+
+def make(name: str, limits: LimitOptions) -> Cgroup:
+    """A new group with these limits. Raises `CgroupError`."""
+    unified = _mounts().get("")
+    try:
+        if unified is not None and "memory" in (unified / "cgroup.controllers").read_text().split():
+            return _make_unified(_own_parent(unified), name, limits)
+        return _make_separate(_mounts(), name, limits)
+    except OSError as error:
+        raise CgroupError(f"no control group can be made here ({error})") from error
+
+
+def find(name: str) -> Cgroup:
+    """The group of this name, without the directories that are not there."""
+    mounts = _mounts()
+    places = {mount / name for mount in mounts.values()}
+    if (unified := mounts.get("")) is not None:
+        places.add(_own_parent(unified) / name)
+    return Cgroup(tuple(sorted(place for place in places if place.exists())))
+
+
+def _make_unified(parent: Path, name: str, limits: LimitOptions) -> Cgroup:
+    handed_down = (parent / "cgroup.subtree_control").read_text().split()
+    if lacking := [f"+{controller}" for controller in CONTROLLERS if controller not in handed_down]:
+        (parent / "cgroup.subtree_control").write_text(" ".join(lacking))
+    group = Cgroup((parent / name,))
+    (directory,) = group.directories
+    directory.mkdir()
+    with _removed_on_error(group):
+        (directory / "memory.max").write_text(str(limits.memory_mb * MEBIBYTE))
+        _write_if_there(directory / "memory.swap.max", "0")
+        (directory / "pids.max").write_text(str(limits.pids))
+        if limits.cpus is not None:
+            (directory / "cpu.max").write_text(f"{int(limits.cpus * PERIOD)} {PERIOD}")
+    return group
+
+
+def _make_separate(mounts: dict[str, Path], name: str, limits: LimitOptions) -> Cgroup:
+    if lacking := [controller for controller in CONTROLLERS if controller not in mounts]:
+        raise CgroupError(f"the kernel's control groups lack {', '.join(lacking)} here")
+    memory, pids, cpu = (mounts[controller] / name for controller in CONTROLLERS)
+    group = Cgroup(tuple(sorted({memory, pids, cpu})))
+    with _removed_on_error(group):
+        for directory in group.directories:
+            directory.mkdir()
+        (memory / "memory.limit_in_bytes").write_text(str(limits.memory_mb * MEBIBYTE))
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(limits.memory_mb * MEBIBYTE))
+        (pids / "pids.max").write_text(str(limits.pids))
+        if limits.cpus is not None:
+            (cpu / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (cpu / "cpu.cfs_quota_us").write_text(str(int(limits.cpus * PERIOD)))
+    return group
+
+
+def _mounts() -> dict[str, Path]:
+    """Controller -> where its tree is mounted; "" -> the tree of version 2."""
+    found: dict[str, Path] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            found.setdefault("", Path(where))
+        elif kind == "cgroup":
+            found |= {name: Path(where) for name in options.split(",") if name in CONTROLLERS}
+    return found
+
+
+def _own_parent(unified: Path) -> Path:
+    """Beside this process's own group: a group that holds processes hands no controllers down, unless it is the root.
+    Where a user's session has groups delegated to it, its parent is the user's."""
+    own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    path = unified / own.removeprefix("0::").lstrip("/")
+    return path.parent if path != unified and path.is_dir() else unified
+
+
+def _write_if_there(file: Path, value: str) -> None:
+    """For what a kernel may be built without."""
+    if file.exists():
+        file.write_text(value)
+
+
+@contextlib.contextmanager
+def _removed_on_error(group: Cgroup) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        group.remove()
+        raise

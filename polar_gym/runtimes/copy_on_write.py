@@ -1,0 +1,76 @@
+"""A writable view of a directory that stays as it is: overlayfs where the kernel allows it.
+
+The view is mounted in a mount namespace of its own, which a small process holds open and commands enter. It ends when
+its standard input does, so a killed gateway leaves no mount behind. As root the agent is made the owner of everything,
+which copies names and modes but no content (`metacopy`); without root that happens in a user namespace, in which the
+gateway's own files are the agent's already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar_gym.runtimes import agent, processes
+
+MOUNT = """
+set -e
+mount -t overlay polar-gym -o "$1" "$2"
+[ -z "$3" ] || chown -R -h "$3" "$2"
+echo ready
+exec cat
+"""
+
+
+class OverlayError(Exception):
+    """This machine makes no such view. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A mounted view; commands that start with `enter` see it."""
+
+    holder: asyncio.subprocess.Process
+    enter: tuple[str, ...]
+
+    async def close(self) -> None:
+        if self.holder.returncode is None:
+            self.holder.kill()
+        await self.holder.wait()
+
+
+async def view(lower: Path, upper: Path, work: Path, at: Path) -> View:
+    """Show `lower` at `at`, with what is written there in `upper`; all are directories that exist.
+
+    Raises `OverlayError`.
+    """
+    unshare, nsenter = shutil.which("unshare"), shutil.which("nsenter")
+    if unshare is None or nsenter is None:
+        raise OverlayError("unshare and nsenter are missing; install them with: apt-get install util-linux")
+    if any(character in f"{lower}{upper}{work}" for character in ",:\\"):
+        raise OverlayError(f"no overlay can be made of a path with a comma, colon or backslash: {lower}")
+    root = os.geteuid() == 0
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},{'metacopy=on' if root else 'userxattr'}"
+    owner = f"{agent.UID}:{agent.GID}" if root else ""
+    user = () if root else ("--user", "--map-root-user")
+    holder = await processes.start(
+        [unshare, *user, "--mount", "--propagation", "slave", "/bin/sh", "-c", MOUNT, "sh", options, str(at), owner],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PATH": agent.PATH, "LC_ALL": "C.UTF-8"},
+    )
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    namespaces = () if root else ("--user", "--preserve-credentials")
+    made = View(holder, (nsenter, "--target", str(holder.pid), "--mount", *namespaces, "--"))
+    try:
+        if await holder.stdout.readline() != b"ready\n":
+            raise OverlayError((await holder.stderr.read()).decode(errors="replace").strip())
+    except BaseException:
+        await made.close()
+        raise
+    return made

@@ -1,0 +1,94 @@
+"""Images of one Docker daemon: there before anything starts, pulled once however many sessions ask.
+
+All of this blocks: it runs in the runtime's own threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+import docker
+from docker import errors
+
+from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes.glibc import LOADERS
+
+PullPolicy = Literal["never", "missing", "always"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image that the daemon has."""
+
+    name: str
+    id: str
+    glibc: bool
+    """Whether programs that were built for glibc find their loader in it."""
+
+
+class Images:
+    """What is known of a daemon's images."""
+
+    def __init__(self, policy: PullPolicy) -> None:
+        self._policy: PullPolicy = policy
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._pulled: set[str] = set()
+        self._glibc: dict[str, bool] = {}
+        """Image id -> whether it has glibc."""
+        self.run_node: set[str] = set()
+        """Ids of images in which the toolchain's node is known to start."""
+
+    def get(self, client: docker.DockerClient, name: str) -> Image:
+        """The image called `name`, pulled if the policy says so. Raises `SandboxError`."""
+        with self._locks[name]:
+            if self._policy == "always" and name not in self._pulled:
+                self._pull(client, name)
+            found = self._find(client, name)
+            if found is None and self._policy == "missing":
+                self._pull(client, name)
+                found = self._find(client, name)
+            if found is None:
+                raise SandboxError(
+                    f"runtime.image: {name!r} is not on this machine; get it with: docker pull {name}, or set "
+                    "runtime.pull=missing"
+                )
+            if found not in self._glibc:
+                self._glibc[found] = _has_glibc(client, found)
+        return Image(name=name, id=found, glibc=self._glibc[found])
+
+    def _pull(self, client: docker.DockerClient, name: str) -> None:
+        try:
+            client.images.pull(name)
+        except errors.APIError as error:
+            raise SandboxError(
+                f"runtime.image: {name!r} could not be pulled ({error.explanation or error}); correct its name, or get "
+                f"it onto this machine yourself (docker pull {name}, docker load) and set runtime.pull=never"
+            ) from error
+        self._pulled.add(name)
+
+    def _find(self, client: docker.DockerClient, name: str) -> str | None:
+        try:
+            return client.images.get(name).id
+        except errors.ImageNotFound:
+            return None
+
+
+def _has_glibc(client: docker.DockerClient, image: str) -> bool:
+    """Asks a container that is never started."""
+    container = client.api.create_container(image, entrypoint=["/bin/sh"], network_disabled=True)["Id"]
+    try:
+        return any(_has_file(client, container, loader) for loader in LOADERS)
+    finally:
+        client.api.remove_container(container, force=True, v=True)
+
+
+def _has_file(client: docker.DockerClient, container: str, path: str) -> bool:
+    try:
+        stream, _ = client.api.get_archive(container, path)
+    except errors.NotFound:
+        return False
+    stream.close()
+    return True

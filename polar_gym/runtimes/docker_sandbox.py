@@ -1,0 +1,290 @@
+"""One container: how it is made, how commands run in it, and how it ends.
+
+A container's PID 1 belongs to root and does nothing but wait; commands are run beside it as the agent's uid. So one
+`kill -9 -1` as that uid ends every process that the agent ever started, however it hid them, and not the container.
+Docker has no time limit for a command: the runtime watches the clock itself. Commands of one sandbox run one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+from docker import errors
+from docker import types as docker_types
+
+from polar_gym.runtimes import (
+    GATEWAY_PORT,
+    HOME,
+    NODE,
+    Command,
+    ExecResult,
+    Mount,
+    SandboxError,
+    SandboxRequest,
+    agent,
+    docker_exec,
+    files,
+    glibc,
+    relay,
+    scratch_directory,
+)
+from polar_gym.runtimes.docker_images import Image
+from polar_gym.runtimes.glibc import node_advice
+from polar_gym.runtimes.listener import listen_inside
+from polar_gym.runtimes.output import CHUNK, Output
+from polar_gym.runtimes.threads import to_its_end
+
+if TYPE_CHECKING:
+    from polar_gym.runtimes.docker import Docker
+
+SESSION_LABEL = "polar-gym.session"
+NODE_LABEL = "polar-gym.node"
+AGENT = f"{agent.UID}:{agent.GID}"
+
+WAIT = "while :; do sleep 3600 & wait $!; done"
+"""PID 1: a shell, because it also buries the orphans that come to it."""
+
+PREPARE = """
+set -e
+mkdir -p "$1" "$2"
+chown 1000:1000 "$1"
+chown -R 1000:1000 "$2"
+grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo "agent:x:1000:1000:agent:$1:/bin/sh" >> /etc/passwd
+"""
+
+KILL_ATTEMPTS = 10
+EXIT_POLLS = 200
+REMOVE_SECONDS = 30
+
+
+class DockerSandbox:
+    """A running container."""
+
+    base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
+
+    def __init__(self, runtime: Docker, request: SandboxRequest, image: Image) -> None:
+        self._runtime = runtime
+        self._request = request
+        self._image = image
+        self._name = f"polar-gym-{uuid.uuid4().hex[:16]}"
+        self._relay_directory: Path | None = None
+        self._relay: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._stopped = False
+
+    async def start(self) -> None:
+        workspace = self._request.spec.workspace.path
+        if self._request.served is not None and self._runtime.options.gateway != "namespace":
+            self._relay_directory = await to_its_end(self._make_relay_directory)
+        pid = await self._runtime.begin(self._create)
+        prepared = await self._run(["/bin/sh", "-c", PREPARE, "sh", HOME, workspace], user="0")
+        if prepared.exit_code != 0:
+            raise SandboxError(
+                f"runtime.image: {self._image.name!r} could not be prepared ({_said(prepared)}); an image needs sh, "
+                "tar, timeout, mkdir, chown and grep (busybox has them all)"
+            )
+        await self._check_toolchain()
+        if self._request.workspace is not None:
+            archive = await asyncio.to_thread(files.pack, self._request.workspace)
+            await files.unpack(self, archive, workspace)
+        if self._request.served is not None:
+            self._server = await self._request.served(await self._listen(pid))
+
+    async def exec(self, command: Command) -> ExecResult:
+        environment = {**agent.IDENTITY, **self._request.spec.environment, **command.environment}
+        backstop = str(math.ceil(command.timeout_seconds) + agent.BACKSTOP_SECONDS)
+        argv = ["/bin/sh", "-c", agent.RUN, "sh", backstop, *command.argv]
+        workdir = command.workdir or self._request.spec.workspace.path
+        stdout, stderr = Output(command.output_limit), Output(command.output_limit)
+        async with self._one_at_a_time:
+            exec_id = await self._create_exec(argv, AGENT, workdir, environment)
+            streams = asyncio.create_task(
+                docker_exec.communicate(self._runtime.host, exec_id, command.stdin, stdout, stderr)
+            )
+            ending = asyncio.create_task((command.end or asyncio.Event()).wait())
+            try:
+                limit = command.timeout_seconds
+                await asyncio.wait({streams, ending}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ending.cancel()
+                # Also when this task is cancelled.
+                timed_out = not streams.done()
+                if timed_out:
+                    await self._kill(streams)
+            await streams
+            if self._stopped:
+                raise SandboxError(f"the sandbox of session {self._request.session_id} was stopped during a command")
+            exit_code = None if timed_out else await self._exit_code(exec_id)
+        return ExecResult(exit_code=exit_code, stdout=stdout.value(), stderr=stderr.value(), timed_out=timed_out)
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._server is not None:
+            self._server.close()
+        await self._runtime.call(lambda client: remove_container(client, self._name))
+        if self._relay is not None:
+            self._relay.close()
+        if self._relay_directory is not None:
+            await to_its_end(scratch_directory.remove, self._relay_directory)
+
+    def _make_relay_directory(self) -> Path:
+        directory = scratch_directory.make(self._request.session_id, self._runtime.options.scratch)
+        (directory / "socket").mkdir()
+        (directory / "socket").chmod(0o755)
+        return directory
+
+    def _create(self, client: docker.DockerClient) -> int:
+        """Create and start the container; its PID 1 as the daemon counts."""
+        options = self._runtime.options
+        memory = f"{options.memory_mb}m"
+        container = client.containers.create(
+            self._image.id,
+            entrypoint=["/bin/sh", "-c", WAIT, self._name],
+            command=[],
+            name=self._name,
+            user="0:0",
+            hostname="sandbox",
+            labels={SESSION_LABEL: self._request.session_id, NODE_LABEL: self._request.node},
+            network_mode=options.bridge if self._request.spec.network == "full" else "none",
+            cap_drop=["ALL"],
+            cap_add=["CHOWN"],  # for PREPARE; agents, not being root, never hold it
+            security_opt=["no-new-privileges"],
+            mounts=self._mounts(),
+            mem_limit=memory,
+            memswap_limit=memory,
+            pids_limit=options.pids,
+            nano_cpus=None if options.cpus is None else int(options.cpus * 1e9),
+            log_config=docker_types.LogConfig(type="none"),
+            **self._runtime.disk_limit(),
+        )
+        try:
+            container.start()
+        except errors.NotFound as error:
+            raise SandboxError(f"runtime.image: {self._image.name!r} has no /bin/sh: {error.explanation}") from error
+        container.reload()
+        return container.attrs["State"]["Pid"]
+
+    def _mounts(self) -> list[docker_types.Mount]:
+        mounts = list(self._request.mounts)
+        if self._request.spec.image is None:
+            mounts += [Mount(Path("/usr"), "/usr"), *(Mount(path.resolve(), str(path)) for path in agent.host_etc())]
+        elif not self._image.glibc and any(map(glibc.is_toolchain, mounts)):
+            mounts += glibc.support(mounts)
+        if self._relay_directory is not None:
+            mounts.append(Mount(self._relay_directory / "socket", relay.INSIDE))
+        return [docker_types.Mount(each.inside, str(each.host), type="bind", read_only=True) for each in mounts]
+
+    async def _check_toolchain(self) -> None:
+        """Once for each image: the node of this machine must start in it. Raises `SandboxError`."""
+        if self._request.spec.image is None or not any(mount.inside == NODE for mount in self._request.mounts):
+            return
+        if self._image.id not in self._runtime.images.run_node:
+            result = await self._run([NODE, "--version"], user=AGENT)
+            if result.exit_code != 0:
+                raise SandboxError(node_advice(self._image.name, _said(result)))
+            self._runtime.images.run_node.add(self._image.id)
+
+    async def _listen(self, pid: int) -> socket.socket:
+        """The gateway's listening socket, in the container's network namespace or on this side of the relay."""
+        gateway = self._runtime.options.gateway
+        if gateway != "relay":
+            try:
+                # Daemon and gateway may count processes differently: then that number is something else's here.
+                if self._name.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    raise ProcessLookupError(f"process {pid} is not the container's: is the gateway in one itself?")
+                return await listen_inside(pid, GATEWAY_PORT)
+            except OSError as error:
+                if gateway == "namespace":
+                    raise SandboxError(
+                        f"the gateway may not enter the container's network ({error}); set runtime.gateway=relay"
+                    ) from error
+        assert self._relay_directory is not None
+        listener = relay.listen(self._relay_directory / "socket")
+        try:
+            exec_id = await self._create_exec(relay.argv(GATEWAY_PORT), "0", "/", {})
+            self._relay = await relay.begin(self._runtime.host, exec_id)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    async def _create_exec(self, argv: Sequence[str], user: str, workdir: str, environment: Mapping[str, str]) -> str:
+        if self._stopped:
+            raise SandboxError(f"the sandbox of session {self._request.session_id} is stopped")
+
+        def create(client: docker.DockerClient) -> str:
+            created = client.api.exec_create(
+                self._name, list(argv), stdin=True, user=user, workdir=workdir, environment=dict(environment)
+            )
+            return created["Id"]
+
+        return await self._runtime.call(create)
+
+    async def _exit_code(self, exec_id: str) -> int:
+        """What a command whose streams have ended exited with: the daemon may learn it a moment later."""
+        for _ in range(EXIT_POLLS):
+            state = await self._runtime.call(lambda client: client.api.exec_inspect(exec_id))
+            if not state["Running"] and state["ExitCode"] is not None:
+                return state["ExitCode"]
+            await asyncio.sleep(0.05)
+        raise SandboxError("a command closed its output, but Docker does not see it end")
+
+    async def _run(self, argv: Sequence[str], *, user: str) -> ExecResult:
+        """One of the runtime's own short commands."""
+        stdout, stderr = Output(CHUNK), Output(CHUNK)
+        exec_id = await self._create_exec(argv, user, "/", {})
+        await docker_exec.communicate(self._runtime.host, exec_id, b"", stdout, stderr)
+        return ExecResult(
+            exit_code=await self._exit_code(exec_id), stdout=stdout.value(), stderr=stderr.value(), timed_out=False
+        )
+
+    async def _kill(self, streams: asyncio.Task[None]) -> None:
+        """Kill every process of the agent, until the running command's streams end.
+
+        More than once, because the command may only be about to start. Raises `SandboxError` when it does not help, and
+        removes the container: no process of an agent outlives its limit.
+        """
+        for _ in range(KILL_ATTEMPTS):
+            if self._stopped:  # the container is being removed, and everything in it
+                await asyncio.wait({streams})
+                return
+            await self._run(agent.KILL, user=AGENT)
+            await asyncio.wait({streams}, timeout=1)
+            if streams.done():
+                return
+        await self._runtime.call(lambda client: remove_container(client, self._name))
+        raise SandboxError("a command could not be killed at its time limit; its sandbox was removed")
+
+
+def _remove(client: docker.DockerClient, container: str) -> None:
+    try:
+        client.api.remove_container(container, force=True, v=True)
+    except errors.NotFound:
+        return
+
+
+def _said(result: ExecResult) -> str:
+    return (result.stderr or result.stdout).decode(errors="replace").strip()
+
+
+def remove_container(client: docker.DockerClient, container: str) -> None:
+    """Remove a container, running or not, and wait until it is gone; nothing where there is none."""
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while True:
+        try:
+            client.api.remove_container(container, force=True, v=True)
+        except errors.NotFound:
+            return
+        except errors.APIError as error:
+            if error.status_code != 409 or time.monotonic() > deadline:  # 409: somebody else is removing it
+                raise
+            time.sleep(0.05)

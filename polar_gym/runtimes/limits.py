@@ -1,0 +1,20 @@
+"""What a sandbox as a whole may use of the machine: the options that every runtime takes."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from polar_gym.registry import Options
+
+MEBIBYTE = 1024 * 1024
+
+
+class LimitOptions(Options):
+    """Where a machine cannot keep one of these limits, the runtime's log and `polar-gym doctor` say so."""
+
+    cpus: float | None = Field(default=None, gt=0)
+    """Processor cores of a sandbox; null: all."""
+    memory_mb: int = Field(default=8192, gt=0)
+    """Memory of a sandbox."""
+    pids: int = Field(default=1024, gt=0)
+    """Processes and threads of a sandbox."""

@@ -1,0 +1,129 @@
+"""What a sandbox without a daemon keeps on the gateway's machine: its scratch directory, and the workspace in it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import shutil
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from polar_gym.runtimes import SandboxError, agent, cgroups, copy_on_write, scratch_directory
+from polar_gym.runtimes.limits import LimitOptions
+from polar_gym.runtimes.threads import to_its_end
+
+log = logging.getLogger(__name__)
+
+
+async def make(session_id: str, root: Path | None) -> Path:
+    """A scratch directory with an empty home, /tmp and workspace of the agent's. Raises `SandboxError`."""
+    try:
+        return await to_its_end(_make, session_id, root)
+    except OSError as error:
+        raise SandboxError(f"no scratch directory could be made: {error}; set runtime.scratch") from error
+
+
+def _make(session_id: str, root: Path | None) -> Path:
+    scratch = scratch_directory.make(session_id, root)
+    for name in ("home", "tmp", "etc", "workspace", "upper", "work"):
+        (scratch / name).mkdir()
+    for name, text in agent.ETC.items():
+        (scratch / "etc" / name).write_text(text)
+    if os.geteuid() == 0:
+        for name in ("home", "tmp", "workspace", "upper"):
+            os.chown(scratch / name, agent.UID, agent.GID)
+    return scratch
+
+
+async def show_workspace(source: Path, scratch: Path) -> copy_on_write.View | None:
+    """Put a writable copy of `source` into the scratch directory; the view of it, where it is made on write.
+
+    Raises `SandboxError`.
+    """
+    try:
+        return await copy_on_write.view(source.resolve(), scratch / "upper", scratch / "work", scratch / "workspace")
+    except copy_on_write.OverlayError as error:
+        say_once(f"workspaces are copied, because no overlay can be mounted here: {error}")
+    await copy_workspace(source, scratch)
+    return None
+
+
+async def copy_workspace(source: Path, scratch: Path) -> None:
+    """Copy `source` into the scratch directory. Raises `SandboxError`."""
+    try:
+        await to_its_end(_copy, source, scratch / "workspace")
+    except (OSError, shutil.Error) as error:
+        raise SandboxError(f"the workspace {source} could not be copied: {error}") from error
+
+
+def _copy(source: Path, destination: Path) -> None:
+    shutil.copytree(source, destination, symlinks=True, dirs_exist_ok=True)
+    give_to_agent(destination)
+
+
+def unpack_workspace(archive: bytes | None, scratch: Path) -> None:
+    """Extract a tar as the workspace; None: it stays empty. Blocks. Raises `SandboxError`."""
+    if archive is None:
+        return
+    workspace = scratch / "workspace"
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(workspace, filter="tar")
+    except (OSError, tarfile.TarError) as error:
+        raise SandboxError(f"the image's workspace could not be unpacked: {error}") from error
+    give_to_agent(workspace)
+
+
+def give_to_agent(directory: Path) -> None:
+    """Make the agent's uid the owner of it all; without root it is already."""
+    if os.geteuid() == 0:
+        for parent, directories, files in os.walk(directory):
+            for name in (".", *directories, *files):
+                os.lchown(Path(parent, name), agent.UID, agent.GID)
+
+
+def limit(scratch: Path, limits: LimitOptions) -> cgroups.Cgroup | None:
+    """The control group of this sandbox; None where there can be none. Blocks."""
+    try:
+        return cgroups.make(scratch.name, limits)
+    except cgroups.CgroupError as error:
+        say_once(f"sandboxes are limited process by process only: {error}")
+        return None
+
+
+def remove(scratch: Path) -> None:
+    """Remove a sandbox's control group and files. Blocks."""
+    cgroups.find(scratch.name).remove()
+    scratch_directory.remove(scratch)
+
+
+def caveats(limits: LimitOptions) -> list[str]:
+    """What this machine does not allow. Blocks."""
+    found = []
+    try:
+        cgroups.make(f"polar-gym-trial-{os.getpid()}", limits).remove()
+    except cgroups.CgroupError as error:
+        found.append(f"{error}: memory is limited for each process alone, processes and cores are not limited")
+    try:
+        asyncio.run(_try_overlay())
+    except copy_on_write.OverlayError as error:
+        found.append(f"no overlay can be mounted here ({error}): workspaces are copied")
+    return found
+
+
+async def _try_overlay() -> None:
+    with tempfile.TemporaryDirectory(prefix="polar-gym-") as directory:
+        places = [Path(directory, name) for name in ("lower", "upper", "work", "at")]
+        for place in places:
+            place.mkdir()
+        await (await copy_on_write.view(*places)).close()
+        await asyncio.to_thread(scratch_directory.remove, Path(directory, "work"))
+
+
+@cache
+def say_once(message: str) -> None:
+    log.warning("%s", message)
