@@ -13,6 +13,7 @@ from typing import Self
 
 from polar_gym import registry
 from polar_gym.evaluators import EvaluationContext
+from polar_gym.evaluators.judge import judge
 from polar_gym.runtimes import Mount, Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import (
@@ -76,7 +77,7 @@ class Bench:
             fresh_sandbox=lambda: self.sandbox(task),
         )
         evaluator = registry.evaluators.get(request.evaluator.name)(registry.evaluators.options(request.evaluator))
-        return await evaluator.evaluate(context)
+        return await judge(evaluator, context, self._timeout_seconds + request.runtime.init_timeout_seconds)
 
     @asynccontextmanager
     async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:

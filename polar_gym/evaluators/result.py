@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from polar_gym.runtimes import ExecResult
+from polar_gym.runtimes.output import Output
 
-_LOG_BYTES = 64 * 1024
+LOG_BYTES = 1024 * 1024
 
 
-def log_tail(result: ExecResult) -> str:
-    """The end of stdout and stderr, one after the other, as text."""
-    return full_log(result).encode()[-_LOG_BYTES:].decode(errors="ignore")
+def kept_log(log: str) -> str:
+    """What a result keeps of a grader's log: all of it in nearly every case, else its two ends."""
+    output = Output(LOG_BYTES)
+    output.feed(log.encode(errors="replace"))
+    return output.value().decode(errors="ignore")
 
 
 def full_log(result: ExecResult) -> str:

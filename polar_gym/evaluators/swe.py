@@ -1,31 +1,48 @@
 """Hidden tests decide, as in SWE-bench: all of FAIL_TO_PASS and PASS_TO_PASS must pass on what the agent left.
 
-In a fresh sandbox the hidden tests are put in place first, on the pristine base commit: if that fails the task is
-broken, not the agent. Then the agent's diff is applied without the files that belong to the hidden tests, and without
-those that Python would import in their place. What the agent did to them therefore does not count, whatever it was.
+In a fresh sandbox the hidden tests are put in place first, on the pristine base commit, and canaries among them
+(`canary`); if that fails the task is broken, not the agent. Then the agent's diff is applied without the files that are
+the task's (`protected`). The tests run under a witness (`witness`). A test has passed if every report says so: the
+runner's log, read by our parsers or by swebench's own, and the witness's record.
+
+A row either has a `test_command`, and its `test_patch` is applied here, or, as in swebench 5, an `eval_script` that
+applies the test patch itself and prints swebench's marks around the tests.
 """
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+import json
+import re
+import shlex
+from typing import Annotated, Any, Literal, Self
 
-from polar_gym.evaluators import EvaluationContext, EvaluatorError
-from polar_gym.evaluators.parsers import MISSING, PASSED, get_parser
-from polar_gym.evaluators.patch import without_files
-from polar_gym.evaluators.result import full_log, how_it_ended, log_tail
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError
+from polar_gym.evaluators.canary import Canary, make_canary, runs_whole_files
+from polar_gym.evaluators.grading import carry
+from polar_gym.evaluators.parsers import MISSING, get_parser
+from polar_gym.evaluators.patch import unquoted
+from polar_gym.evaluators.protected import TaskFiles, is_test_module
+from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
+from polar_gym.evaluators.swebench_report import END, EXIT_CODE, INSTALL, START, known_parsers
+from polar_gym.evaluators.verdict import Verdict, read_reports
+from polar_gym.evaluators.witness import Testimony, Witness
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, ExecResult, Sandbox
-from polar_gym.runtimes.diff import apply_diff
+from polar_gym.runtimes.files import write_files
 from polar_gym.schema import EvaluationResult
 
-_ENVIRONMENT = {"PYTHONPYCACHEPREFIX": "/tmp/polar-gym-pycache"}
+_ENVIRONMENT = {"PYTHONPYCACHEPREFIX": "/tmp/polar-gym-pycache", "PYTHONNOUSERSITE": "1"}
 """Python looks for compiled files only here, never beside the sources: one in the diff could replace a hidden test."""
+
+_UNDER_WITNESS = 'export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"; shift; exec "$@"'
 
 _PLACE_HIDDEN_TESTS = """
 set -e
 git() { command git -c safe.directory='*' "$@"; }
 cat > /tmp/polar-gym-test.patch
-git apply --whitespace=nowarn /tmp/polar-gym-test.patch
+[ "$1" = list ] || git apply --whitespace=nowarn /tmp/polar-gym-test.patch
 export GIT_INDEX_FILE=/tmp/polar-gym-index
 git read-tree HEAD
 git apply --cached --whitespace=nowarn /tmp/polar-gym-test.patch
@@ -34,96 +51,190 @@ rm /tmp/polar-gym-test.patch
 """
 """Applies the test patch and lists the paths that it touches, old names of renamed files too."""
 
+_WITNESSED = re.compile(r"pytest|py\.test|unittest|runtests")
+"""Commands of runners that the witness knows; `tox` gives the tests an environment of its own."""
+
+
+def _test_list(value: Any) -> Any:
+    """Test ids as a list, or as the JSON text of one, as SWE-bench's own files have it."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+TestIds = Annotated[list[str], BeforeValidator(_test_list)]
+
 
 class SweOptions(Options):
-    test_command: str = Field(min_length=1)
+    test_command: str = ""
     """Run by `sh -c` in the workspace."""
-    FAIL_TO_PASS: list[str] = Field(min_length=1)
-    """Tests that the issue is about: each must pass."""
-    PASS_TO_PASS: list[str] = Field(default_factory=list)
-    """Tests that passed before: each must still."""
+    eval_script: str = ""
+    """Instead of `test_command`: swebench's own script, run by bash."""
+    FAIL_TO_PASS: TestIds = Field(min_length=1)
+    PASS_TO_PASS: TestIds = Field(default_factory=list)
     test_patch: str = ""
     """Hidden tests, a git patch against the base commit."""
     log_parser: str = "unittest"
-    """`unittest`, `pytest`, or `package.module:function` (log -> test id -> status)."""
+    """`unittest`, `pytest`, swebench's `parse_log_...`, or `package.module:function` (log -> test id -> status)."""
+    eval_type: Literal["pass_and_fail", "fail_only"] = "pass_and_fail"
+    """`fail_only`: a test that the log does not name has passed; for swebench's parsers that see only failures."""
+    repo: str = ""
+    version: str = ""
+    canary: Literal["auto", "off"] = "auto"
+    """`auto`: tests that must fail are put among the hidden ones wherever the command runs whole Python test files."""
 
     @field_validator("log_parser")
     @classmethod
     def _known(cls, value: str) -> str:
-        get_parser(value)
+        if value.startswith("parse_log_"):
+            if value not in known_parsers():
+                why = f"swebench has none of this name; it has {sorted(known_parsers())}"
+                raise ValueError(
+                    f"unknown log parser {value!r}: {why if known_parsers() else f'install it: {INSTALL}'}"
+                )
+        else:
+            get_parser(value)
         return value
+
+    @model_validator(mode="after")
+    def _one_way_to_run(self) -> Self:
+        if bool(self.test_command.strip()) == bool(self.eval_script.strip()):
+            raise ValueError("set either test_command or eval_script")
+        if self.eval_type == "fail_only" and not self.log_parser.startswith("parse_log_"):
+            raise ValueError("eval_type: fail_only needs one of swebench's log parsers")
+        if self.eval_script and not (START in self.eval_script and END in self.eval_script):
+            raise ValueError(f"eval_script does not print {START!r} and {END!r}")
+        return self
+
+    @property
+    def tests(self) -> list[str]:
+        return [*self.FAIL_TO_PASS, *self.PASS_TO_PASS]
+
+    @property
+    def command(self) -> str:
+        """What runs the tests, without what prepares them."""
+        return self.test_command or self.eval_script.partition(START)[2].partition(END)[0]
+
+    @property
+    def witnessed(self) -> bool:
+        return bool(_WITNESSED.search(self.command)) and "tox" not in self.command
 
 
 class Swe:
     Options = SweOptions
+    needs_sandbox = True
 
     def __init__(self, options: SweOptions) -> None:
         self._options = options
-        self._parse = get_parser(options.log_parser)
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
-        if not context.diff.strip():
-            return self._unresolved("the agent changed nothing")
-        timeout = context.request.evaluator.timeout_seconds
-        workspace = context.request.runtime.workspace.path
+        if not context.control and not context.diff.strip():
+            return self._worthless(context.diff_problem or "the agent changed nothing")
+        options, timeout = self._options, context.request.evaluator.timeout_seconds
+        witness = Witness()
         async with context.fresh_sandbox() as sandbox:
             owned = await self._place_hidden_tests(sandbox)
-            try:
-                diff = without_files(context.diff, lambda path: _belongs_to(path, owned))
-                await apply_diff(sandbox, workspace, diff)
-            except ValueError as error:
-                return self._unresolved(f"the agent's diff does not apply: {error}")
-            result = await sandbox.exec(
-                Command(
-                    argv=["sh", "-c", self._options.test_command], environment=_ENVIRONMENT, timeout_seconds=timeout
-                )
-            )
-        return self._grade(result, timeout)
+            files = TaskFiles(owned=owned, tests=options.tests, command=options.command)
+            canary, modules = self._canary(files.test_files)
+            if canary is not None and options.test_command:
+                await _shell(sandbox, "the canaries cannot be put into the tests", canary.script(modules))
+            await witness.place(sandbox)
+            if problem := await carry(context, sandbox, files.protects):
+                return self._worthless(problem)
+            script = options.test_command or self._eval_script(context, canary, modules)
+            result = await self._run(sandbox, script, witness, timeout)
+            testimony = await witness.hear(sandbox)
+        return await self._grade(context, result, testimony, canary)
 
-    async def _place_hidden_tests(self, sandbox: Sandbox) -> set[bytes]:
-        """Apply the test patch to the pristine workspace; the paths that it touches, as git quotes them."""
-        if not self._options.test_patch.strip():
+    async def _place_hidden_tests(self, sandbox: Sandbox) -> set[str]:
+        """Apply the test patch to the pristine workspace, or leave that to the eval script; the paths it touches."""
+        options = self._options
+        if not options.test_patch.strip():
             return set()
-        script = Command(argv=["sh", "-c", _PLACE_HIDDEN_TESTS], stdin=self._options.test_patch.encode())
-        result = await sandbox.exec(script)
-        if result.exit_code != 0:
-            message = "timed out" if result.timed_out else result.stderr.decode(errors="replace").strip()
-            raise EvaluatorError(f"test_patch does not apply to the base commit: {message}")
-        return {name.strip(b'"') for name in result.stdout.splitlines()}
+        listed = await _shell(
+            sandbox,
+            "test_patch does not apply to the base commit",
+            _PLACE_HIDDEN_TESTS,
+            "list" if options.eval_script else "apply",
+            stdin=options.test_patch.encode(),
+        )
+        return {unquoted(name).decode(errors="surrogateescape") for name in listed.splitlines()}
 
-    def _grade(self, result: ExecResult, timeout: float) -> EvaluationResult:
-        statuses = self._parse(full_log(result))
+    def _canary(self, test_files: set[str]) -> tuple[Canary | None, list[str]]:
+        """A canary and the files that it goes into."""
+        options = self._options
+        modules = sorted(file for file in test_files if is_test_module(file))
+        wanted = options.canary == "auto" and options.eval_type == "pass_and_fail" and runs_whole_files(options.command)
+        return (make_canary(), modules) if wanted and modules else (None, [])
+
+    def _eval_script(self, context: EvaluationContext, canary: Canary | None, modules: list[str]) -> str:
+        """swebench's script, with the canaries put in before the tests, and the tests' exit code printed after them."""
+        lines = []
+        for line in self._options.eval_script.strip().splitlines():
+            if START in line and canary is not None:
+                workspace = shlex.quote(context.request.runtime.workspace.path)
+                lines += ["{ set +x; } 2> /dev/null", f"(cd {workspace}\n{canary.script(modules)}\n)", "set -x"]
+            if END in line:
+                lines += ["POLAR_GYM_EXIT_CODE=$?", line, f'echo "{EXIT_CODE}: $POLAR_GYM_EXIT_CODE"']
+            else:
+                lines.append(line)
+        return "\n".join(lines) + "\n"
+
+    async def _run(self, sandbox: Sandbox, script: str, witness: Witness, timeout: float) -> ExecResult:
+        run = ["sh", "-c", script]
+        if self._options.eval_script:
+            await write_files(sandbox, {f"{witness.directory}/eval.sh": script})
+            run = ["bash", "-c", 'exec bash "$1" 2>&1', "bash", f"{witness.directory}/eval.sh"]
+        argv = ["sh", "-c", _UNDER_WITNESS, "sh", witness.directory, *run]
+        return await sandbox.exec(Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout))
+
+    async def _grade(
+        self, context: EvaluationContext, result: ExecResult, testimony: Testimony, canary: Canary | None
+    ) -> EvaluationResult:
+        """Raises `SuspectError` where the tests did not run, or pass in a run that cannot be believed."""
+        options, timeout = self._options, context.request.evaluator.timeout_seconds
+        log = full_log(result)
+        instance = options.model_dump(exclude={"canary", "test_command", "test_patch"})
+        verdict = await read_reports(
+            {**instance, "instance_id": context.request.task_id, "image": ""}, log, testimony, canary
+        )
+        problem = verdict.problem or testimony.problem
+        if options.witnessed and not testimony.began:
+            problem = "the tests ran without the witness (a Python that ignores PYTHONPATH, or none?)"
+        ended = f"the tests {how_it_ended(result, timeout)}"
+        if result.timed_out or not verdict.any_status:
+            problem = f"{ended} and reported nothing" if not result.timed_out else ended
+            raise SuspectError(self._result(verdict, problem, log, ended))
+        graded = self._result(verdict, problem, log, ended)
+        if problem and (verdict.resolved or context.control):
+            raise SuspectError(graded)
+        return graded
+
+    def _result(self, verdict: Verdict, problem: str, log: str, ended: str) -> EvaluationResult:
         groups = {"FAIL_TO_PASS": self._options.FAIL_TO_PASS, "PASS_TO_PASS": self._options.PASS_TO_PASS}
-        tests = {test: statuses.get(test, MISSING) for group in groups.values() for test in group}
-        failed = {name: [test for test in group if tests[test] != PASSED] for name, group in groups.items()}
-        resolved = not result.timed_out and not any(failed.values())
-        if resolved:
-            detail = f"all {len(tests)} tests passed"
-        else:
-            counts = (f"{len(failed[name])} of {len(group)} {name} not passed" for name, group in groups.items())
-            detail = f"{'; '.join(counts)}; the test command {how_it_ended(result, timeout)}"
+        failed = {name: [test for test in group if test not in verdict.passed] for name, group in groups.items()}
+        resolved = verdict.resolved and not problem
+        counts = (f"{len(failed[name])} of {len(group)} {name} not passed" for name, group in groups.items())
         return EvaluationResult(
             evaluator="swe",
             reward=float(resolved),
             resolved=resolved,
-            tests=tests,
+            tests=verdict.tests,
             components={name.lower(): 1 - len(failed[name]) / len(group) for name, group in groups.items() if group},
-            detail=detail,
-            log=log_tail(result),
+            detail=f"all {len(verdict.tests)} tests passed" if resolved else problem or f"{'; '.join(counts)}; {ended}",
+            log=kept_log(log),
         )
 
-    def _unresolved(self, detail: str) -> EvaluationResult:
-        tests = dict.fromkeys([*self._options.FAIL_TO_PASS, *self._options.PASS_TO_PASS], MISSING)
+    def _worthless(self, detail: str) -> EvaluationResult:
+        tests = dict.fromkeys(self._options.tests, MISSING)
         return EvaluationResult(evaluator="swe", reward=0.0, resolved=False, tests=tests, detail=detail)
 
 
-def _belongs_to(path: bytes, owned: set[bytes]) -> bool:
-    """Whether `path` is one of the hidden tests' files, or what Python would import instead of one: beside
-    `test_a.py` the package `test_a/` and the compiled `test_a.*.so`."""
-    return path in owned or any(
-        path.startswith((stem + b"/", stem + b"."))
-        for stem in (name.removesuffix(b".py") for name in owned if name.endswith(b".py"))
-    )
+async def _shell(sandbox: Sandbox, problem: str, script: str, *arguments: str, stdin: bytes = b"") -> bytes:
+    """The output of a script that prepares a pristine sandbox. Raises `EvaluatorError`."""
+    result = await sandbox.exec(Command(argv=["sh", "-c", script, "sh", *arguments], stdin=stdin))
+    if result.exit_code != 0:
+        message = "timed out" if result.timed_out else result.stderr.decode(errors="replace").strip()
+        raise EvaluatorError(f"{problem}: {message}")
+    return result.stdout
 
 
 EVALUATOR = Swe

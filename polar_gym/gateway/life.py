@@ -18,6 +18,7 @@ from pathlib import Path
 
 from polar_gym import registry
 from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError
+from polar_gym.evaluators.judge import judge
 from polar_gym.gateway.building import build
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.generation import GenerationGate
@@ -36,8 +37,9 @@ from polar_gym.runtimes import (
     Serve,
 )
 from polar_gym.runtimes.agent import PATH
-from polar_gym.runtimes.diff import snapshot_diff
+from polar_gym.runtimes.diff import UnreadableWorkspaceError, is_intact, left_behind, snapshot_diff
 from polar_gym.runtimes.files import write_files
+from polar_gym.runtimes.history import cut_history, pack_baseline
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.schema import (
     Artifacts,
@@ -63,6 +65,9 @@ PAUSES_SECONDS = 24 * 3600.0
 
 ENDING_SECONDS = 60.0
 """How long a runtime may take to end a command that was told to end; then it is cancelled, and its output is lost."""
+
+SIGNALLED = 128
+"""An exit code above it says that a signal ended the process."""
 
 DIFF_SECONDS = 600.0
 STOP_SECONDS = 120.0
@@ -116,6 +121,8 @@ class SessionLife:
         """A sandbox for grading that comes up while the agent runs; its result is None where it could not."""
         self._spare_taken = asyncio.Event()
         self._output = ExecResult(exit_code=None, stdout=b"", stderr=b"")
+        self._diff_problem = ""
+        self._not_carried: list[str] = []
         self._waits_since = time.monotonic()
 
     def enter(self, status: Status) -> None:
@@ -125,7 +132,7 @@ class SessionLife:
     def fail(self, stage: Status, kind: str, message: str) -> None:
         """The first failure is the one that is kept: later ones are mostly its consequences."""
         if self.session.failure is None:
-            self.session.failure = Failure(stage=stage, kind=kind, message=message)
+            self.session.failure = Failure(stage=stage, kind=kind, message=self._without_key(message))
 
     def cancel(self, status: Status = Status.CANCELLED) -> None:
         if not self.cancelled.done():
@@ -153,9 +160,9 @@ class SessionLife:
         with self._failing(Status.INITIALIZING, limit):
             async with asyncio.timeout(limit):
                 await self._prepare_files()
-                self._sandbox = await self._around.runtime.start(
-                    self._sandbox_request(self._around.serve(self.capture))
-                )
+                self._sandbox = await self._start_sandbox(self._around.serve(self.capture))
+                if self.request.runtime.workspace.source is None and self.request.runtime.image is not None:
+                    self._git_dir = await pack_baseline(self._sandbox, self.request.runtime.workspace.path)
         self._waits_since = time.monotonic()
         self.session.timing.init = self._waits_since - started
         return self.session.failure is None
@@ -179,11 +186,22 @@ class SessionLife:
             environment = self.request.runtime.environment
             environment |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{environment.get('PATH', PATH)}"}
 
+    async def _start_sandbox(self, serve: Serve | None) -> Sandbox:
+        """A sandbox with the workspace as it is before the agent, whose git history ends there."""
+        sandbox = await self._around.runtime.start(self._sandbox_request(serve))
+        try:
+            if self.request.runtime.workspace.source is None and self.request.runtime.image is not None:
+                await cut_history(sandbox, self.request.runtime.workspace.path)
+        except BaseException:
+            await sandbox.stop()
+            raise
+        return sandbox
+
     def _sandbox_request(self, serve: Serve | None) -> SandboxRequest:
         return SandboxRequest(
             session_id=self.session.session_id,
             spec=self.request.runtime,
-            workspace=self._repository if self._git_dir else None,
+            workspace=self._repository if self.request.runtime.workspace.source is not None else None,
             mounts=self._mounts,
             serve=serve,
         )
@@ -205,7 +223,7 @@ class SessionLife:
             finally:
                 await self.capture.end()
                 self.session.timing.running = time.monotonic() - started
-            self._judge_end()
+            await self._judge_end(self._sandbox)
 
     async def _run_harness(self, sandbox: Sandbox) -> None:
         launch = self._harness.launch(
@@ -257,9 +275,11 @@ class SessionLife:
         if not running.cancelled():
             self._output = running.result()
 
-    def _judge_end(self) -> None:
+    async def _judge_end(self, sandbox: Sandbox) -> None:
         """Exit codes lie in both directions: a harness's run is judged by its calls too. One that a budget ended is the
-        agent's doing, unless it was waiting for an engine that failed; so is one that outgrew the context."""
+        agent's doing, unless it was waiting for an engine that failed; so is one that outgrew the context, and one that
+        the agent killed or made impossible: then what it left is graded. (Where the sandbox itself was lost, the diff
+        cannot be read, and that is a failure.)"""
         calls = [call for call in self.capture.calls if call.outcome != "abandoned"]
         outgrown = any(call.error_kind == "context_length" for call in calls)
         engine_failed = bool(calls) and calls[-1].outcome == "failed" and calls[-1].error_kind != "context_length"
@@ -274,7 +294,9 @@ class SessionLife:
             self.fail(Status.RUNNING, kind, f"{name} exited with {code} and no answered model call: {said}")
         elif engine_failed:
             self.fail(Status.RUNNING, "engine_error", f"the last model call failed: {calls[-1].error}")
-        elif code != 0 and calls[-1].finish_reason != "length" and not outgrown:  # some exit 1 after either
+        elif code == 0 or calls[-1].finish_reason == "length" or outgrown:  # some exit 1 after either
+            return
+        elif (code is None or code <= SIGNALLED) and await is_intact(sandbox, self.request.runtime.workspace.path):
             self.fail(Status.RUNNING, "harness_error", f"{name} exited with {code}: {stderr}")
 
     # POSTRUN ----------------------------------------------------------------------------------------------------------
@@ -313,13 +335,18 @@ class SessionLife:
         return trajectory
 
     async def _take_diff(self) -> bytes:
-        if self._sandbox is None or not self._git_dir:
+        """The agent's changes; notes what is not among them, and, in `_diff_problem`, why there are none."""
+        if self._sandbox is None:
             return b""
+        path = self.request.runtime.workspace.path
         try:
-            return await snapshot_diff(self._sandbox, self.request.runtime.workspace.path, self._git_dir)
+            self._not_carried = await left_behind(self._sandbox, path)
+            return await snapshot_diff(self._sandbox, path, self._git_dir) if self._git_dir else b""
+        except UnreadableWorkspaceError as error:
+            self._diff_problem = str(error)
         except INFRASTRUCTURE_ERRORS as error:
             self.fail(Status.BUILDING, "runtime_error", f"the agent's changes could not be read: {error}")
-            return b""
+        return b""
 
     async def _evaluate(self, diff: bytes) -> EvaluationResult | None:
         spec = self.request.evaluator
@@ -328,19 +355,17 @@ class SessionLife:
             session=self.session,
             calls=self.capture.calls,
             diff=diff,
+            diff_problem=self._diff_problem,
             final_message=self.final_message,
             fresh_sandbox=self._fresh_sandbox,
         )
-        deadline = self.request.runtime.init_timeout_seconds + spec.timeout_seconds
         try:
-            async with asyncio.timeout(deadline):
-                return await self._evaluator.evaluate(context)
-        except (EvaluatorError, *INFRASTRUCTURE_ERRORS) as error:
-            self.fail(Status.EVALUATING, "evaluator_error", _say(error, deadline))
-        except Exception as error:  # whatever is wrong with a third party's grader: the other sessions go on
-            log.exception("session %s: the evaluator %s failed", self.session.session_id, spec.name)
-            self.fail(Status.EVALUATING, "evaluator_error", f"{spec.name} raised {error!r}")
-        return None
+            return await judge(
+                self._evaluator, context, self.request.runtime.init_timeout_seconds + spec.timeout_seconds
+            )
+        except EvaluatorError as error:
+            self.fail(Status.EVALUATING, "evaluator_error", str(error))
+            return None
 
     async def prewarm(self) -> None:
         """Have a sandbox for grading at hand when the agent is done. Returns when it is taken; cancelled, removes it
@@ -350,7 +375,7 @@ class SessionLife:
         self._spare = spare = asyncio.get_running_loop().create_future()
         sandbox = None
         try:
-            sandbox = await self._around.runtime.start(self._sandbox_request(None))
+            sandbox = await self._start_sandbox(None)
             spare.set_result(sandbox)
             await self._spare_taken.wait()
         except (SandboxError, OSError) as error:  # the evaluation will start one of its own, and say why if it cannot
@@ -367,7 +392,7 @@ class SessionLife:
         sandbox = await spare if spare is not None else None
         self._spare_taken.set()
         if sandbox is None:
-            sandbox = await self._around.runtime.start(self._sandbox_request(None))
+            sandbox = await self._start_sandbox(None)
         try:
             yield sandbox
         finally:
@@ -402,11 +427,16 @@ class SessionLife:
             artifacts=Artifacts(
                 final_message=self.final_message,
                 diff=diff.decode(errors="replace"),
-                stdout=self._output.stdout[-OUTPUT_TAIL:].decode(errors="replace"),
-                stderr=self._output.stderr[-OUTPUT_TAIL:].decode(errors="replace"),
+                not_carried=self._not_carried,
+                stdout=self._without_key(self._output.stdout[-OUTPUT_TAIL:].decode(errors="replace")),
+                stderr=self._without_key(self._output.stderr[-OUTPUT_TAIL:].decode(errors="replace")),
                 journal=str(self.capture.journal.path),
             ),
         )
+
+    def _without_key(self, text: str) -> str:
+        """Harnesses print their environment, and quote the key that was refused."""
+        return text.replace(self.capture.key, "[session key]")
 
     async def close(self) -> None:
         """Remove the sandbox and the scratch files, at whatever stage the session is. May be called twice."""

@@ -1,15 +1,29 @@
 """What an agent changed, as a git patch, and its way into another sandbox.
 
 The agent owns its workspace's `.git` and its home: it may commit, add hooks and filters, or delete all of it. So the
-difference is taken by a repository of our own, packed before the agent started, with its index read anew and without
-any configuration of the agent's. What else could make `git add` give up is set right first: unreadable files, things
-that are neither file nor link, names that git refuses, and repositories inside the workspace, which git would record
-as links to nowhere. What running Python leaves behind (bytecode, pytest's cache) is not the agent's work and left out.
+difference is taken by a repository of our own, packed before the agent started, with its index read anew, without any
+configuration of the agent's, and with the base commit's `.gitattributes`, which say what a file's content is. What else
+could make `git add` give up is set right first: unreadable files, things that are neither file nor link, names that git
+refuses, and repositories inside the workspace, which git would record as links to nowhere.
+
+Carried are the content, mode and deletion of every file in the workspace, and symbolic links as links. Not carried are
+empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), what is inside of a
+submodule that the base commit has, what running Python leaves behind (bytecode, pytest's cache), and everything outside
+of the workspace: `left_behind` lists what may have been meant.
+
+What cannot be made a diff is the agent's doing, since the same steps work on the pristine workspace.
 """
 
 from __future__ import annotations
 
-from polar_gym.runtimes import Command, Sandbox, SandboxError
+import re
+
+from polar_gym.runtimes import Command, Sandbox, SandboxError, agent
+
+LEFT_BEHIND = 50
+"""So many files that are not carried are named."""
+
+_ATTRIBUTES = re.compile(rb"^diff --git [^\n]*/\.gitattributes\"?\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
 
 MAX_DIFF = 64 * 1024 * 1024
 DIFF_SECONDS = 300.0
@@ -21,6 +35,7 @@ _NO_CONFIGURATION = {
     "GIT_OPTIONAL_LOCKS": "0",
     "XDG_CONFIG_HOME": "/nonexistent",
     "LC_ALL": "C.UTF-8",
+    "PATH": agent.PATH,  # never a directory of the agent's
 }
 
 _ANY_NAME = ("-c", "core.protectNTFS=false", "-c", "core.protectHFS=false")
@@ -30,6 +45,9 @@ _SNAPSHOT = r"""
 set -e
 work=$1
 any_name=$2
+for program in git tar find sed grep mktemp xargs; do
+    command -v "$program" > /dev/null || { echo "$program is missing in the image" >&2; exit 90; }
+done
 private=$(mktemp -d /tmp/.snapshot-XXXXXXXX)
 hidden=.git-$(basename "$private")
 trap 'rm -rf "$private"' EXIT
@@ -53,8 +71,19 @@ find . -path ./.git -prune -o -iname .git -prune -exec sh -c '
         grep -qxF -e "${directory#./}" "$submodules" || mv "$nested" "$directory/$hidden${nested##*/}"
     done' sh "$private/submodules" "$hidden" {} +
 mkdir -p "$private/info"
-printf '%s\n' "$hidden.*" __pycache__/ '*.py[cod]' .pytest_cache/ >> "$private/info/exclude"
+printf '%s\n' "$hidden*" __pycache__/ '*.py[cod]' .pytest_cache/ >> "$private/info/exclude"
+# While files are added, the attributes are the base commit's; the agent's are only files like any other.
+attributes() { find . -path ./.git -prune -o -name "$1" ! -type d -exec sh -c '
+    to=$1; shift
+    for each; do mv "$each" "${each%/*}/$to"; done' sh "$2" {} +; }
+attributes .gitattributes "${hidden}attributes"
+repository ls-files -z -- ':(glob)**/.gitattributes' > "$private/attributes"
+repository checkout-index -f -q -z --stdin < "$private/attributes"
 repository add -A
+(xargs -0 -r rm -f --) < "$private/attributes"
+attributes "${hidden}attributes" .gitattributes
+repository ls-files -z --cached --others -- ':(glob)**/.gitattributes' > "$private/attributes"
+repository update-index --add --remove -z --stdin < "$private/attributes"
 find . -name "$hidden.*" -prune -exec sh -c '
     hidden=$1; shift
     for nested; do
@@ -66,11 +95,16 @@ repository diff --cached --binary --no-color --no-ext-diff --no-textconv --no-re
 """
 
 
+class UnreadableWorkspaceError(Exception):
+    """The agent left a workspace of which no diff can be taken, or one that is too long: it is scored, not masked."""
+
+
 async def snapshot_diff(sandbox: Sandbox, workspace_path: str, git_dir_archive: bytes) -> bytes:
     """The difference between the base commit and the workspace, new files included, ignored ones not.
 
-    `git_dir_archive` is the tar (`files.pack`) of the workspace's `.git` from before the agent. Raises `SandboxError`,
-    also for a difference of more than 64 MiB.
+    `git_dir_archive` is the tar (`files.pack`) of the workspace's `.git` from before the agent. Raises `SandboxError`
+    where the sandbox fails, and `UnreadableWorkspaceError` where the workspace does, also for a difference of more than
+    64 MiB.
     """
     result = await sandbox.exec(
         Command(
@@ -82,20 +116,60 @@ async def snapshot_diff(sandbox: Sandbox, workspace_path: str, git_dir_archive: 
             output_limit=2 * MAX_DIFF,
         )
     )
+    reason = result.stderr.decode(errors="replace").strip()[-2000:]
+    if result.exit_code == 90:
+        raise SandboxError(f"the diff of {workspace_path} cannot be taken: {reason}")
     if result.timed_out:
-        raise SandboxError(f"the diff of {workspace_path} took more than {DIFF_SECONDS:.0f} s")
+        raise UnreadableWorkspaceError(f"the diff of {workspace_path} took more than {DIFF_SECONDS:.0f} s")
     if result.exit_code != 0:
-        reason = result.stderr.decode(errors="replace").strip()
-        raise SandboxError(f"the diff of {workspace_path} failed with exit code {result.exit_code}: {reason}")
+        raise UnreadableWorkspaceError(
+            f"the diff of {workspace_path} failed with exit code {result.exit_code}: {reason}"
+        )
     if len(result.stdout) > MAX_DIFF:
-        raise SandboxError(f"the diff of {workspace_path} is longer than {MAX_DIFF} bytes")
+        raise UnreadableWorkspaceError(f"the diff of {workspace_path} is longer than {MAX_DIFF} bytes")
     return result.stdout
+
+
+_LEFT_BEHIND = r"""
+cd "$1" && {
+    git -c safe.directory='*' -c core.fsmonitor=false -c core.quotePath=false \
+        ls-files --others --ignored --directory --exclude-per-directory=.gitignore 2> /dev/null |
+        grep -v -e '__pycache__/$' -e '\.py[cod]$' -e '^\.pytest_cache/$'
+}
+for directory in "$HOME" /tmp; do
+    find "$directory" -mindepth 1 -path '*/.*' -prune -o -type f -print 2> /dev/null
+done
+"""
+
+
+_IS_INTACT = 'cd "$1" && for each in "$HOME" /tmp; do echo > "$each/.probe" && rm "$each/.probe" || exit; done'
+
+
+async def is_intact(sandbox: Sandbox, workspace_path: str) -> bool:
+    """Whether programs can still run and write where they could before the agent. Raises `SandboxError`."""
+    command = Command(argv=["sh", "-c", _IS_INTACT, "sh", workspace_path], workdir="/")
+    return (await sandbox.exec(command)).exit_code == 0
+
+
+async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
+    """Files that no diff carries though they may be the agent's work: ignored ones (relative), and those in its home
+    and in /tmp (absolute), hidden ones aside. Names, for a person; at most `LEFT_BEHIND`."""
+    command = f"({_LEFT_BEHIND}) | head -n {LEFT_BEHIND}"
+    argv = ["sh", "-c", command, "sh", workspace_path]
+    result = await sandbox.exec(Command(argv=argv, environment=_NO_CONFIGURATION, workdir="/"))
+    return result.stdout.decode(errors="replace").splitlines()
 
 
 async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     """Apply a patch to a workspace; an empty one changes nothing. Raises `ValueError` where it does not apply."""
-    if not diff.strip():
-        return
+    attributes = b"".join(_ATTRIBUTES.findall(diff))
+    # Last of all: they would change how the content of other files is written.
+    for part in (_ATTRIBUTES.sub(b"", diff), attributes) if attributes else (diff,):
+        if part.strip():
+            await _apply(sandbox, workspace_path, part)
+
+
+async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     result = await sandbox.exec(
         Command(
             argv=["git", *_ANY_NAME, "-c", "safe.directory=*", "apply", "--binary", "--whitespace=nowarn", "-"],

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polar_gym.evaluators import EvaluationContext, EvaluatorError
+from polar_gym.evaluators.judge import judge
 from polar_gym.registry import evaluators
 from polar_gym.runtimes import Command, Sandbox, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap
@@ -88,7 +89,7 @@ class Bench:
             fresh_sandbox=lambda: self.sandbox(task),
         )
         options = evaluators.options(request.evaluator)
-        return await evaluators.get(request.evaluator.name)(options).evaluate(context)
+        return await judge(evaluators.get(request.evaluator.name)(options), context, spec.timeout_seconds + 60)
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ async def test_code_that_ends_the_test_run_is_worth_nothing(bench):
         ({"command": "cat made.txt", "expected_output": "c"}, 0.0, "'c' is not in the command's output"),
         ({"command": "cat", "expected_output": r"\b42$"}, 1.0, "as expected"),
         ({"command": "pwd", "workdir": "/tmp", "expected_output": "^/tmp$"}, 1.0, "as expected"),
-        ({"command": "sleep 60", "timeout_seconds": 0.5}, 0.0, "timed out after 0.5 s"),
+        ({"command": "test ! -f made.txt || sleep 60", "timeout_seconds": 3}, 0.0, "timed out after 3 s"),
     ],
 )
 async def test_on_output(bench, options, reward, detail):

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polar_gym.runtimes import Command, Runtime, Sandbox, SandboxError
+from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes import diff as diff_module
-from polar_gym.runtimes.diff import apply_diff, snapshot_diff
+from polar_gym.runtimes.diff import UnreadableWorkspaceError, apply_diff, is_intact, left_behind, snapshot_diff
 from polar_gym.runtimes.files import pack, unpack
 from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import make, make_runtime, runtime, sh, started
@@ -146,6 +146,12 @@ MISCHIEF = {
     "hides changes": "git update-index --assume-unchanged changed.py; git update-index --skip-worktree removed.py",
     "locks": "chmod 000 changed.py pkg",
     "leaves pipes": "mkfifo pipe pkg/pipe",
+    "holds the index": "touch .git/index.lock .git/HEAD.lock",
+    "sets attributes elsewhere": (
+        "mkdir -p .git/info ~/.config/git; echo '* filter=x eol=crlf' > .git/info/attributes;"
+        "cp .git/info/attributes ~/.config/git/attributes; git config filter.x.clean 'touch /tmp/ran; cat'; git config filter.x.required true"
+    ),
+    "shadows git": "mkdir ~/bin; printf '#!/bin/sh\\ntouch /tmp/ran\\n' > ~/bin/git; chmod +x ~/bin/git",
 }
 
 
@@ -164,6 +170,57 @@ async def test_agents_git_has_no_say(tmp_path: Path, mischief: str):
             assert (await sh(sandbox, "ls -A /tmp/ran /tmp/.snapshot* 2> /dev/null")).stdout == b""
     assert diffs[0]
     assert diffs[0] == diffs[1]
+
+
+ATTRIBUTES = {
+    "line ends": "* text eol=crlf",
+    "an encoding": "*.py working-tree-encoding=UTF-16",
+    "a filter": "* filter=x",
+    "identifiers": "* ident",
+    "no differences": "* -diff",
+}
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES.values(), ids=ATTRIBUTES)
+async def test_agents_attributes_do_not_change_what_is_carried(tmp_path: Path, attribute: str):
+    """They said how `git add` reads files: a carriage return was lost, and an encoding made it fail."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    runtime = make("bubblewrap")
+    git_dir = make_repository({**BASE, "sub/.gitattributes": File(b"*.txt text\n")}, tmp_path / "repo")
+    async with started(runtime, workspace=tmp_path / "repo") as sandbox:
+        await sh(sandbox, r"printf 'a\r\nb\n$Id: x$\n' > changed.py; rm sub/.gitattributes")
+        await sh(sandbox, 'printf "%s\\n" "$1" > .gitattributes; mkdir new; cp .gitattributes new', attribute)
+        expected = await read_tree(sandbox)
+        diff = await snapshot_diff(sandbox, WORKSPACE, git_dir)
+        assert await read_tree(sandbox) == expected
+    async with started(runtime, workspace=tmp_path / "repo") as fresh:
+        await apply_diff(fresh, WORKSPACE, diff)
+        assert await read_tree(fresh) == expected
+
+
+async def test_what_is_not_carried_is_named(tmp_path: Path):
+    need_program("bwrap", "apt-get install bubblewrap")
+    git_dir = make_repository({**BASE, ".gitignore": File(b"build/\n*.log\n")}, tmp_path / "repo")
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
+        made = "mkdir build __pycache__; touch build/x run.log __pycache__/x.pyc /tmp/note ~/answer ~/.hidden new.py"
+        assert (await sh(sandbox, made)).exit_code == 0
+        assert sorted(await left_behind(sandbox, WORKSPACE)) == ["/home/agent/answer", "/tmp/note", "build/", "run.log"]
+        diff = await snapshot_diff(sandbox, WORKSPACE, git_dir)
+    assert b"new.py" in diff
+    assert b"build" not in diff
+    assert b"run.log" not in diff
+
+
+async def test_workspace_that_the_agent_made_unreadable_is_its_own_doing(tmp_path: Path):
+    """It is scored: masked, an agent could buy itself out of a zero."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    git_dir = make_repository(BASE, tmp_path / "repo")
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
+        assert await is_intact(sandbox, WORKSPACE)
+        await sh(sandbox, "chmod 500 /tmp")
+        assert not await is_intact(sandbox, WORKSPACE)
+        with pytest.raises(UnreadableWorkspaceError):
+            await snapshot_diff(sandbox, WORKSPACE, git_dir)
 
 
 async def test_bytecode_is_not_the_agents_work(tmp_path: Path):
@@ -225,7 +282,7 @@ async def test_diff_is_whole_or_refused(tmp_path: Path, monkeypatch: pytest.Monk
         diff = await snapshot_diff(sandbox, WORKSPACE, git_dir)
         assert len(diff) > 12_000_000
         monkeypatch.setattr(diff_module, "MAX_DIFF", len(diff) - 1)
-        with pytest.raises(SandboxError, match="longer than"):
+        with pytest.raises(UnreadableWorkspaceError, match="longer than"):
             await snapshot_diff(sandbox, WORKSPACE, git_dir)
-        with pytest.raises(SandboxError, match="failed with exit code"):
+        with pytest.raises(UnreadableWorkspaceError, match="failed with exit code"):
             await snapshot_diff(sandbox, "/no-such-workspace", git_dir)

@@ -1,11 +1,11 @@
-"""Taking files out of a patch, tried on what git itself writes."""
+"""Taking a patch apart, tried on what git itself writes."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from polar_gym.evaluators.patch import without_files
+from polar_gym.evaluators.patch import file_changes
 
 NAMES = ["a.py", "dir/a b.py", 'quo"te.py', "tab\there.py", "été.py", " b/a.py", "binary"]
 
@@ -25,20 +25,29 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_name_is_seen_as_git_quotes_it(repository):
+def test_every_name_is_seen_as_it_is_on_disk(repository):
     for name in NAMES:
         path = repository / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"\0binary" if name == "binary" else b"diff --git a/x b/x\n")
     diff = diff_of(repository, "--no-renames")
-    seen: list[bytes] = []
-    assert without_files(diff, lambda path: bool(seen.append(path))) == diff
-    assert sorted(seen) == sorted(
-        [b"a.py", b"dir/a b.py", rb"quo\"te.py", rb"tab\there.py", rb"\303\251t\303\251.py", b" b/a.py", b"binary"]
-    )
-    kept = without_files(diff, lambda path: path != b"binary")
-    assert kept.startswith(b"diff --git a/binary b/binary\nnew file")
-    assert kept.count(b"\ndiff --git") == 0
+    changes = file_changes(diff)
+    assert b"".join(change.section for change in changes) == diff
+    assert {change.path.decode() for change in changes} == set(NAMES)
+    assert all(change.new for change in changes)
+    binary = next(change for change in changes if change.path == b"binary")
+    assert binary.section.startswith(b"diff --git a/binary b/binary\nnew file")
+
+
+def test_new_files_are_told_from_changed_ones(repository):
+    (repository / "old.py").write_text("new file mode\n")
+    git = ["git", "-c", "user.name=T", "-c", "user.email=t@localhost", "-C", str(repository)]
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "more"], check=True)
+    (repository / "old.py").write_text("new file mode 2\n")
+    (repository / "new.py").touch()
+    changes = file_changes(diff_of(repository, "--no-renames"))
+    assert [(change.path, change.new) for change in changes] == [(b"new.py", True), (b"old.py", False)]
 
 
 def test_what_is_not_plain_is_refused(repository):
@@ -48,7 +57,7 @@ def test_what_is_not_plain_is_refused(repository):
     subprocess.run([*git, "commit", "-qm", "more"], check=True)
     (repository / "old.py").rename(repository / "new.py")
     with pytest.raises(ValueError, match=r"cannot tell the path in 'a/old\.py b/new\.py'"):
-        without_files(diff_of(repository, "--find-renames"), lambda path: False)
+        file_changes(diff_of(repository, "--find-renames"))
     with pytest.raises(ValueError, match="does not begin"):
-        without_files(b"--- a/x\n+++ b/x\n", lambda path: False)
-    assert without_files(b"", lambda path: False) == b""
+        file_changes(b"--- a/x\n+++ b/x\n")
+    assert file_changes(b"") == []

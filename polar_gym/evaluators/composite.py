@@ -1,0 +1,84 @@
+"""Several evaluators together: the weighted mean of their rewards, each reported as a component.
+
+Each grades in sandboxes of its own, one after the other. If one of them is broken (not the agent), the whole is masked:
+a mean over what happened to work would be a different reward from one episode to the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from polar_gym import registry
+from polar_gym.evaluators import EvaluationContext, Progress
+from polar_gym.evaluators.judge import judge
+from polar_gym.registry import Options
+from polar_gym.schema import EvaluationResult, EvaluatorSpec
+
+
+class CompositeOptions(Options):
+    components: dict[str, EvaluatorSpec] = Field(min_length=1)
+    """Name of the component -> its evaluator, with options as they would be by itself."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Name of a component -> its share; default 1. They are divided by their sum."""
+
+    @field_validator("components")
+    @classmethod
+    def _sound(cls, components: dict[str, EvaluatorSpec]) -> dict[str, EvaluatorSpec]:
+        for name, spec in components.items():
+            try:
+                registry.evaluators.options(spec)
+            except LookupError as error:
+                raise ValueError(f"{name}: {error}") from error
+        return components
+
+    @model_validator(mode="after")
+    def _weighed(self) -> Any:
+        if unknown := self.weights.keys() - self.components.keys():
+            raise ValueError(f"weights: no component is named {', '.join(sorted(unknown))}")
+        if any(weight < 0 for weight in self.weights.values()) or not sum(map(self.weight, self.components)):
+            raise ValueError("weights: they must not be negative, and not all 0")
+        return self
+
+    def weight(self, name: str) -> float:
+        return self.weights.get(name, 1.0)
+
+
+class Composite:
+    Options = CompositeOptions
+
+    def __init__(self, options: CompositeOptions) -> None:
+        self._options = options
+        self._evaluators = {
+            name: registry.evaluators.get(spec.name)(registry.evaluators.options(spec))
+            for name, spec in options.components.items()
+        }
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        results: dict[str, EvaluationResult] = {}
+        for name, spec in self._options.components.items():
+            request = context.request.model_copy(update={"evaluator": spec})
+            own = dataclasses.replace(context, request=request, progress=Progress())
+            deadline = request.runtime.init_timeout_seconds + spec.timeout_seconds
+            try:
+                results[name] = await judge(self._evaluators[name], own, deadline)
+            finally:
+                context.progress.carried |= own.progress.carried
+        weights = {name: self._options.weight(name) for name in results}
+        reward = sum(weights[name] * result.reward for name, result in results.items()) / sum(weights.values())
+        return EvaluationResult(
+            evaluator="composite",
+            reward=reward,
+            resolved=all(result.resolved is not False for result in results.values()) and reward > 0,
+            tests={
+                f"{name}: {test}": status for name, result in results.items() for test, status in result.tests.items()
+            },
+            components={name: result.reward for name, result in results.items()},
+            detail="; ".join(f"{name} {result.reward:g}: {result.detail}" for name, result in results.items()),
+            log="\n".join(f"=== {name} ===\n{result.log}" for name, result in results.items() if result.log),
+        )
+
+
+EVALUATOR = Composite

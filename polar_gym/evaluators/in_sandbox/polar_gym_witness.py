@@ -1,0 +1,151 @@
+"""A second report of a test run, beside the runner's log: what `unittest` and pytest said of each test, as it happened.
+
+Each line is sealed with a key, and the key is then replaced by its hash: who gets hold of it later can neither change
+nor remove what was written before. The last line says that the run came to its own end, and which functions of the
+test machinery were no longer the ones that it began with. Runs on any Python from 3.5.
+"""
+
+import hashlib
+import hmac
+import importlib
+import json
+import os
+import sys
+
+MACHINERY = (
+    *("unittest.case", "unittest.suite", "unittest.loader", "unittest.runner", "unittest.result"),
+    *("_pytest.runner", "_pytest.reports", "_pytest.python", "_pytest.unittest", "_pytest.outcomes", "_pytest.main"),
+    *("_pytest.raises", "_pytest.python_api", "pluggy._callers", "pluggy._hooks", "pluggy._manager"),
+)
+
+
+def begin(key, path):
+    import unittest
+    import unittest.case
+    import unittest.loader
+    import unittest.main
+    import unittest.runner
+
+    record = _Record(key, path)
+    record.write({"begin": sys.version.split()[0]})
+    _watch_unittest(unittest.TestResult, record.write)
+    _watch_pytest(record.write)
+    record.machinery = _machinery()
+
+
+class _Record:
+    def __init__(self, key, path):
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._owner = os.getpid()
+        self._key = key
+        self._needs = (hmac.new, hashlib.sha256, json.dumps, os.write, os.getpid)
+        self.machinery = {}
+
+    def write(self, entry):
+        seal, sha256, dumps, write, getpid = self._needs
+        if getpid() != self._owner:  # a fork of the test process: its tests are its own
+            return
+        if "end" in entry:
+            now = _machinery()
+            entry["altered"] = sorted(name for name, what in self.machinery.items() if now.get(name) != what)
+        line = dumps(entry).encode()
+        write(self._file, seal(self._key, line, "sha256").hexdigest().encode() + b" " + line + b"\n")
+        self._key = sha256(self._key).digest()
+
+
+def _machinery():
+    """Name -> the function and its code, for every function of the test machinery."""
+    found = {}
+    for name in MACHINERY:
+        for attribute, value in list(vars(sys.modules.get(name, _Nothing)).items()):
+            if getattr(value, "__module__", None) != name:
+                continue
+            members = list(vars(value).items()) if isinstance(value, type) else [("", value)]
+            for member, function in members:
+                function = getattr(function, "__func__", function)
+                code = getattr(function, "__code__", None)
+                if code is not None:
+                    found["%s.%s.%s" % (name, attribute, member)] = (function, code)
+    return found
+
+
+class _Nothing:
+    pass
+
+
+def _watch_unittest(result, write):
+    words = {
+        "addSuccess": "ok",
+        "addError": "ERROR",
+        "addFailure": "FAIL",
+        "addSkip": "skipped",
+        "addExpectedFailure": "expected failure",
+        "addUnexpectedSuccess": "unexpected success",
+    }
+    for method, word in words.items():
+        setattr(result, method, _saying(getattr(result, method), word, write))
+    add_sub_test, stop = result.addSubTest, result.stopTestRun
+
+    def addSubTest(self, test, subtest, err):
+        if err is not None:
+            write(_unittest_record(test, "FAIL"))
+        return add_sub_test(self, test, subtest, err)
+
+    def stopTestRun(self):
+        write({"end": "unittest"})
+        return stop(self)
+
+    result.addSubTest, result.stopTestRun = addSubTest, stopTestRun
+
+
+def _saying(method, word, write):
+    def add(self, test, *arguments):
+        write(_unittest_record(test, word))
+        return method(self, test, *arguments)
+
+    return add
+
+
+def _unittest_record(test, word):
+    """`text` is the test as `unittest -v` prints it."""
+    description = getattr(test, "shortDescription", lambda: None)()
+    text = "%s\n%s" % (test, description) if description else str(test)
+    return {"test": test.id(), "says": word, "text": text}
+
+
+def _watch_pytest(write):
+    try:
+        from _pytest import config
+    except ImportError:
+        return
+    for name in MACHINERY:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # not in this version of pytest
+            continue
+    prepare = config._prepareconfig
+    witness = _PytestWitness(write)
+
+    def _prepareconfig(args, plugins=None, **more):
+        config._prepareconfig = prepare  # a pytest run inside of a test is not the run
+        return prepare(args, list(plugins or []) + [witness], **more)
+
+    config._prepareconfig = _prepareconfig
+
+
+class _PytestWitness:
+    def __init__(self, write):
+        self._write = write
+        self._id = str
+
+    def pytest_configure(self, config):
+        self._id = config.cwd_relative_nodeid  # as the log has it
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            xfail = hasattr(report, "wasxfail")
+            test = self._id(report.nodeid)
+            self._write({"test": test, "says": report.outcome, "when": report.when, "xfail": xfail})
+
+    def pytest_sessionfinish(self, exitstatus):
+        self._write({"end": "pytest", "exit": int(exitstatus)})

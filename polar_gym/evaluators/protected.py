@@ -1,0 +1,120 @@
+"""Which files of a workspace are the task's, so that what an agent did to them does not count.
+
+They are dropped from the agent's diff before it is applied, and stay as the base commit and the test patch have them:
+
+- the files that the test patch touches, those that the listed tests' ids name, and the test directories around them
+  (their `conftest.py`, helpers and data);
+- files of the base commit that the test command itself names, such as `tests/runtests.py`;
+- what steers a test runner or the interpreter from anywhere in the tree: `conftest.py`, `pytest.ini`, `setup.cfg`,
+  `sitecustomize.py`, `.pth` files, package metadata with entry points;
+- what would be imported instead: a package or a compiled module beside a test module, a new `unittest.py`.
+
+So a solution may change any source file. What it may want to say in `pyproject.toml` does not count either: the
+environment of the tests is built before the agent begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePosixPath
+
+from polar_gym.evaluators.patch import FileChange
+
+_STEERING = frozenset(
+    {
+        *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+        *("tox.toml", ".coveragerc", "unittest.cfg", "nose.cfg", ".noserc"),
+    }
+)
+_STEERING_MODULES = frozenset({"conftest", "sitecustomize", "usercustomize"})
+_STEERING_SUFFIXES = (".pth", ".egg-link", ".pyc", ".pyo")
+_METADATA = re.compile(r".*\.(egg-info|dist-info)\Z")
+_RUNNER_MODULES = frozenset(
+    {
+        *("unittest", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli"),
+        *("pygments", "xdist", "execnet", "nose", "nose2", "coverage", "pytest_cov", "polar_gym_witness"),
+    }
+)
+_TEST_DIRECTORIES = frozenset({"test", "tests", "testing", "__tests__", "spec", "specs"})
+_TEST_MODULE = re.compile(r"test.*|.*_tests?|tests?")
+_PATH_IN_ID = re.compile(r"([^\s:]+\.\w+)(?:::|$)")
+
+
+class TaskFiles:
+    """What is the task's own in its workspace."""
+
+    def __init__(self, *, owned: Iterable[str], tests: Sequence[str], command: str) -> None:
+        """`owned`: paths that the test patch touches; `tests`: ids of the tests that decide; `command`: what runs
+        them."""
+        self._tests = tests
+        self.test_files = {*owned, *(match[1] for test in tests if (match := _PATH_IN_ID.match(test)))}
+        """As far as patch and ids name them."""
+        self._directories = {directory for file in self.test_files if (directory := _test_directory(file))}
+        words = re.split(r"[\s\"'=;&|<>()]+", command)
+        self._named_by_command = {str(PurePosixPath(word)) for word in words if word and not word.startswith("-")}
+
+    def protects(self, change: FileChange) -> bool:
+        """Whether this change of the agent's does not count."""
+        path = PurePosixPath(change.path.decode(errors="surrogateescape"))
+        return (
+            _steers(path, change.new)
+            or str(path) in self.test_files
+            or any(str(parent) in self._directories for parent in path.parents)
+            or any(_imported_instead(path, PurePosixPath(file)) for file in self.test_files)
+            or (not change.new and str(path) in self._named_by_command)
+            or self._holds_tests(path)
+        )
+
+    def _holds_tests(self, path: PurePosixPath) -> bool:
+        """Whether an id like `tests.test_a.Class.test` means this module, relative to any directory above it."""
+        parts = path.with_suffix("").parts
+        if not is_test_module(str(path)):
+            return False
+        names = tuple(".".join(parts[start:]) + "." for start in range(len(parts)))
+        return any(f"({name}" in test or test.startswith(name) for test in self._tests for name in names)
+
+
+def named_by(protected: Iterable[str]) -> Callable[[FileChange], bool]:
+    """Whether a change is to one of these files and directories, given relative to the workspace."""
+    mine = {PurePosixPath(path) for path in protected}
+
+    def protects(change: FileChange) -> bool:
+        path = PurePosixPath(change.path.decode(errors="surrogateescape"))
+        return any(each in (path, *path.parents) for each in mine)
+
+    return protects
+
+
+def is_test_module(file: str) -> bool:
+    """Whether a path looks like a Python file with tests."""
+    path = PurePosixPath(file)
+    return path.suffix == ".py" and _TEST_MODULE.fullmatch(path.stem) is not None
+
+
+def _steers(path: PurePosixPath, new: bool) -> bool:
+    stem = path.name.partition(".")[0]
+    return (
+        path.name in _STEERING
+        or path.name.endswith(_STEERING_SUFFIXES)
+        or stem in _STEERING_MODULES
+        or any(part in _STEERING_MODULES or _METADATA.match(part) for part in path.parts)
+        or (new and path.parts[0].partition(".")[0] in _RUNNER_MODULES)
+    )
+
+
+def _test_directory(file: str) -> str | None:
+    """The outermost test directory around a test file."""
+    around = (parent for parent in reversed(PurePosixPath(file).parents) if parent.name in _TEST_DIRECTORIES)
+    return next(map(str, around), None)
+
+
+def _imported_instead(path: PurePosixPath, test: PurePosixPath) -> bool:
+    """Whether Python could import `path` in place of a test file, or of a package above it: beside
+    `test_a.py` the package `test_a/` and the compiled `test_a.*.so`."""
+    if test.suffix != ".py":
+        return False
+    above = {test.with_suffix(""), *(parent for parent in test.parents if parent.name)}
+    if test.with_suffix("") in path.parents:
+        return True
+    return any(path.parent == each.parent and path.name.startswith(f"{each.name}.") for each in above)

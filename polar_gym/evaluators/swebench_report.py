@@ -1,0 +1,99 @@
+"""swebench's own log parsers and report, in a process of their own.
+
+Importing swebench's grading takes seconds and brings a hundred packages along, and its parsers are regular expressions
+over whatever the tested code printed: neither belongs into the gateway's process. As a program, this reads one JSON
+object on stdin, `{"instance": {...}, "logs": [...]}`, and writes one report for each log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from polar_gym.evaluators import EvaluatorError
+from polar_gym.runtimes import processes
+
+START, END, EXIT_CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
+"""swebench's marks in a log: around what the tests printed, and what their command exited with."""
+
+TIMEOUT_SECONDS = 300.0
+INSTALL = "pip install 'polar-gym[swe]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What swebench says to one log."""
+
+    resolved: bool
+    passed: frozenset[str]
+    """Of FAIL_TO_PASS and PASS_TO_PASS."""
+    statuses: dict[str, str]
+    """All that the log parser found."""
+
+
+@cache
+def known_parsers() -> frozenset[str]:
+    """The names of swebench's log parsers, read from its files; empty where it is not installed."""
+    spec = importlib.util.find_spec("swebench")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    files = (Path(spec.origin).parent / "harness" / "log_parsers").glob("*.py")
+    return frozenset(name for file in files for name in re.findall(r"^def (parse_log_\w+)\(", file.read_text(), re.M))
+
+
+async def reports(instance: dict[str, Any], logs: list[str]) -> list[Report]:
+    """One report for each log. Raises `EvaluatorError`."""
+    process = await processes.start(
+        [sys.executable, "-m", __name__],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            asked = json.dumps({"instance": instance, "logs": logs}).encode()
+            stdout, stderr = await process.communicate(asked)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise EvaluatorError(f"swebench's grading failed: {stderr.decode(errors='replace').strip()[-2000:]}")
+    return [
+        Report(one["resolved"], frozenset(one["passed"]), one["statuses"])
+        for one in json.loads(stdout.splitlines()[-1])
+    ]
+
+
+def _report(instance: dict[str, Any], log: str) -> dict[str, Any]:
+    from swebench.harness.grading import get_eval_report, get_logs_eval
+    from swebench.harness.utils import make_test_spec
+
+    spec = make_test_spec(instance)
+    prediction = {"instance_id": spec.instance_id, "model_name_or_path": "policy", "model_patch": "x"}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(log)
+        file.flush()
+        report = get_eval_report(spec, prediction, file.name, include_tests_status=True)[spec.instance_id]
+        statuses, _ = get_logs_eval(spec, file.name)
+    groups = report.get("tests_status", {})
+    passed = [test for name in ("FAIL_TO_PASS", "PASS_TO_PASS") for test in groups.get(name, {}).get("success", [])]
+    return {"resolved": report["resolved"], "passed": passed, "statuses": statuses}
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    answer = [_report(asked["instance"], log) for log in asked["logs"]]
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

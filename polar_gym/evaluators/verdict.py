@@ -1,0 +1,61 @@
+"""All reports of one test run, held against each other: a test has passed where every one of them says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from polar_gym.evaluators.canary import Canary
+from polar_gym.evaluators.parsers import FAILED, MISSING, PARSERS, PASSED, get_parser
+from polar_gym.evaluators.swebench_report import END, START, reports
+from polar_gym.evaluators.witness import Testimony
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the reports say together."""
+
+    tests: dict[str, str]
+    """Listed test -> its status; PASSED only if every report says so."""
+    resolved: bool
+    any_status: bool
+    """The log holds the result of at least one test."""
+    problem: str = ""
+    """Why the reports cannot be believed."""
+    passed: set[str] = field(default_factory=set)
+
+
+async def read_reports(instance: dict[str, Any], log: str, testimony: Testimony, canary: Canary | None) -> Verdict:
+    """The verdict on a run with this log. `instance` has swebench's field names. Raises `EvaluatorError`."""
+    tests = [*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]]
+    name = instance["log_parser"]
+    if name.startswith("parse_log_"):
+        logs = [log, f"{START}\n{testimony.log}\n{END}\n"] if testimony.tests else [log]
+        found = await reports(instance, logs)
+        statuses = found[0].statuses
+        passed = set.intersection(*(set(report.passed) for report in found))
+        resolved = all(report.resolved for report in found)
+    else:
+        statuses = await asyncio.to_thread(get_parser(name), log)
+        sources = [statuses, testimony.tests] if name in PARSERS and testimony.began else [statuses]
+        passed = {test for test in tests if all(source.get(test) == PASSED for source in sources)}
+        resolved = passed.issuperset(tests)
+    verdict = Verdict(
+        tests={test: PASSED if test in passed else _failing(test, statuses, testimony) for test in tests},
+        resolved=resolved,
+        any_status=bool(statuses),
+        passed=passed,
+    )
+    if canary is not None and statuses:
+        verdict.problem = canary.problem(statuses, "the log")
+        if testimony.began:
+            verdict.problem = verdict.problem or canary.problem(testimony.tests, "the witness")
+    return verdict
+
+
+def _failing(test: str, statuses: Mapping[str, str], testimony: Testimony) -> str:
+    """The status of a test that has not passed, though one of the reports may say so."""
+    said = [status for source in (statuses, testimony.tests) if (status := source.get(test)) not in (None, PASSED)]
+    return said[0] if said and said[0] else FAILED if test in statuses and test in testimony.tests else MISSING

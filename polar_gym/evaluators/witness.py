@@ -1,0 +1,122 @@
+"""The gateway's side of the witness: a second report of a test run, which printing cannot forge.
+
+The log of a test run is whatever its processes print, and some parsers let the last line win. So where the tests are
+Python's, `in_sandbox/` goes into the grading sandbox before the agent's diff does, and the first process that runs
+tests keeps a sealed record of each result. A test counts as passed only if log and record both say so.
+
+The record is made in the very process that the tested code runs in. Code that takes the test process apart from inside
+can still forge it, and is then caught only if it turns the canaries too, or leaves traces in the test machinery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED, SKIPPED
+from polar_gym.runtimes import Sandbox, SandboxError
+from polar_gym.runtimes.files import read_file, write_files
+
+_IN_SANDBOX = Path(__file__).parent / "in_sandbox"
+_UNITTEST = {
+    "ok": PASSED,
+    "expected failure": PASSED,
+    "skipped": SKIPPED,
+    "ERROR": ERROR,
+    "FAIL": FAILED,
+    "unexpected success": FAILED,
+}
+_PYTEST = {"passed": PASSED, "failed": FAILED, "skipped": SKIPPED}
+
+
+@dataclass(slots=True)
+class Testimony:
+    """What the witness recorded."""
+
+    began: bool = False
+    """A Python process that runs tests was there, and started the record."""
+    ended: bool = False
+    """The run came to its own end."""
+    broken: bool = False
+    """The record is not as the witness wrote it."""
+    altered: list[str] = field(default_factory=list)
+    """Functions of the test machinery that were replaced while the tests ran."""
+    tests: dict[str, str] = field(default_factory=dict)
+    """Test id -> PASSED | FAILED | ERROR | SKIPPED; a failure at any time wins."""
+    log: str = ""
+    """The same in the runner's own words, for parsers that read logs."""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing that this run reports can be believed; "" where there is no reason."""
+        if self.broken:
+            return "the record of the test run was altered"
+        if self.altered:
+            return f"the test machinery was altered by the tested code: {', '.join(self.altered[:5])}"
+        if self.began and not self.ended:
+            return "the test run did not come to its own end"
+        return ""
+
+
+class Witness:
+    """One grading's witness: `place` it, run the tests with its directory on PYTHONPATH, then `hear` it."""
+
+    def __init__(self) -> None:
+        self.directory = f"/tmp/polar-gym-{secrets.token_hex(8)}"
+        """Where it is inside the sandbox; the tests need it on PYTHONPATH."""
+        self._key = secrets.token_bytes(32)
+
+    async def place(self, sandbox: Sandbox) -> None:
+        """Before the agent's diff. Raises `SandboxError`."""
+        programs = {f"{self.directory}/{path.name}": path.read_bytes() for path in _IN_SANDBOX.glob("*.py")}
+        await write_files(sandbox, {**programs, f"{self.directory}/key": self._key})
+
+    async def hear(self, sandbox: Sandbox) -> Testimony:
+        """After the tests, when none of their processes is left."""
+        try:
+            record = await read_file(sandbox, f"{self.directory}/record")
+        except FileNotFoundError:
+            return Testimony()
+        except SandboxError:  # it is there, but not the file that it was
+            return Testimony(began=True, broken=True)
+        return _heard(record, self._key)
+
+
+def _heard(record: bytes, key: bytes) -> Testimony:
+    testimony = Testimony(began=True)
+    lines: list[str] = []
+    for line in record.splitlines():
+        seal, _, said = line.partition(b" ")
+        if not hmac.compare_digest(seal, hmac.new(key, said, "sha256").hexdigest().encode()):
+            testimony.broken = True
+            return testimony
+        key = hashlib.sha256(key).digest()
+        entry = json.loads(said)
+        if "end" in entry:
+            testimony.ended = True
+            testimony.altered += entry["altered"]
+        elif "test" in entry:
+            status, text = _status(entry)
+            if testimony.tests.get(entry["test"]) not in (FAILED, ERROR):
+                testimony.tests[entry["test"]] = status
+            lines.append(text)
+    testimony.log = "\n".join(lines)
+    return testimony
+
+
+def _status(entry: dict[str, Any]) -> tuple[str, str]:
+    """A result as a status, and as the line that the runner prints."""
+    test, says = entry["test"], entry["says"]
+    if "text" in entry:
+        return _UNITTEST[says], f"{entry['text']} ... {says}"
+    status = _PYTEST[says]
+    if status == FAILED and entry["when"] != "call":
+        status = ERROR
+    if entry["xfail"] and status in (PASSED, SKIPPED):
+        return PASSED, f"{'XPASS' if status == PASSED else 'XFAIL'} {test}"
+    return status, f"{status} {test}"

@@ -1,0 +1,84 @@
+"""The git repository that a task's image brings along: its past, not its future.
+
+An image is often built from a full clone, in which the fix of the very bug is one `git log --all` away: as a later
+commit, on a branch, under a tag, in the reflog, the stash, another worktree or an alternate object store, or as an
+object that nothing names any more. So before anything else runs in a sandbox, the repository is replaced by one that
+holds the commit at HEAD and what it descends from: fetched, not cleaned, so that nothing else was ever in it. The
+files stay as they are.
+"""
+
+from __future__ import annotations
+
+from polar_gym.runtimes import Command, Sandbox, SandboxError
+
+SECONDS = 300.0
+MAX_BASELINE = 256 * 1024 * 1024
+
+_CUT = r"""
+set -e
+cd "$1"
+[ -e .git ] || exit 0
+new=$(mktemp -d /tmp/.history-XXXXXXXX)
+here() { git -c safe.directory='*' --git-dir="$new" "$@"; }
+here init -q --bare --template=
+here config core.bare false
+here config core.logAllRefUpdates false
+here symbolic-ref HEAD refs/heads/main
+here fetch -q --no-tags --update-shallow --update-head-ok \
+    --upload-pack "git -c safe.directory='*' upload-pack" "$PWD" HEAD:refs/heads/main
+rm -f "$new/FETCH_HEAD"
+mkdir -p "$new/info"
+[ ! -f .git/info/exclude ] || cp .git/info/exclude "$new/info/exclude"
+rm -rf .git
+mv "$new" .git
+git -c safe.directory='*' read-tree HEAD
+git -c safe.directory='*' update-index -q --refresh || true
+"""
+
+_BASELINE = r"""
+set -e
+cd "$1"
+base=$(mktemp -d /tmp/.baseline-XXXXXXXX)
+trap 'rm -rf "$base"' EXIT
+there() { git -c safe.directory='*' -c user.name=polar-gym -c user.email=polar-gym@localhost \
+    -c core.protectNTFS=false -c core.protectHFS=false --git-dir="$base" --work-tree="$PWD" "$@"; }
+git init -q --bare --template= "$base"
+if [ -e .git ]; then
+    there fetch -q --no-tags --depth 1 --upload-pack "git -c safe.directory='*' upload-pack" \
+        "file://$PWD/.git" HEAD:refs/heads/main
+    there symbolic-ref HEAD refs/heads/main
+    there read-tree HEAD
+fi
+there add -A
+there commit -q --allow-empty -m 'The workspace as the image has it'
+there config core.bare false
+tar -c -C "$base" .
+"""
+
+
+async def cut_history(sandbox: Sandbox, workspace_path: str) -> None:
+    """Remove all of the workspace's git history that HEAD does not descend from. Raises `SandboxError`."""
+    await _run(sandbox, _CUT, workspace_path, "its git history cannot be cut")
+
+
+async def pack_baseline(sandbox: Sandbox, workspace_path: str) -> bytes:
+    """The tar of a repository whose one commit is the workspace as it is now, for `diff.snapshot_diff`. Raises
+    `SandboxError`."""
+    return await _run(sandbox, _BASELINE, workspace_path, "its content cannot be recorded")
+
+
+async def _run(sandbox: Sandbox, script: str, workspace_path: str, problem: str) -> bytes:
+    command = Command(
+        argv=["sh", "-c", script, "sh", workspace_path],
+        environment={"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C.UTF-8"},
+        workdir="/",
+        timeout_seconds=SECONDS,
+        output_limit=2 * MAX_BASELINE,
+    )
+    result = await sandbox.exec(command)
+    if result.exit_code != 0 or len(result.stdout) > MAX_BASELINE:
+        reason = result.stderr.decode(errors="replace").strip()[-2000:]
+        if result.exit_code == 0:
+            reason = f"more than {MAX_BASELINE} bytes"
+        raise SandboxError(f"{workspace_path} in the image: {problem}: {reason or 'it took too long'}")
+    return result.stdout
