@@ -8,13 +8,21 @@ from typing import Annotated
 import typer
 
 from polar_gym.cli.console import errors
+from polar_gym.config import ConfigError, cache_dir
 
 
-def nemo_root() -> None:
+def nemo_root(
+    gym: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="NeMo Gym's version, where it is installed elsewhere.")
+    ] = None,
+) -> None:
     """Print NeMo Gym's component root: gym env start --search-dir "$(polar-gym nemo-root)" ..."""
-    from polar_gym.nemo import component_root
+    from polar_gym.nemo import component_root_for, installed_gym
 
-    typer.echo(component_root())
+    try:
+        typer.echo(component_root_for(gym or installed_gym(), cache_dir()))
+    except ValueError as error:
+        raise ConfigError(f"--gym: {error}") from error
 
 
 def nemo_recipes() -> None:

@@ -30,7 +30,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.nemo import AGENT, component_root, link_agent
+from polar_gym.nemo import AGENT, component_root_for, link_agent
 from tests.e2e.vllm_server import CHECKOUT, cache_directory
 
 PYTHONS = {"0.4.0": "3.12", "0.7.0": "3.13"}
@@ -90,6 +90,11 @@ class NemoGym:
     """Of the head server."""
 
     @property
+    def root(self) -> Path:
+        """The component root that `polar-gym nemo-root` prints beside this version."""
+        return component_root_for(self.version, self.directory / "cache")
+
+    @property
     def environment(self) -> dict[str, str]:
         return os.environ | {
             "PATH": f"{venv_directory(self.version)}/bin:{os.environ['PATH']}",
@@ -106,7 +111,7 @@ class NemoGym:
         return "++head_server.host=127.0.0.1", f"++head_server.port={self.port}"
 
     def command(self, *arguments: str) -> list[str]:
-        return ["gym", *arguments, "--search-dir", str(component_root())]
+        return ["gym", *arguments, "--search-dir", str(self.root)]
 
     def run(self, *arguments: str) -> str:
         """A command of NeMo Gym to its end: what it printed."""

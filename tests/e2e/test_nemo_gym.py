@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polar_gym.nemo import AGENT, component_root
+from polar_gym.nemo import AGENT, ENVIRONMENT, component_root
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, serving, venv_directory
 from tests.requirements import need, need_program
 from tests.unit.test_nemo import check_envelope, consumed
@@ -30,7 +30,7 @@ BROKEN = {
         }
     }
 }
-EXAMPLE = component_root() / "environments" / "polar_swe" / "data" / "example.jsonl"
+EXAMPLE = component_root() / ENVIRONMENT / "data" / "example.jsonl"
 
 
 @pytest.fixture(scope="module", params=list(PYTHONS))
@@ -101,14 +101,11 @@ def test_the_components_own_tests_pass(gym: NemoGym) -> None:
 
 
 def test_nemo_gym_finds_the_environment_valid(gym: NemoGym) -> None:
-    assert "Config is valid" in gym.run("env", "validate", "--environment", "polar_swe")
+    said = gym.run("env", "validate", "--environment", "polar_swe")
+    assert "Config is valid" in said
+    assert "deprecated" not in said.lower(), "from 0.7 on, the environment server is declared"
     if gym.version == "0.4.0":
         return  # it knows no manifests
-    environment = component_root() / "environments" / "polar_swe"
-    said = gym.run("env", "validate", "--manifest", str(environment / "manifest.yaml"))
+    said = gym.run("env", "validate", "--manifest", str(gym.root / ENVIRONMENT / "manifest.yaml"))
     assert "example: 5 rows" in said
     assert "does not match inferred profile" not in said
-    declared = str(environment / "environment_server.yaml")
-    said = gym.run("env", "validate", "--environment", "polar_swe", "--config", declared)
-    assert "Config is valid" in said
-    assert "DEPRECATED" not in said, "the environment server is declared"

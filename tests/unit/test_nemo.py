@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
+import yaml
 
 from polar_gym.config import ConfigError
-from polar_gym.nemo import AGENT, component_root, link_agent
+from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts, run_configs
 from polar_gym.nemo.rows import row
 from polar_gym.nemo.verified import verified_episode
@@ -301,3 +302,19 @@ def test_link_agent_is_idempotent_and_overwrites_nothing(tmp_path: Path) -> None
     link.mkdir()
     with pytest.raises(FileExistsError):
         link_agent(tmp_path)
+
+
+def test_the_component_root_suits_the_version_of_nemo_gym(tmp_path: Path) -> None:
+    """Up to 0.6 an environment server is an error, from 0.7 on its absence is deprecated."""
+    for gym in (None, "0.4.0", "0.6.12"):
+        assert component_root_for(gym, tmp_path) == component_root()
+    for gym in ("0.7.0", "0.10.1", "1.0.0rc1"):
+        root = component_root_for(gym, tmp_path)
+        assert component_root_for(gym, tmp_path) == root, "made once"
+        config = yaml.safe_load((root / ENVIRONMENT / "config.yaml").read_text())
+        (declared,) = config["polar_swe_environment_server"]["environment_servers"].values()
+        assert declared["agent_server"]["name"] in config
+        for path in (ENVIRONMENT / "manifest.yaml", ENVIRONMENT / "data" / "example.jsonl", AGENT / "app.py"):
+            assert (root / path).read_bytes() == (component_root() / path).read_bytes()
+    with pytest.raises(ValueError, match=r"'next' is no version of NeMo Gym; expected e\.g\. 0\.7\.0"):
+        component_root_for("next", tmp_path)
