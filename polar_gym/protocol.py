@@ -16,12 +16,14 @@ Trainer to server, with the service key as `Authorization: Bearer`:
     GET    /v1/nodes                        -> list of NodeState
     POST   /v1/generation                   Generation -> GenerationState
     POST   /v1/weights                      Weights -> GenerationState
-    POST   /v1/nodes/{node}/drain           -> NodeState (also with the node key)
+    POST   /v1/nodes/{node}/drain           finishes what it has, takes nothing new -> NodeState
 
 Node to server, with the node key:
 
     POST   /v1/nodes/{node}/heartbeat       Heartbeat -> HeartbeatAnswer; 409: another process took this node's name
     POST   /v1/nodes/{node}/episodes        Delivery -> DeliveryAnswer
+    POST   /v1/nodes/{node}/drain           -> NodeState
+    DELETE /v1/nodes/{node}                 ?incarnation= it is known to be dead: its sessions go elsewhere -> 204
 
 Server to node, at the heartbeat's `url`, with the node key:
 

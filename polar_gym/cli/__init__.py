@@ -10,7 +10,7 @@ import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from polar_gym.cli import episodes, export, gateway, machine, nemo, tasks
+from polar_gym.cli import episodes, export, gateway, machine, nemo, service, tasks
 from polar_gym.cli.console import errors
 from polar_gym.config import ConfigError
 from polar_gym.inference import EngineError
@@ -27,7 +27,12 @@ app.command("verify")(episodes.verify)
 app.add_typer(export.app, name="export")
 app.add_typer(tasks.app, name="tasks")
 app.command("doctor")(machine.doctor)
+app.command("serve")(service.serve)
 app.command("gateway")(gateway.gateway)
+app.command("submit")(service.submit)
+app.command("status")(service.status)
+app.command("cancel")(service.cancel)
+app.command("watch")(service.watch)
 app.command("nemo-root")(nemo.nemo_root)
 app.command("nemo-recipes")(nemo.nemo_recipes)
 app.command("nemo-link")(nemo.nemo_link)

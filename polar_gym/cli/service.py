@@ -1,0 +1,166 @@
+"""`polar-gym serve | submit | status | cancel | watch`: the rollout service and its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.text import Text
+
+from polar_gym.cli.console import console, errors
+from polar_gym.config import ConfigError
+
+if TYPE_CHECKING:
+    from polar_gym.protocol import TaskState
+    from polar_gym.rollout.client import RolloutClient
+    from polar_gym.schema import TaskRequest
+
+T = TypeVar("T")
+
+Server = Annotated[
+    str, typer.Option(envvar="POLAR_GYM_SERVER", help="The rollout server; its key is in POLAR_GYM_SERVICE_KEY.")
+]
+KEEP_TRYING_SECONDS = 20.0
+"""How long a command waits for a server that does not answer."""
+DEFAULT_SERVER = "http://127.0.0.1:8700"
+Output = Annotated[Path | None, typer.Option(help="Write episodes here as they arrive, one a line, and wait for all.")]
+
+
+def serve(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="The server's own settings (listen, url, state, cluster=local|ray|none, cluster.KEY, lease_seconds, "
+            "keep_seconds, keep_bytes, refuse_bytes), and what a rollout's config says of its nodes' engine, proxy and "
+            "pools, e.g. engine=vllm engine.url=... pools.run=8",
+        ),
+    ] = None,
+) -> None:
+    """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when something dies.
+
+    Keys are in POLAR_GYM_SERVICE_KEY (trainers), POLAR_GYM_NODE_KEY (nodes) and POLAR_GYM_CALLBACK_KEY (signs
+    callbacks; else the service key does), or in files that <NAME>_FILE names.
+    """
+    from polar_gym.config import load_config
+    from polar_gym.rollout.auth import load_keys
+    from polar_gym.rollout.process import serve as run_server
+    from polar_gym.rollout.settings import split_settings
+
+    own, others = split_settings(settings or [])
+    if own.cluster.name == "none" and others:
+        raise ConfigError(f"{others[0]}: unknown setting; with cluster=none the nodes have their own")
+    config = load_config(None, others) if own.cluster.name != "none" else None
+    keys = load_keys()
+    asyncio.run(run_server(own, config, keys, lambda line: errors.print(Text(line), soft_wrap=True)))
+
+
+def submit(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE | RECIPE] [KEY=VALUE]...",
+            help="A .jsonl file of TaskRequests (-: stdin), or a rollout: a recipe's name and settings.",
+        ),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    prefix: Annotated[str, typer.Option(help="Put before every task id, e.g. run7-: ids are used once.")] = "",
+    output: Output = None,
+) -> None:
+    """Submit tasks and print their ids. The same task twice is one task."""
+    requests = [request.model_copy(update={"task_id": prefix + request.task_id}) for request in _requests(arguments)]
+
+    async def work(client: RolloutClient) -> None:
+        for request in requests:
+            await client.submit(request)
+            if output is None:
+                typer.echo(request.task_id)
+
+    _run(server, work)
+    if output is not None:
+        _follow(server, [request.task_id for request in requests], output)
+
+
+def status(
+    task_id: Annotated[str | None, typer.Argument(help="One task; none: the newest tasks, and the nodes.")] = None,
+    server: Server = DEFAULT_SERVER,
+    limit: Annotated[int, typer.Option(help="How many tasks.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
+) -> None:
+    """Show how far tasks are, and what the nodes hold."""
+    from polar_gym.rollout.watch import node_table, sample_table, task_table
+
+    async def work(client: RolloutClient) -> list[Any]:
+        if task_id is not None:
+            return [await client.task(task_id)]
+        return [await client.tasks(limit), await client.nodes()]
+
+    found = _run(server, work)
+    if json:
+        typer.echo(found[0].to_json().decode())
+    elif task_id is not None:
+        console.print(task_table([found[0]]), sample_table(found[0]))
+    else:
+        console.print(task_table(found[0].tasks), node_table(found[1]))
+
+
+def cancel(
+    task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID...")], server: Server = DEFAULT_SERVER
+) -> None:
+    """Cancel tasks: what runs is stopped; what was captured is kept, excluded."""
+
+    async def work(client: RolloutClient) -> list[TaskState]:
+        return [await client.cancel(task_id) for task_id in task_ids]
+
+    for task in _run(server, work):
+        typer.echo(f"{task.task_id} {task.status}")
+
+
+def watch(
+    task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID...")],
+    server: Server = DEFAULT_SERVER,
+    output: Output = None,
+) -> None:
+    """Watch tasks until they have ended. Exit code 1: some are not completed."""
+    _follow(server, task_ids, output)
+
+
+def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
+    from polar_gym.rollout.watch import follow, task_table
+
+    ended = _run(server, lambda client: follow(client, task_ids, output, console))
+    console.print(task_table(ended))
+    if any(task.status != "COMPLETED" or task.failures for task in ended):
+        raise typer.Exit(1)
+
+
+def _requests(arguments: list[str] | None) -> list[TaskRequest]:
+    from polar_gym.composition import split_recipe
+    from polar_gym.config import load_config
+    from polar_gym.gateway.local import load_tasks, make_request
+    from polar_gym.rollout.requests import read_requests
+
+    first = arguments[0] if arguments else ""
+    if first == "-" or first.endswith(".jsonl"):
+        if others := (arguments or [])[1:]:
+            raise ConfigError(f"{others[0]!r}: the requests of a file are submitted as they are")
+        return read_requests(first)
+    config = load_config(*split_recipe(arguments or []))
+    return [make_request(config, task) for task in load_tasks(config)]
+
+
+def _run(server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]]) -> T:
+    """What `work` gives; the service's refusals become complaints with exit code 2."""
+    from polar_gym.rollout.client import RolloutClient, RolloutServiceError, UnreachableError
+
+    async def connected() -> T:
+        async with RolloutClient(server, keep_trying_seconds=KEEP_TRYING_SECONDS) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(connected())
+    except (RolloutServiceError, UnreachableError) as error:
+        raise ConfigError(str(error)) from error

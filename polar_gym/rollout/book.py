@@ -1,0 +1,194 @@
+"""The live tasks, in memory and on the disk: what happened to them is written here, and told to whoever waits.
+
+Decisions are made in memory, one at a time, on the event loop; nobody is given an acknowledgement before they are on
+the disk. The book is crash-only: when its store fails memory is ahead of the disk, so the process must stop (`failed`),
+and what starts in its place reads the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from polar_gym.protocol import Event
+from polar_gym.rollout.fleet import Fleet
+from polar_gym.rollout.metrics import Metrics
+from polar_gym.rollout.scheduler import FairQueue
+from polar_gym.rollout.store import Change, OutboxEntry, Store, StoreError
+from polar_gym.rollout.task import Phase, Sample, Task
+from polar_gym.schema import Session
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Book:
+    """Live tasks, the queue of their waiting samples, and the only way to write about them."""
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self.store = store
+        self.fleet = fleet
+        self.live: dict[str, Task] = {}
+        self.queue = FairQueue()
+        self.engines: dict[str, str] = {}
+        """Task -> key of the engine that its first session went to."""
+        self.metrics = Metrics(self)
+        self.stored_bytes = 0
+        self.room_changed = asyncio.Event()
+        """There may be something to dispatch."""
+        self.outbox_news = asyncio.Event()
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        """Done when the store, or the service's own work, failed."""
+        self._owner: dict[str, str] = {}
+        """Session -> its live task."""
+        self._news: dict[str, asyncio.Event] = {}
+
+    # Looking ----------------------------------------------------------------------------------------------------------
+
+    async def find(self, task_id: str) -> Task | None:
+        """A live task, or one that has ended and was not evicted."""
+        return self.live.get(task_id) or await self.guard(self.store.find_task(task_id))
+
+    def task_of(self, session_id: str) -> Task | None:
+        return self.live.get(self._owner.get(session_id, ""))
+
+    def news(self, task_id: str) -> asyncio.Event:
+        """Set as soon as something happens to the live task after this call: ask for it before looking."""
+        return self._news.setdefault(task_id, asyncio.Event()) if task_id in self.live else asyncio.Event()
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def add(self, task: Task) -> None:
+        """A task that is on the disk already; its waiting samples are queued."""
+        self.live[task.task_id] = task
+        self._owner.update(dict.fromkeys(task.samples, task.task_id))
+        for sample in sorted(task.open_samples(), key=lambda sample: sample.session.sample_index):
+            if sample.phase is Phase.WAITING:
+                self.queue.push(task.task_id, sample.session.session_id)
+        self.room_changed.set()
+
+    async def ended(self, task: Task, ended: list[Sample], change: Change | None = None) -> None:
+        """Samples have ended in memory: write it, with all else that is in `change`, with their callbacks, and with the
+        task's end where they were its last."""
+        change = change or Change()
+        now = time.time()
+        change.task = task
+        change.samples.extend(ended)
+        for sample in ended:
+            session = sample.session
+            said = {"status": session.status, "usable": sample.usable}
+            if session.failure is not None:
+                said["failure"] = session.failure.kind
+            change.events.append(event(task, "session.ended", session, **said))
+            _add_callback(change, task, now, session)
+            self.fleet.forget(session.session_id)
+        self.queue.remove(task.task_id, [sample.session.session_id for sample in ended])
+        if ended and task.ended and task.finished_at is None:
+            task.finished_at = now
+            change.events.append(event(task, "task.ended", status=task.status))
+            _add_callback(change, task, now, None)
+        await self.write(change)
+        if task.ended:
+            self._remove(task)
+        if change.callbacks:
+            self.outbox_news.set()
+        self.room_changed.set()
+
+    async def lost(self, node: str, session_ids: Iterable[str], why: str) -> None:
+        """A node does not run these any more: each waits again, or has ended."""
+        by_task: dict[str, list[str]] = {}
+        for session_id in list(session_ids):
+            self.fleet.forget(session_id)
+            task = self.task_of(session_id)
+            sample = task.samples[session_id] if task is not None else None
+            if task is not None and sample is not None and sample.phase is Phase.PLACED and sample.session.node == node:
+                by_task.setdefault(task.task_id, []).append(session_id)
+        for task_id, lost in by_task.items():
+            if (task := self.live.get(task_id)) is not None:
+                await self._lost_of(task, lost, f"node {node}: {why}")
+
+    async def _lost_of(self, task: Task, session_ids: list[str], why: str) -> None:
+        change = Change()
+        ended = []
+        for session_id in session_ids:
+            sample = task.samples[session_id]
+            if sample.phase is not Phase.PLACED:  # its result came while another task's was written
+                continue
+            log.warning("session %s, attempt %d: lost: %s", session_id, sample.session.attempt, why)
+            if task.lose(session_id, why) == "ended":
+                ended.append(sample)
+            else:
+                self.again(task, sample, change, why)
+        await self.ended(task, ended, change)
+
+    def again(self, task: Task, sample: Sample, change: Change, why: str) -> None:
+        """A sample waits again: before the others of its task, because it waited once already."""
+        self.fleet.forget(sample.session.session_id)
+        self.queue.push(task.task_id, sample.session.session_id, first=True)
+        change.samples.append(sample)
+        change.events.append(event(task, "session.retried", sample.session, reason=why))
+        self.metrics.retried()
+        self.room_changed.set()
+
+    async def write(self, change: Change) -> None:
+        """On the disk when this returns; then whoever waits for news is woken."""
+        await self.guard(self.store.apply(change))
+        for task_id in {event.task_id for event in change.events}:
+            if (news := self._news.pop(task_id, None)) is not None:
+                news.set()
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the store does, to its end even where the caller is cancelled."""
+        try:
+            return await asyncio.shield(asyncio.ensure_future(work))
+        except StoreError as error:
+            self._fail(error)
+            raise
+
+    def watch(self, work: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Work that must not fail: if it does, the process stops instead of going on without it."""
+        work.add_done_callback(lambda done: None if done.cancelled() else self._fail(done.exception()))
+        return work
+
+    def _fail(self, error: BaseException | None) -> None:
+        if error is not None and not self.failed.done():
+            log.error("the service cannot go on: %r", error, exc_info=error)
+            self.failed.set_result(error)
+
+    def _remove(self, task: Task) -> None:
+        if self.live.pop(task.task_id, None) is None:
+            return
+        for session_id in task.samples:
+            del self._owner[session_id]
+        self.engines.pop(task.task_id, None)
+        self.metrics.task_ended(task.status)
+        if (news := self._news.pop(task.task_id, None)) is not None:
+            news.set()
+
+
+def event(task: Task, kind: Any, session: Session | None = None, **data: Any) -> Event:
+    return Event(
+        id=0,
+        task_id=task.task_id,
+        at=time.time(),
+        kind=kind,
+        session_id=session.session_id if session else None,
+        attempt=session.attempt if session else None,
+        data=data,
+    )
+
+
+def _add_callback(change: Change, task: Task, now: float, session: Session | None) -> None:
+    url = task.request.callback_url
+    if url is None:
+        return
+    if session is None:
+        key = f"task:{task.task_id}:{int(task.created_at)}"
+        change.callbacks.append(OutboxEntry(key, task.task_id, None, None, url, now))
+    else:
+        key = f"{session.session_id}:{session.attempt}"
+        change.callbacks.append(OutboxEntry(key, task.task_id, session.session_id, session.attempt, url, now))

@@ -1,0 +1,183 @@
+"""Results to the task's `callback_url`: at least once, signed, from an outbox that survives restarts.
+
+A callback is in the outbox from the moment in which what it tells is stored, and leaves it when the receiver has
+answered 2xx. Until then it is repeated, with growing pauses, for days: receivers tell repetitions by their idempotency
+key. A receiver checks `verify` before it believes a body; an old one, sent again by somebody else, is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Mapping, Set
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+from tenacity import RetryCallState, Retrying, wait_exponential_jitter
+
+from polar_gym.protocol import Event
+from polar_gym.rollout.book import Book
+from polar_gym.rollout.store import OutboxEntry
+
+log = logging.getLogger(__name__)
+
+KEY_HEADER = "Polar-Gym-Idempotency-Key"
+TIME_HEADER = "Polar-Gym-Timestamp"
+SIGNATURE_HEADER = "Polar-Gym-Signature"
+
+REPLAY_WINDOW_SECONDS = 300.0
+GIVE_UP_SECONDS = 3 * 86400.0
+AT_ONCE = 16
+"""Callbacks under way."""
+
+_pause = wait_exponential_jitter(initial=0.5, max=300.0, jitter=1.0)
+
+
+class ForgedCallbackError(ValueError):
+    """A callback's signature is wrong, missing or too old: do not believe its body."""
+
+
+def sign(key: str, timestamp: str, body: bytes) -> str:
+    return "v1=" + hmac.new(key.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+
+
+def verify(key: str, headers: Mapping[str, str], body: bytes, now: float | None = None) -> str:
+    """For receivers: the idempotency key of a genuine callback. Raises `ForgedCallbackError`."""
+    found = {name.lower(): value for name, value in headers.items()}
+    timestamp = found.get(TIME_HEADER.lower(), "")
+    genuine = hmac.compare_digest(
+        sign(key, timestamp, body).encode(), found.get(SIGNATURE_HEADER.lower(), "").encode(errors="replace")
+    )
+    if not genuine:
+        raise ForgedCallbackError(f"{SIGNATURE_HEADER} is not ours")
+    if (
+        not timestamp.isdigit()
+        or abs((now if now is not None else time.time()) - int(timestamp)) > REPLAY_WINDOW_SECONDS
+    ):
+        raise ForgedCallbackError(f"{TIME_HEADER}={timestamp!r}: more than {REPLAY_WINDOW_SECONDS:g} s off")
+    return callback_key(orjson.loads(body))
+
+
+def callback_key(body: Mapping[str, object]) -> str:
+    """The idempotency key, as the signed body gives it: the header is not signed."""
+    session = body.get("session")
+    if isinstance(session, Mapping):
+        return f"{session['session_id']}:{session['attempt']}"
+    task = body["task"]
+    assert isinstance(task, Mapping)
+    return f"task:{task['task_id']}:{int(task['created_at'])}"
+
+
+def check_url(url: str) -> str | None:
+    """What is wrong with a callback URL; None: nothing."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return str(error)
+    if parts.scheme not in ("http", "https") or not host:
+        return "must be an http:// or https:// URL"
+    if parts.username is not None or parts.password is not None:
+        return "must hold no user name or password: URLs end up in logs"
+    return None
+
+
+class CallbackSender:
+    """Works through the outbox. `run` ends only by being cancelled."""
+
+    def __init__(self, book: Book, key: str) -> None:
+        self._book = book
+        self._store = book.store
+        self._key = key
+
+    async def run(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=60, connect=10)
+        running: dict[asyncio.Task[None], str] = {}
+        async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http:
+            try:
+                while True:
+                    self._book.outbox_news.clear()
+                    for entry in await self._store.due_callbacks(time.time(), AT_ONCE):
+                        if len(running) < AT_ONCE and entry.key not in running.values():
+                            running[asyncio.create_task(self._send(http, entry))] = entry.key
+                    for done in await self._next(running.keys()):
+                        del running[done]
+                        done.result()
+            finally:
+                for sending in running:
+                    sending.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _next(self, running: Set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Until one has come to its end, there is something new, or the next repetition is due: those at their end."""
+        pause = None
+        if len(running) < AT_ONCE and (next_due := await self._store.next_due(time.time())) is not None:
+            pause = next_due - time.time()
+        news = asyncio.ensure_future(self._book.outbox_news.wait())
+        try:
+            await asyncio.wait({*running, news}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        return {sending for sending in running if sending.done()}
+
+    async def _send(self, http: aiohttp.ClientSession, entry: OutboxEntry) -> None:
+        body = await self._body(entry)
+        if body is None:
+            await self._done(entry, "callback.given_up", "what it tells was evicted")
+            return
+        timestamp = str(int(time.time()))
+        headers = {
+            "Content-Type": "application/json",
+            KEY_HEADER: entry.key,
+            TIME_HEADER: timestamp,
+            SIGNATURE_HEADER: sign(self._key, timestamp, body),
+        }
+        try:
+            async with http.post(entry.url, data=body, headers=headers, allow_redirects=False) as response:
+                problem = None if 200 <= response.status < 300 else f"HTTP {response.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            problem = str(error) or type(error).__name__
+        if problem is None:
+            await self._done(entry, "callback.delivered")
+        elif time.time() - entry.created_at > GIVE_UP_SECONDS:
+            await self._done(entry, "callback.given_up", problem)
+        else:
+            self._book.metrics.callback("failed")
+            log.info("callback %s: not delivered yet: %s", entry.key, problem)
+            await self._store.callback_failed(entry.key, time.time() + pause_after(entry.tries + 1))
+
+    async def _done(self, entry: OutboxEntry, kind: str, why: str = "") -> None:
+        self._book.metrics.callback(kind.removeprefix("callback."))
+        data = {"key": entry.key, **({"reason": why} if why else {})}
+        event = Event.model_validate(
+            {"id": 0, "task_id": entry.task_id, "at": time.time(), "kind": kind, "session_id": entry.session_id,
+             "attempt": entry.attempt, "data": data}
+        )  # fmt: skip
+        await self._store.callback_done(entry, event)
+
+    async def _body(self, entry: OutboxEntry) -> bytes | None:
+        task = await self._book.find(entry.task_id)
+        if task is None:
+            return None
+        if entry.session_id is None:
+            return orjson.dumps(
+                {"kind": "task", "task_id": entry.task_id, "task": orjson.Fragment(task.state().to_json())}
+            )
+        sample = task.samples[entry.session_id]
+        row = await self._store.find_episode(entry.session_id)
+        episode = b"null"
+        if row is not None and not row.evicted:
+            episode = await asyncio.to_thread(self._store.files.read, row.session_id, row.attempt)
+        parts = {"session": orjson.Fragment(sample.session.to_json()), "episode": orjson.Fragment(episode)}
+        return orjson.dumps({"kind": "session", "task_id": entry.task_id, **parts})
+
+
+def pause_after(tries: int) -> float:
+    """Seconds until the next try: doubles from one second, with jitter, up to five minutes."""
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = tries
+    return _pause(state)

@@ -1,0 +1,295 @@
+"""The rollout service from Python: `RolloutClient` for asyncio, `SyncRolloutClient` for everybody else.
+
+    async with RolloutClient("http://127.0.0.1:8700") as client:
+        await client.submit(request)
+        async for episode in client.episodes(request.task_id):
+            ...
+
+Every request may be repeated without harm, and is, while the server cannot be reached or is being restarted: a stream
+of episodes goes on behind the last one received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any, Literal, TypeVar
+
+import aiohttp
+import orjson
+from pydantic import ValidationError
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from polar_gym.envs.background import BackgroundLoop
+from polar_gym.protocol import (
+    ErrorAnswer,
+    Event,
+    Generation,
+    GenerationState,
+    NodeState,
+    TaskPage,
+    TaskState,
+    TaskStatus,
+    Weights,
+)
+from polar_gym.record import Record
+from polar_gym.rollout.auth import SERVICE_KEY
+from polar_gym.schema import Episode, TaskRequest
+
+R = TypeVar("R", bound=Record)
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8700"
+
+
+class RolloutServiceError(Exception):
+    """The service refused: `status` is HTTP's, the message its own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class UnreachableError(Exception):
+    """The service did not answer within the time that the client keeps trying."""
+
+
+class _TryAgainError(Exception):
+    """No answer, or one that another try may change."""
+
+
+class RolloutClient:
+    def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, keep_trying_seconds: float = 120.0) -> None:
+        """`key` None: what POLAR_GYM_SERVICE_KEY says. `keep_trying_seconds`: how long the server may be away."""
+        self.url = url.rstrip("/")
+        key = key or os.environ.get(SERVICE_KEY)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._keep_trying = keep_trying_seconds
+        self._http: aiohttp.ClientSession
+
+    async def __aenter__(self) -> RolloutClient:
+        self._http = aiohttp.ClientSession(
+            headers=self._headers, timeout=aiohttp.ClientTimeout(total=None, sock_connect=10), read_bufsize=2**20
+        )
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._http.close()
+
+    async def submit(self, request: TaskRequest) -> TaskState:
+        """Raises `RolloutServiceError` (409) when the task id was used for another request."""
+        return await self._ask("POST", "/v1/tasks", TaskState, request)
+
+    async def task(self, task_id: str) -> TaskState:
+        return await self._ask("GET", f"/v1/tasks/{task_id}", TaskState)
+
+    async def tasks(self, limit: int = 50, after: str | None = None, status: TaskStatus | None = None) -> TaskPage:
+        query = {"limit": str(limit), **({"after": after} if after else {}), **({"status": status} if status else {})}
+        return await self._ask("GET", "/v1/tasks", TaskPage, query=query)
+
+    async def cancel(self, task_id: str) -> TaskState:
+        return await self._ask("DELETE", f"/v1/tasks/{task_id}", TaskState)
+
+    async def wait(self, task_id: str) -> TaskState:
+        """The task when it has ended."""
+        async for _ in self.events(task_id):
+            pass
+        return await self.task(task_id)
+
+    async def episodes(self, task_id: str, *, excluded: bool = False) -> AsyncGenerator[Episode]:
+        """Each accepted episode once, as it arrives, until the task has ended."""
+        seen: set[tuple[str, int]] = set()
+        after: str | None = None
+        query = {"follow": "true", "excluded": str(excluded).lower()}
+        while True:
+            started = {"after": after} if after is not None and not excluded else {}
+            try:
+                async for line in self._lines(f"/v1/tasks/{task_id}/episodes", {**query, **started}, {}):
+                    episode = await asyncio.to_thread(Episode.from_json, line)
+                    session = episode.session
+                    if (session.session_id, session.attempt) not in seen:
+                        seen.add((session.session_id, session.attempt))
+                        after = session.session_id
+                        yield episode
+                return
+            except _TryAgainError:
+                await self._until_back(task_id)
+
+    async def episode(self, session_id: str, attempt: int | None = None) -> Episode:
+        """Raises `RolloutServiceError` (404, or 410 when it was evicted)."""
+        query = {"attempt": str(attempt)} if attempt is not None else {}
+        return await self._ask("GET", f"/v1/episodes/{session_id}", Episode, query=query)
+
+    async def events(self, task_id: str, after: int = 0) -> AsyncGenerator[Event]:
+        """What happens to the task, from the beginning (or behind event `after`) until it has ended."""
+        while True:
+            try:
+                async for line in self._lines(f"/v1/tasks/{task_id}/events", {}, {"Last-Event-ID": str(after)}):
+                    if line.startswith(b"data: "):
+                        event = Event.from_json(line.removeprefix(b"data: "))
+                        after = event.id
+                        yield event
+                return
+            except _TryAgainError:
+                await self._until_back(task_id)
+
+    async def nodes(self) -> list[NodeState]:
+        body = await self._body("GET", "/v1/nodes")
+        return [NodeState.model_validate(state) for state in orjson.loads(body)]
+
+    async def pause(
+        self, running: Literal["finish", "keep"] = "finish", timeout_seconds: float = 60.0
+    ) -> GenerationState:
+        """New model calls wait. Look at `settled` before touching the weights."""
+        return await self._generation(Generation(paused=True, running=running, timeout_seconds=timeout_seconds))
+
+    async def resume(self) -> GenerationState:
+        return await self._generation(Generation(paused=False))
+
+    async def set_weights(self, version: str) -> GenerationState:
+        return await self._ask("POST", "/v1/weights", GenerationState, Weights(version=version))
+
+    async def _until_back(self, task_id: str) -> None:
+        await asyncio.sleep(0.2)
+        await self.task(task_id)
+
+    async def _generation(self, order: Generation) -> GenerationState:
+        return await self._ask("POST", "/v1/generation", GenerationState, order)
+
+    async def _ask(
+        self, method: str, path: str, gives: type[R], body: Record | None = None, query: dict[str, str] | None = None
+    ) -> R:
+        answer = await self._body(method, path, body, query)
+        return await asyncio.to_thread(gives.from_json, answer)
+
+    async def _body(
+        self, method: str, path: str, body: Record | None = None, query: dict[str, str] | None = None
+    ) -> bytes:
+        async def once() -> bytes:
+            headers = {"Content-Type": "application/json"} if body else {}
+            data = body.to_json() if body else None
+            try:
+                async with self._http.request(
+                    method, self.url + path, data=data, params=query or {}, headers=headers
+                ) as response:
+                    answer = await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise _TryAgainError(f"{self.url}: {error or type(error).__name__}") from error
+            return _checked(response.status, answer)
+
+        return await self._again(once)
+
+    async def _again(self, once: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_TryAgainError),
+            wait=wait_random_exponential(0.2, max=5.0),
+            stop=stop_after_delay(self._keep_trying),
+            reraise=True,
+        )
+        try:
+            return await retrying(once)
+        except _TryAgainError as error:
+            raise UnreachableError(str(error)) from error
+
+    async def _lines(self, path: str, query: dict[str, str], headers: dict[str, str]) -> AsyncGenerator[bytes]:
+        """The lines of a stream. Raises `_TryAgainError` where it breaks off."""
+        try:
+            async with self._http.get(self.url + path, params=query, headers=headers) as response:
+                if response.status != 200:
+                    _checked(response.status, await response.read())
+                async for line in _split(response.content):
+                    yield line
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _TryAgainError(f"{self.url}: {error or type(error).__name__}") from error
+
+
+async def _split(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+    """Lines of any length: aiohttp's own are short."""
+    parts: list[bytes] = []
+    async for chunk in content.iter_any():
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line = b"".join([*parts, end])
+            parts = []
+            if line:
+                yield line
+        if rest:
+            parts.append(rest)
+
+
+def _checked(status: int, answer: bytes) -> bytes:
+    if 200 <= status < 300:
+        return answer
+    try:
+        said = ErrorAnswer.from_json(answer).error
+    except (ValidationError, ValueError):
+        said = answer[:500].decode(errors="replace")
+    if status in (429, 502, 503, 504):
+        raise _TryAgainError(f"HTTP {status}: {said}")
+    raise RolloutServiceError(status, said)
+
+
+class SyncRolloutClient:
+    """The same for callers that are not asynchronous; a thread of its own does the work. Close it, or use `with`."""
+
+    def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, keep_trying_seconds: float = 120.0) -> None:
+        self._loop = BackgroundLoop()
+        self._client = RolloutClient(url, key, keep_trying_seconds=keep_trying_seconds)
+        self._loop.run(self._client.__aenter__())
+
+    def __enter__(self) -> SyncRolloutClient:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._loop.run(self._client.__aexit__())
+        self._loop.close()
+
+    def submit(self, request: TaskRequest) -> TaskState:
+        return self._loop.run(self._client.submit(request))
+
+    def task(self, task_id: str) -> TaskState:
+        return self._loop.run(self._client.task(task_id))
+
+    def tasks(self, limit: int = 50, after: str | None = None, status: TaskStatus | None = None) -> TaskPage:
+        return self._loop.run(self._client.tasks(limit, after, status))
+
+    def cancel(self, task_id: str) -> TaskState:
+        return self._loop.run(self._client.cancel(task_id))
+
+    def wait(self, task_id: str) -> TaskState:
+        return self._loop.run(self._client.wait(task_id))
+
+    def episodes(self, task_id: str, *, excluded: bool = False) -> Iterator[Episode]:
+        return self._iterate(self._client.episodes(task_id, excluded=excluded))
+
+    def episode(self, session_id: str, attempt: int | None = None) -> Episode:
+        return self._loop.run(self._client.episode(session_id, attempt))
+
+    def events(self, task_id: str, after: int = 0) -> Iterator[Event]:
+        return self._iterate(self._client.events(task_id, after))
+
+    def nodes(self) -> list[NodeState]:
+        return self._loop.run(self._client.nodes())
+
+    def pause(self, running: Literal["finish", "keep"] = "finish", timeout_seconds: float = 60.0) -> GenerationState:
+        return self._loop.run(self._client.pause(running, timeout_seconds))
+
+    def resume(self) -> GenerationState:
+        return self._loop.run(self._client.resume())
+
+    def set_weights(self, version: str) -> GenerationState:
+        return self._loop.run(self._client.set_weights(version))
+
+    def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
+        async def following() -> T | None:
+            return await anext(items, None)
+
+        try:
+            while (item := self._loop.run(following())) is not None:
+                yield item
+        finally:
+            self._loop.run(items.aclose())

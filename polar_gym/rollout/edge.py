@@ -1,0 +1,169 @@
+"""The server's edge: what comes in is checked here, and what is wrong is said in one way.
+
+Every error is an `ErrorAnswer` that names the field, its value and the fix; no error repeats a key or a body. A client
+that is slow on purpose is cut off: the head of its first request, and every body, must be there in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+from pydantic import ValidationError
+
+from polar_gym.config import explain
+from polar_gym.protocol import ErrorAnswer
+from polar_gym.record import Record
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""Task ids, session ids and names of nodes: they become paths and lines of logs."""
+
+HEAD_SECONDS = 15.0
+BODY_SECONDS = 60.0
+
+
+class AnswerError(Exception):
+    """Ends a request with this status and message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def check_identifier(field: str, value: str) -> str:
+    if not IDENTIFIER.fullmatch(value):
+        raise AnswerError(
+            400,
+            f"{field}={value[:200]!r}: use 1 to 128 letters, digits, '_', '.' and '-', not beginning with '.' or '-'",
+        )
+    return value
+
+
+async def read_record(request: web.Request, record: type[R], on_thread: bool = False) -> R:
+    """The checked body. `on_thread`: it may be large. Raises `AnswerError`."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.read()
+    except TimeoutError:
+        raise AnswerError(408, f"the body was not there within {BODY_SECONDS:g} seconds") from None
+    try:
+        return await asyncio.to_thread(record.from_json, body) if on_thread else record.from_json(body)
+    except ValidationError as error:
+        raise AnswerError(422, _short(explain(error, record))) from error
+    except orjson.JSONDecodeError as error:
+        raise AnswerError(400, f"the body is not JSON: {error}") from error
+
+
+def query_number(request: web.Request, name: str, default: float, most: float) -> float:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= most:
+        raise AnswerError(400, f"{name}={text[:50]!r}: expected a number from 0 to {most:g}")
+    return value
+
+
+def query_flag(request: web.Request, name: str) -> bool:
+    text = request.query.get(name, "false").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise AnswerError(400, f"{name}={text[:50]!r}: expected true or false")
+    return text in ("true", "1")
+
+
+def answer(record: Record, status: int = 200) -> web.Response:
+    return web.Response(body=record.to_json(), status=status, content_type="application/json")
+
+
+def refusals(known: dict[type[Exception], int]) -> Any:
+    """A middleware: exceptions of the service become answers; what nobody expected is logged, and told as such."""
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except AnswerError as error:
+            status, said = error.status, str(error)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            status, said = error.status, f"{request.method} {request.path[:200]}: {error.reason}"
+        except tuple(known) as error:
+            status, said = next(code for kind, code in known.items() if isinstance(error, kind)), str(error)
+        except Exception as error:  # the server goes on; the message may hold what is not for everybody
+            if isinstance(error, (ConnectionError, asyncio.CancelledError)):
+                raise
+            log.exception("%s %s failed", request.method, request.path)
+            status, said = 500, "internal error; the server's log says more"
+        if status in (401, 403, 408, 413):
+            log.warning("%s %s from %s refused: %s", request.method, request.path[:200], request.remote, said)
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        body = ErrorAnswer(error=said).to_json()
+        return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+    return refuse
+
+
+class Listener:
+    """An application on a port, with a limit on the time that a connection may take for its first request's head:
+    aiohttp limits only the pause between requests. `async with Listener(...)`; `port` is the one that was bound."""
+
+    def __init__(self, app: web.Application, host: str, port: int) -> None:
+        self._host, self.port = host, port
+        self._silent: set[RequestHandler] = set()
+        """Connections whose first request is not there yet."""
+        app.middlewares.insert(0, self._note)  # type: ignore[union-attr]
+        self._runner = web.AppRunner(
+            app, access_log=None, keepalive_timeout=75.0, handler_cancellation=True, shutdown_timeout=2.0
+        )
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._silent.discard(request.protocol)
+        return await handler(request)
+
+    async def __aenter__(self) -> Listener:
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        server = self._runner.server
+        assert server is not None
+
+        def connect() -> asyncio.Protocol:
+            protocol = server()
+            self._silent.add(protocol)
+            loop.call_later(HEAD_SECONDS, self._cut_silent, protocol)
+            return protocol
+
+        self._server = await loop.create_server(connect, self._host, self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def _cut_silent(self, protocol: RequestHandler) -> None:
+        if protocol not in self._silent:
+            return
+        self._silent.discard(protocol)
+        if protocol.transport is not None:
+            log.warning("a connection sent no request within %g seconds: closed", HEAD_SECONDS)
+            protocol.transport.abort()
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._server.close()
+        await self._runner.cleanup()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 2000 else f"{text[:2000]}..."

@@ -1,0 +1,113 @@
+"""The gateway nodes as the server sees them: who lives, what they hold, what is on its way to them. Pure: the clock is
+an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polar_gym.protocol import Heartbeat, NodeState
+from polar_gym.rollout.scheduler import NodeRoom
+
+REMEMBERED_INCARNATIONS = 16
+
+
+class ReplacedError(Exception):
+    """A heartbeat of a process whose place another process of the same name has taken."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One living node."""
+
+    heartbeat: Heartbeat
+    seen: float
+    beats: int = 1
+    """Heartbeats received."""
+    draining: bool = False
+    """The server has told it to."""
+    full: bool = False
+    """It has refused a session since its last heartbeat: it is given nothing before the next one."""
+    placed: dict[str, int | None] = field(default_factory=dict)
+    """Sessions that the server has placed on it -> `beats` when the node acknowledged them; None: not yet."""
+
+    def room(self) -> NodeRoom:
+        known = {session.session_id for session in self.heartbeat.sessions}
+        room = NodeRoom.of(self.heartbeat, len(self.placed.keys() - known))
+        return NodeRoom(room.node, room.engine_key, 0, 0) if self.draining or self.full else room
+
+    def missing(self) -> list[str]:
+        """Sessions that the node acknowledged and does not hold any more: it has answered since, so that its heartbeat
+        was made after the acknowledgement."""
+        known = {session.session_id for session in self.heartbeat.sessions}
+        old = (sid for sid, beats in self.placed.items() if beats is not None and self.beats >= beats + 2)
+        return [session_id for session_id in old if session_id not in known]
+
+
+class Fleet:
+    """All nodes by name."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self._retired: dict[str, list[str]] = {}
+
+    def beat(self, heartbeat: Heartbeat, now: float) -> Member | None:
+        """Take in a heartbeat; the member that it replaces, when the node's process is a new one.
+
+        Raises `ReplacedError` when it is the old one's.
+        """
+        name = heartbeat.node
+        member = self.members.get(name)
+        if heartbeat.incarnation in self._retired.get(name, ()):
+            raise ReplacedError(
+                f"node={name!r}: another process took this name; give every node a name of its own, or stop one"
+            )
+        if member is None or member.heartbeat.incarnation != heartbeat.incarnation:
+            self.members[name] = Member(heartbeat, now)
+            if member is not None:
+                self._retire(name, member.heartbeat.incarnation)
+            return member
+        member.heartbeat, member.seen = heartbeat, now
+        member.beats += 1
+        member.full = False
+        return None
+
+    def take_silent(self, now: float, lease: float) -> list[Member]:
+        """Remove the nodes that were silent for too long."""
+        silent = [member for member in self.members.values() if now - member.seen > lease]
+        for member in silent:
+            del self.members[member.heartbeat.node]
+        return silent
+
+    def take(self, name: str, incarnation: str | None) -> Member | None:
+        """Somebody knows that this process of the node (None: the last one) is dead, and does not come back."""
+        member = self.members.get(name)
+        if member is None or incarnation not in (None, member.heartbeat.incarnation):
+            return None
+        self._retire(name, member.heartbeat.incarnation)
+        return self.members.pop(name)
+
+    def is_member(self, member: Member) -> bool:
+        return self.members.get(member.heartbeat.node) is member
+
+    def forget(self, session_id: str) -> None:
+        """The session is on no node any more."""
+        for member in self.members.values():
+            member.placed.pop(session_id, None)
+
+    def rooms(self) -> list[NodeRoom]:
+        return [member.room() for member in self.members.values()]
+
+    def states(self, now: float) -> list[NodeState]:
+        return [
+            NodeState(
+                node=name,
+                alive=True,
+                draining=member.draining or member.heartbeat.draining,
+                silent_seconds=max(0.0, now - member.seen),
+                heartbeat=member.heartbeat,
+            )
+            for name, member in sorted(self.members.items())
+        ]
+
+    def _retire(self, name: str, incarnation: str) -> None:
+        self._retired[name] = [*self._retired.get(name, []), incarnation][-REMEMBERED_INCARNATIONS:]

@@ -1,0 +1,78 @@
+"""The rollout server as a process: its store, its port, its nodes; and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from polar_gym.config import ConfigError, RunConfig
+from polar_gym.gateway.process import serving as gateway_serving
+from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.rollout.auth import Keys, check_exposure
+from polar_gym.rollout.callbacks import CallbackSender
+from polar_gym.rollout.edge import Listener
+from polar_gym.rollout.node_link import HttpNodeLink
+from polar_gym.rollout.server import make_app
+from polar_gym.rollout.service import RolloutService
+from polar_gym.rollout.settings import ServeSettings
+from polar_gym.rollout.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def serving(settings: ServeSettings, keys: Keys) -> AsyncIterator[tuple[RolloutService, str]]:
+    """The service and its URL, until the context ends. Raises `ConfigError` before anything starts."""
+    check_exposure(settings.listen, settings.host, keys)
+    async with AsyncExitStack() as stack:
+        try:
+            store = Store(settings.state)
+        except StoreError as error:
+            raise ConfigError(f"state={str(settings.state)!r}: {error}") from error
+        stack.push_async_callback(store.close)
+        link = await stack.enter_async_context(HttpNodeLink(keys.node))
+        service = await stack.enter_async_context(RolloutService(store, link, settings.limits))
+        if keys.signing is not None:
+            sending = service.book.watch(asyncio.create_task(CallbackSender(service.book, keys.signing).run()))
+            stack.push_async_callback(asyncio.gather, sending, return_exceptions=True)
+            stack.callback(sending.cancel)
+        try:
+            listener = await stack.enter_async_context(Listener(make_app(service, keys), settings.host, settings.port))
+        except OSError as error:
+            raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        yield service, settings.url or f"http://{host}:{listener.port}"
+
+
+async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, say: Callable[[str], None]) -> None:
+    """Until SIGTERM or SIGINT. `config`: what nodes are made of that the server starts itself.
+
+    Raises `ConfigError`, or the `StoreError` or other error that the service could not go on with.
+    """
+    if settings.cluster.name == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError("cluster=ray: needs Ray; pip install 'polar-gym[ray]'")
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    async with AsyncExitStack() as stack:
+        service, url = await stack.enter_async_context(serving(settings, keys))
+        say(f"the rollout server listens on {url}")
+        if config is not None and settings.cluster.name == "local":
+            own = GatewaySettings(listen="127.0.0.1:0", server=url, name="local", state=settings.state / "node")
+            gateway = await stack.enter_async_context(gateway_serving(config, own, keys.node))
+            say(f"node {gateway.service.node.name} listens on {gateway.url}")
+        elif config is not None and settings.cluster.name == "ray":
+            from polar_gym.rollout.ray_cluster import RayCluster  # only here: ray is an extra
+
+            cluster = RayCluster(settings.cluster, config, url, keys.node, service.node_died)
+            await stack.enter_async_context(cluster)
+            service.book.watch(cluster.watching)
+        stopping = asyncio.create_task(told.wait())
+        await asyncio.wait({stopping, service.book.failed}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if service.book.failed.done():
+            raise service.book.failed.result()

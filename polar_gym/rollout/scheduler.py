@@ -1,0 +1,120 @@
+"""Which waiting session goes to which node: pure functions over what nodes last said.
+
+Tasks take turns, in the order in which they came, so that a large task delays a small one by one session at a time;
+within a task the samples go first come, first served. A session goes to the node with most room: first one where a
+place to run is free for it, then one where it can at least be prepared. Among nodes that are equal in this sense a
+task keeps to one engine, whose prefix cache knows its prompt; it never waits for that engine while another is idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from polar_gym.protocol import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """What a node can still take."""
+
+    node: str
+    engine_key: str
+    running: int
+    """Places to run that nobody on the node is on his way to; negative when sessions queue for them."""
+    total: int
+    """Sessions that it may be given: those that run, and those that are prepared ahead of a free place."""
+
+    @classmethod
+    def of(cls, heartbeat: Heartbeat, dispatched_since: int = 0) -> NodeRoom:
+        """`dispatched_since`: sessions that were sent to the node and that the heartbeat does not know of yet."""
+        places, held = heartbeat.places, heartbeat.held
+        load = heartbeat.waiting + held.init + held.ready + held.run + dispatched_since
+        backlog = max(0, held.postrun - places.postrun)  # a node that cannot grade any faster is not given more
+        total = 0 if heartbeat.draining else max(0, places.init + places.ready + places.run - load - backlog)
+        return cls(heartbeat.node, heartbeat.engine_key, places.run - load, total)
+
+    def with_one_more(self) -> NodeRoom:
+        return replace(self, running=self.running - 1, total=self.total - 1)
+
+
+class FairQueue:
+    """Waiting sessions by task. Tasks take turns; a task that gets a first session joins at the end of the round."""
+
+    def __init__(self) -> None:
+        self._by_task: dict[str, deque[str]] = {}
+        self._turns: deque[str] = deque()
+
+    def __len__(self) -> int:
+        return sum(len(sessions) for sessions in self._by_task.values())
+
+    def push(self, task_id: str, session_id: str, *, first: bool = False) -> None:
+        """`first`: before the task's other sessions, because it waited once already."""
+        if task_id not in self._by_task:
+            self._by_task[task_id] = deque()
+            self._turns.append(task_id)
+        if first:
+            self._by_task[task_id].appendleft(session_id)
+        else:
+            self._by_task[task_id].append(session_id)
+
+    def peek(self) -> tuple[str, str] | None:
+        """(task, session) whose turn it is."""
+        return (self._turns[0], self._by_task[self._turns[0]][0]) if self._turns else None
+
+    def pop(self) -> tuple[str, str]:
+        """Take the one whose turn it is; its task goes to the end of the round."""
+        task_id = self._turns.popleft()
+        sessions = self._by_task[task_id]
+        session_id = sessions.popleft()
+        if sessions:
+            self._turns.append(task_id)
+        else:
+            del self._by_task[task_id]
+        return task_id, session_id
+
+    def remove(self, task_id: str, session_ids: Iterable[str]) -> None:
+        gone = set(session_ids)
+        if task_id not in self._by_task:
+            return
+        left = deque(session_id for session_id in self._by_task[task_id] if session_id not in gone)
+        if left:
+            self._by_task[task_id] = left
+        else:
+            del self._by_task[task_id]
+            self._turns.remove(task_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    session_id: str
+    task_id: str
+    node: str
+
+
+def choose(rooms: Iterable[NodeRoom], preferred_engine: str | None) -> NodeRoom | None:
+    """The node for one session; None: none has room."""
+    open_rooms = [room for room in rooms if room.total > 0]
+    if not open_rooms:
+        return None
+    idle = [room for room in open_rooms if room.running > 0]
+    candidates = idle or open_rooms
+    candidates = [room for room in candidates if room.engine_key == preferred_engine] or candidates
+    return max(candidates, key=lambda room: (room.running, room.total))
+
+
+def plan(rooms: Iterable[NodeRoom], queue: FairQueue, engines: Mapping[str, str]) -> list[Placement]:
+    """Take from the queue all that the nodes have room for. `engines`: task -> the engine that its sessions are on."""
+    left = {room.node: room for room in rooms}
+    engines = dict(engines)
+    placements = []
+    while (head := queue.peek()) is not None:
+        room = choose(left.values(), engines.get(head[0]))
+        if room is None:
+            break
+        task_id, session_id = queue.pop()
+        engines.setdefault(task_id, room.engine_key)
+        left[room.node] = room.with_one_more()
+        placements.append(Placement(session_id, task_id, room.node))
+    return placements

@@ -1,0 +1,310 @@
+"""The rollout service over HTTP: handlers that parse, call the service, and answer. The routes are those of
+`polar_gym.protocol`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from aiohttp import web
+
+from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, Weights
+from polar_gym.rollout.auth import Keys, bearer_is, is_loopback
+from polar_gym.rollout.callbacks import check_url
+from polar_gym.rollout.edge import (
+    AnswerError,
+    Handler,
+    answer,
+    check_identifier,
+    query_flag,
+    query_number,
+    read_record,
+    refusals,
+)
+from polar_gym.rollout.fleet import ReplacedError
+from polar_gym.rollout.openapi import openapi_document
+from polar_gym.rollout.service import (
+    ConflictError,
+    OverloadedError,
+    RolloutService,
+    UnknownNodeError,
+    UnknownTaskError,
+)
+from polar_gym.rollout.store import EpisodeRow, StoreError
+from polar_gym.schema import TaskRequest
+
+MAX_REQUEST_BYTES = 64 * 2**20
+"""Of a task; a SWE-bench task has a few hundred KB."""
+MAX_EPISODE_BYTES = 2 * 2**30
+KEEP_ALIVE_SECONDS = 15.0
+"""A comment is sent on a silent event stream, so that a dead connection is noticed."""
+
+OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+
+
+def make_app(service: RolloutService, keys: Keys) -> web.Application:
+    known = {
+        UnknownTaskError: 404,
+        UnknownNodeError: 404,
+        ConflictError: 409,
+        ReplacedError: 409,
+        OverloadedError: 503,
+        StoreError: 503,
+    }
+    handlers = _Handlers(service, keys)
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[refusals(known), _authorise(keys)])
+    app.add_routes(
+        [
+            web.post("/v1/tasks", handlers.submit),
+            web.get("/v1/tasks", handlers.list_tasks),
+            web.get("/v1/tasks/{task_id}", handlers.get_task),
+            web.delete("/v1/tasks/{task_id}", handlers.cancel_task),
+            web.get("/v1/tasks/{task_id}/events", handlers.events),
+            web.get("/v1/tasks/{task_id}/episodes", handlers.episodes),
+            web.get("/v1/episodes/{session_id}", handlers.episode),
+            web.get("/v1/nodes", handlers.nodes),
+            web.post("/v1/generation", handlers.generation),
+            web.post("/v1/weights", handlers.weights),
+            web.post("/v1/nodes/{node}/heartbeat", handlers.heartbeat),
+            web.post("/v1/nodes/{node}/episodes", handlers.deliver),
+            web.post("/v1/nodes/{node}/drain", handlers.drain),
+            web.delete("/v1/nodes/{node}", handlers.node_died),
+            web.get("/healthz", handlers.healthz),
+            web.get("/readyz", handlers.readyz),
+            web.get("/metrics", handlers.metrics),
+            web.get("/openapi.json", handlers.openapi),
+        ]
+    )
+    return app
+
+
+def _authorise(keys: Keys) -> Any:
+    """Nodes' routes want the node key, draining either, all others the service key. A server without keys asks for
+    none: `check_exposure` has seen to it that only this machine reaches it, and web pages shown on it do not."""
+
+    @web.middleware
+    async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource is not None else ""
+        if path in OPEN:
+            return await handler(request)
+        allowed, name = (keys.service,), "service"
+        if path.startswith("/v1/nodes/{node}"):
+            allowed, name = (keys.node,), "node"
+            if path.endswith("/drain"):
+                allowed = (keys.node, keys.service)
+        if any(allowed):
+            if not bearer_is(request.headers.get("Authorization"), *allowed):
+                raise AnswerError(401, f"this needs the {name} key: send 'Authorization: Bearer ...'")
+        elif "Origin" in request.headers or not is_loopback(request.url.host or ""):
+            raise AnswerError(
+                403, f"without a {name} key only programs on this machine are served, by its loopback name"
+            )
+        return await handler(request)
+
+    return authorise
+
+
+class _Handlers:
+    def __init__(self, service: RolloutService, keys: Keys) -> None:
+        self._service = service
+        self._keys = keys
+
+    # Tasks ------------------------------------------------------------------------------------------------------------
+
+    async def submit(self, http: web.Request) -> web.Response:
+        request = await read_record(http, TaskRequest)
+        check_identifier("task_id", request.task_id)
+        if request.callback_url is not None:
+            if problem := check_url(request.callback_url):
+                raise AnswerError(422, f"callback_url: {problem}")
+            if self._keys.signing is None:
+                raise AnswerError(
+                    422, "callback_url: the server has no key to sign callbacks with; set POLAR_GYM_CALLBACK_KEY there"
+                )
+        state, new = await self._service.submit(request)
+        return answer(state, 201 if new else 200)
+
+    async def list_tasks(self, http: web.Request) -> web.Response:
+        limit = int(query_number(http, "limit", 50, 500))
+        after = http.query.get("after")
+        found = await self._service.store.list_tasks(limit + 1, after, http.query.get("status"))
+        page = TaskPage(tasks=[], next=found[limit - 1] if len(found) > limit else None)
+        for task_id in found[:limit]:
+            if (task := await self._service.book.find(task_id)) is not None:
+                page.tasks.append(task.state())
+        return answer(page)
+
+    async def get_task(self, http: web.Request) -> web.Response:
+        return answer(await self._service.task(_task_id(http)))
+
+    async def cancel_task(self, http: web.Request) -> web.Response:
+        return answer(await self._service.cancel(_task_id(http)))
+
+    async def events(self, http: web.Request) -> web.StreamResponse:
+        """Ends after the task's last event."""
+        task_id = _task_id(http)
+        await self._service.task(task_id)
+        last = http.headers.get("Last-Event-ID", "0")
+        if not last.isdigit():
+            raise AnswerError(400, f"Last-Event-ID={last[:50]!r}: expected a number")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(http)
+        async with contextlib.aclosing(self._follow_events(task_id, int(last))) as events:
+            async for event in events:
+                line = b": still here\n\n" if event is None else _server_sent(event)
+                await response.write(line)
+        await response.write_eof()
+        return response
+
+    async def _follow_events(self, task_id: str, after: int) -> AsyncGenerator[Event | None]:
+        """None now and then, where nothing happens."""
+        while True:
+            news = self._service.book.news(task_id)
+            live = task_id in self._service.book.live
+            events = await self._service.store.events(task_id, after)
+            for event in events:
+                after = event.id
+                yield event
+            if events:
+                continue
+            if not live:
+                return
+            if not await _set_within(news, KEEP_ALIVE_SECONDS):
+                yield None
+
+    # Episodes ---------------------------------------------------------------------------------------------------------
+
+    async def episodes(self, http: web.Request) -> web.StreamResponse:
+        """One a line. `wait`: up to so many seconds until there is one. `follow`: until the task has ended."""
+        task_id = _task_id(http)
+        await self._service.task(task_id)
+        wait = query_number(http, "wait", 0, 3600)
+        follow, excluded = query_flag(http, "follow"), query_flag(http, "excluded")
+        after = await self._number_of(http.query.get("after"))
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(http)
+        deadline = asyncio.get_running_loop().time() + wait
+        while True:
+            news = self._service.book.news(task_id)
+            live = task_id in self._service.book.live
+            rows = await self._service.store.episodes(task_id, after, 16, excluded)
+            for row in rows:
+                await response.write(await self._line(row))
+                after = row.number
+            await self._service.store.mark_fetched([row.number for row in rows])
+            if rows:
+                deadline = 0.0  # there was one; what else is there already is sent too
+                continue
+            left = None if follow else deadline - asyncio.get_running_loop().time()
+            if not live or (left is not None and (left <= 0 or not await _set_within(news, left))):
+                break
+            if follow:
+                await news.wait()
+        await response.write_eof()
+        return response
+
+    async def _number_of(self, session_id: str | None) -> int:
+        if session_id is None:
+            return 0
+        row = await self._service.store.find_episode(check_identifier("after", session_id))
+        if row is None:
+            raise AnswerError(404, f"after={session_id!r}: there is no accepted episode of this session")
+        return row.number
+
+    async def episode(self, http: web.Request) -> web.Response:
+        session_id = check_identifier("session_id", http.match_info["session_id"])
+        text = http.query.get("attempt")
+        if text is not None and not (text.isdigit() and len(text) < 6):
+            raise AnswerError(400, f"attempt={text[:50]!r}: expected a number")
+        row = await self._service.store.find_episode(session_id, int(text) if text is not None else None)
+        if row is None:
+            raise AnswerError(404, f"session_id={session_id!r}: there is no such episode")
+        if row.evicted:
+            raise AnswerError(410, f"session_id={session_id!r}: the episode was evicted")
+        line = await self._line(row)
+        await self._service.store.mark_fetched([row.number])
+        return web.Response(body=line, content_type="application/json")
+
+    async def _line(self, row: EpisodeRow) -> bytes:
+        """Empty when it was evicted."""
+        try:
+            return await asyncio.to_thread(self._service.store.files.read, row.session_id, row.attempt) + b"\n"
+        except FileNotFoundError:
+            return b""
+
+    # Nodes ------------------------------------------------------------------------------------------------------------
+
+    async def nodes(self, http: web.Request) -> web.Response:
+        states = b",".join(state.to_json() for state in self._service.node_states())
+        return web.Response(body=b"[" + states + b"]", content_type="application/json")
+
+    async def generation(self, http: web.Request) -> web.Response:
+        return answer(await self._service.set_generation(await read_record(http, Generation)))
+
+    async def weights(self, http: web.Request) -> web.Response:
+        return answer(await self._service.set_weights(await read_record(http, Weights)))
+
+    async def heartbeat(self, http: web.Request) -> web.Response:
+        heartbeat = await read_record(http, Heartbeat)
+        if heartbeat.node != _node(http):
+            raise AnswerError(422, f"node={heartbeat.node[:200]!r}: the path says {_node(http)!r}")
+        return answer(await self._service.heartbeat(heartbeat))
+
+    async def deliver(self, http: web.Request) -> web.Response:
+        node = _node(http)
+        delivery = await read_record(http.clone(client_max_size=MAX_EPISODE_BYTES), Delivery, on_thread=True)
+        check_identifier("episode.session.session_id", delivery.episode.session.session_id)
+        check_identifier("episode.session.task_id", delivery.episode.session.task_id)
+        return answer(await self._service.deliver(node, delivery))
+
+    async def drain(self, http: web.Request) -> web.Response:
+        return answer(self._service.drain(_node(http)))
+
+    async def node_died(self, http: web.Request) -> web.Response:
+        await self._service.node_died(_node(http), http.query.get("incarnation"))
+        return web.Response(status=204)
+
+    # About the server -------------------------------------------------------------------------------------------------
+
+    async def healthz(self, http: web.Request) -> web.Response:
+        if self._service.book.failed.done():
+            raise AnswerError(503, "the store failed")
+        return web.Response(text="ok\n")
+
+    async def readyz(self, http: web.Request) -> web.Response:
+        """Whether a task that is submitted now would begin."""
+        await self.healthz(http)
+        if not self._service.fleet.members:
+            raise AnswerError(503, "no gateway node has registered")
+        return web.Response(text="ok\n")
+
+    async def metrics(self, http: web.Request) -> web.Response:
+        return web.Response(
+            body=self._service.book.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
+
+    async def openapi(self, http: web.Request) -> web.Response:
+        return web.Response(body=openapi_document(), content_type="application/json")
+
+
+def _task_id(http: web.Request) -> str:
+    return check_identifier("task_id", http.match_info["task_id"])
+
+
+def _node(http: web.Request) -> str:
+    return check_identifier("node", http.match_info["node"])
+
+
+def _server_sent(event: Event) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.to_json())
+
+
+async def _set_within(news: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(news.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

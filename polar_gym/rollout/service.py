@@ -1,0 +1,378 @@
+"""The rollout service: tasks come in, sessions go to nodes, episodes come back. Knows nothing of HTTP.
+
+`Book` keeps the tasks and writes what happens to them, `Fleet` knows the nodes, `Dispatcher` brings the one to the
+other. A session that was placed stays so, also over a restart of the server, until its node has delivered it, was
+started anew, or was silent for longer than its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from polar_gym.protocol import (
+    Delivery,
+    DeliveryAnswer,
+    Event,
+    Generation,
+    GenerationAnswer,
+    GenerationState,
+    Heartbeat,
+    HeartbeatAnswer,
+    NodeState,
+    TaskState,
+    Weights,
+)
+from polar_gym.rollout.book import Book, event
+from polar_gym.rollout.dispatcher import Dispatcher, placements
+from polar_gym.rollout.fleet import Fleet, Member
+from polar_gym.rollout.node_link import NodeLink, NodeUnreachableError
+from polar_gym.rollout.store import Change, NewEpisode, Store
+from polar_gym.rollout.task import Phase, Sample, Task, Verdict
+from polar_gym.rollout.weights import WeightHistory
+from polar_gym.schema import Episode, Session, Status, TaskRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the service holds at most, and for how long."""
+
+    lease_seconds: float = 20.0
+    """A node that was silent for so long is dead."""
+    keep_seconds: float = 7 * 86400.0
+    """Ended tasks and delivered episodes are kept for so long."""
+    keep_bytes: int = 50 * 2**30
+    """Delivered episodes beyond this are evicted, the oldest first."""
+    refuse_bytes: int = 200 * 2**30
+    """New tasks are refused while so much is stored: nobody fetches the episodes."""
+    open_samples: int = 200_000
+    """New tasks are refused beyond so many samples that have not ended."""
+
+
+class ConflictError(Exception):
+    """The same task id with another request."""
+
+
+class OverloadedError(Exception):
+    """No more tasks are taken for now."""
+
+
+class UnknownTaskError(LookupError):
+    pass
+
+
+class UnknownNodeError(LookupError):
+    pass
+
+
+class RolloutService:
+    """`async with RolloutService(...)`: reads the store, and works until the context ends."""
+
+    def __init__(self, store: Store, link: NodeLink, limits: Limits | None = None) -> None:
+        self.store = store
+        self.limits = limits or Limits()
+        self.fleet = Fleet()
+        self.book = Book(store, self.fleet)
+        self.generation = Generation()
+        self.weights = WeightHistory()
+        self._link = link
+        self._dispatcher = Dispatcher(self.book, link)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._orphans: dict[str, float] = {}
+        """Nodes of an earlier life that have not been heard of yet -> when they count as dead."""
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> RolloutService:
+        self.generation = await self.store.generation()
+        self.weights = WeightHistory(await self.store.weights())
+        self.book.stored_bytes = await self.store.stored_bytes()
+        deadline = time.monotonic() + self.limits.lease_seconds
+        for task in await self.store.live_tasks():
+            self.book.add(task)
+            self._orphans.update({node: deadline for _, node, _ in placements(task.open_samples())})
+        self._loops = [
+            self.book.watch(asyncio.create_task(loop))
+            for loop in (self._dispatcher.run(), self._watch_leases(), self._evict())
+        ]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+
+    # Trainers ---------------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: TaskRequest) -> tuple[TaskState, bool]:
+        """The task, and whether it is new. Raises `ConflictError` or `OverloadedError`."""
+        async with self._lock(f"task {request.task_id}"):
+            known = await self.book.find(request.task_id)
+            if known is not None:
+                if different := difference(known.request, request):
+                    raise ConflictError(
+                        f"task_id={request.task_id!r} was submitted with another {', '.join(different)}; "
+                        "choose another task_id, or send the same request"
+                    )
+                return known.state(), False
+            self._admit(request)
+            task = Task.new(request, time.time())
+            await self.book.write(Change(task, list(task.samples.values()), [event(task, "task.submitted")]))
+            self.book.add(task)
+        return task.state(), True
+
+    async def task(self, task_id: str) -> TaskState:
+        """Raises `UnknownTaskError`."""
+        task = await self.book.find(task_id)
+        if task is None:
+            raise UnknownTaskError(f"task_id={task_id!r}: there is no such task, or it was evicted")
+        return task.state()
+
+    async def cancel(self, task_id: str) -> TaskState:
+        """Raises `UnknownTaskError`. A task that has ended stays as it is."""
+        task = self.book.live.get(task_id)
+        if task is None:
+            return await self.task(task_id)
+        running = placements(task.open_samples())
+        await self.book.ended(task, task.cancel())
+        self._dispatcher.call_off(running)
+        return task.state()
+
+    async def set_generation(self, order: Generation) -> GenerationState:
+        """Pause or resume on all nodes; comes back with their acknowledgements."""
+        self.generation = order
+        await self.book.guard(self.store.set_generation(order))
+        return await self._tell_all({name: self._link.generation(url, order) for name, url in self._urls()})
+
+    async def set_weights(self, order: Weights) -> GenerationState:
+        """The engine's weights were updated: stamp it, tell the nodes, and see what became stale by it."""
+        async with self._lock("weights"):
+            if order.version != self.weights.current:
+                step = await self.book.guard(self.store.add_weights(order.version))
+                self.weights.add(step, order.version)
+        state = await self._tell_all({name: self._link.weights(url, order) for name, url in self._urls()})
+        for task in list(self.book.live.values()):
+            await self._cancel_stale(task)
+        return state
+
+    def node_states(self) -> list[NodeState]:
+        return self.fleet.states(time.monotonic())
+
+    # Nodes ------------------------------------------------------------------------------------------------------------
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        """Raises `polar_gym.rollout.fleet.ReplacedError`."""
+        replaced = self.fleet.beat(heartbeat, time.monotonic())
+        member = self.fleet.members[heartbeat.node]
+        if replaced is not None:
+            await self.book.lost(heartbeat.node, replaced.placed, "its gateway was started anew")
+        if self._orphans.pop(heartbeat.node, None) is not None:
+            await self._adopt(member)
+        unwanted = await self._hear(heartbeat, member)
+        if missing := member.missing():
+            await self.book.lost(heartbeat.node, missing, "its gateway does not know it any more")
+        self.book.room_changed.set()
+        return HeartbeatAnswer(
+            lease_seconds=self.limits.lease_seconds,
+            known=not unwanted,
+            cancel=unwanted,
+            generation=self.generation,
+            weight_version=self.weights.current,
+            draining=member.draining,
+        )
+
+    async def deliver(self, node: str, delivery: Delivery) -> DeliveryAnswer:
+        """The episode is stored when this returns. The same one twice gets the same answer."""
+        session = delivery.episode.session
+        async with self._lock(f"session {session.session_id}"):
+            known = await self.store.find_episode(session.session_id, delivery.attempt)
+            if known is not None:
+                return DeliveryAnswer(accepted=known.accepted)
+            verdict = await self._take_in(node, delivery)
+        if verdict.superseded is not None:
+            self._dispatcher.call_off([(session.session_id, *verdict.superseded)])
+        return DeliveryAnswer(accepted=verdict.accepted)
+
+    def drain(self, node: str) -> NodeState:
+        """The node is told with the answer to its next heartbeat. Raises `UnknownNodeError`."""
+        member = self.fleet.members.get(node)
+        if member is None:
+            raise UnknownNodeError(f"node={node!r}: no living node has this name")
+        member.draining = True
+        return next(state for state in self.node_states() if state.node == node)
+
+    async def node_died(self, node: str, incarnation: str | None = None) -> None:
+        """Somebody who knows says so of this process of the node: nobody waits for the lease."""
+        member = self.fleet.take(node, incarnation)
+        if member is not None:
+            await self.book.lost(node, member.placed, "it died")
+
+    # Inside: episodes -------------------------------------------------------------------------------------------------
+
+    async def _take_in(self, node: str, delivery: Delivery) -> Verdict:
+        episode, attempt = delivery.episode, delivery.attempt
+        session = episode.session
+        staleness = self.weights.behind(session.weight_version) if session.timing.running is not None else None
+        session.attempt, session.staleness, session.node = attempt, staleness, session.node or node
+        size = await asyncio.to_thread(self._write_file, episode)
+        self.book.stored_bytes += size
+        task = self.book.live.get(session.task_id)
+        verdict = task.judge(attempt, episode, staleness) if task else Verdict(False, "its task is gone, or has ended")
+        new = NewEpisode(
+            session.session_id, attempt, session.task_id, verdict.accepted, verdict.reason, time.time(), size
+        )
+        self.book.metrics.episode(verdict)
+        if task is None:
+            await self.book.write(Change(episode=new))
+        else:
+            await self._judged(task, session, verdict, new)
+        return verdict
+
+    async def _judged(self, task: Task, session: Session, verdict: Verdict, new: NewEpisode) -> None:
+        """Follow what `Task.judge` decided: one change, with all that comes of it."""
+        sample = task.samples.get(session.session_id)
+        change = Change(episode=new)
+        if not verdict.accepted:
+            change.events.append(event(task, "session.excluded", session, reason=verdict.reason))
+        if verdict.retried and sample is not None:
+            self.book.again(task, sample, change, verdict.reason)
+        others: list[tuple[str, str, int]] = []
+        ended: list[Sample] = []
+        if sample is not None and verdict.ended:
+            others = placements(task.open_samples())
+            stopped = task.stop_early()
+            gone = {other.session.session_id for other in stopped}
+            others = [placed for placed in others if placed[0] in gone]
+            ended = [sample, *stopped]
+        await self.book.ended(task, ended, change)
+        self._dispatcher.call_off(others)
+
+    async def _cancel_stale(self, task: Task) -> None:
+        if task.request.when_stale != "cancel" or task.request.max_staleness is None:
+            return
+        running, ended = [], []
+        for sample in list(task.open_samples()):
+            if sample.phase is not Phase.PLACED or sample.session.status is not Status.RUNNING:
+                continue
+            behind = self.weights.behind(sample.session.weight_version)
+            if behind is not None and task.too_stale(behind):
+                running += placements([sample])
+                task.cancel_stale(sample.session.session_id, behind)
+                ended.append(sample)
+        if ended:
+            await self.book.ended(task, ended)
+            self._dispatcher.call_off(running)
+
+    def _write_file(self, episode: Episode) -> int:
+        session = episode.session
+        return self.store.files.write(session.session_id, session.attempt, episode.to_json())
+
+    # Inside: nodes ----------------------------------------------------------------------------------------------------
+
+    async def _hear(self, heartbeat: Heartbeat, member: Member) -> list[str]:
+        """Take in how far the node's sessions are; the ids of those that are not wanted there. Where the node has a
+        newer attempt too, only the old one is called off."""
+        unwanted = []
+        events: list[Event] = []
+        for session in heartbeat.sessions:
+            task = self.book.task_of(session.session_id)
+            sample = task.samples[session.session_id] if task is not None else None
+            if task is None or sample is None or not _same_attempt(sample, session, heartbeat):
+                if session.status.final:
+                    continue  # it is on its way here, and will be kept as excluded
+                if session.session_id in member.placed:
+                    self._dispatcher.call_off([(session.session_id, heartbeat.node, session.attempt)])
+                else:
+                    unwanted.append(session.session_id)
+            elif task.heard(session):
+                events.append(event(task, "session.status", sample.session, status=session.status))
+        if events:
+            await self.book.write(Change(events=events))
+        return unwanted
+
+    async def _adopt(self, member: Member) -> None:
+        """The server was restarted, and a node that had sessions is heard of for the first time."""
+        heartbeat = member.heartbeat
+        held = {(session.session_id, session.attempt) for session in heartbeat.sessions}
+        lost = []
+        for task in self.book.live.values():
+            for sample in task.open_samples():
+                session = sample.session
+                if sample.phase is not Phase.PLACED or session.node != heartbeat.node:
+                    continue
+                if sample.incarnation != heartbeat.incarnation:
+                    lost.append(session.session_id)
+                    continue
+                self.book.engines.setdefault(task.task_id, heartbeat.engine_key)
+                known = (session.session_id, session.attempt) in held
+                member.placed[session.session_id] = member.beats if known else None
+                if not known:  # the order to run it may never have left
+                    self._dispatcher.dispatch(member, task, sample, session.attempt)
+        await self.book.lost(heartbeat.node, lost, "its gateway was started anew")
+
+    def _urls(self) -> list[tuple[str, str]]:
+        return [(name, member.heartbeat.url) for name, member in self.fleet.members.items()]
+
+    async def _tell_all(self, orders: dict[str, Coroutine[Any, Any, GenerationAnswer]]) -> GenerationState:
+        answers = await asyncio.gather(*orders.values(), return_exceptions=True)
+        state = GenerationState(generation=self.generation, weight_version=self.weights.current)
+        for node, answer in zip(orders, answers, strict=True):
+            if isinstance(answer, GenerationAnswer):
+                state.nodes[node] = answer
+            elif isinstance(answer, NodeUnreachableError):
+                state.unreached[node] = str(answer)
+            else:
+                raise answer
+        return state
+
+    # Inside: loops ----------------------------------------------------------------------------------------------------
+
+    async def _watch_leases(self) -> None:
+        lease = self.limits.lease_seconds
+        while True:
+            await asyncio.sleep(min(1.0, lease / 4))
+            now = time.monotonic()
+            for member in self.fleet.take_silent(now, lease):
+                await self.book.lost(member.heartbeat.node, member.placed, f"silent for more than {lease:g} s")
+            for node in [node for node, deadline in self._orphans.items() if now > deadline]:
+                del self._orphans[node]
+                placed = [at for task in self.book.live.values() for at in placements(task.open_samples())]
+                lost = [session_id for session_id, where, _ in placed if where == node]
+                await self.book.lost(node, lost, f"not heard of for {lease:g} s after the server's restart")
+
+    async def _evict(self) -> None:
+        while True:
+            before = time.time() - self.limits.keep_seconds
+            await self.book.guard(self.store.evict(before, self.limits.keep_bytes))
+            self.book.stored_bytes = await self.book.guard(self.store.stored_bytes())
+            await asyncio.sleep(60)
+
+    def _admit(self, request: TaskRequest) -> None:
+        stored, limits = self.book.stored_bytes, self.limits
+        if stored > limits.refuse_bytes:
+            raise OverloadedError(
+                f"{stored} bytes of episodes are stored, the limit is {limits.refuse_bytes}: fetch them, or raise it"
+            )
+        open_samples = sum(1 for task in self.book.live.values() for _ in task.open_samples())
+        if open_samples + request.num_samples > limits.open_samples:
+            raise OverloadedError(
+                f"{open_samples} samples have not ended, the limit is {limits.open_samples}: submit again later"
+            )
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        """One for each key, as long as somebody holds it or waits for it."""
+        return self._locks.setdefault(key, asyncio.Lock())
+
+
+def difference(known: TaskRequest, new: TaskRequest) -> list[str]:
+    """The fields in which two requests differ."""
+    return [name for name in TaskRequest.model_fields if getattr(known, name) != getattr(new, name)]
+
+
+def _same_attempt(sample: Sample, told: Session, heartbeat: Heartbeat) -> bool:
+    """Whether what a node tells of is the attempt that counts."""
+    where = (sample.session.node, sample.incarnation, sample.session.attempt)
+    return sample.phase is Phase.PLACED and where == (heartbeat.node, heartbeat.incarnation, told.attempt)

@@ -1,0 +1,248 @@
+"""The life of one task, as a pure state machine: no clock, no disk, no network.
+
+A task expands into samples, one session each. A sample waits, is placed on a node, and ends; when its node dies or its
+machinery fails it may wait again, as the next attempt. Of all the episodes that arrive for it at most one is accepted:
+the first that is no salvage. The others are excluded, for a named reason.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from polar_gym.protocol import TaskState, TaskStatus
+from polar_gym.record import Record
+from polar_gym.schema import Episode, Failure, Session, Status, TaskRequest
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    PLACED = "placed"
+    ENDED = "ended"
+
+
+class Sample(Record):
+    """One sample: its session as last heard of, and how it came there."""
+
+    session: Session
+    phase: Phase = Phase.WAITING
+    incarnation: str | None = None
+    """Of the node that it is placed on."""
+    usable: bool = False
+    stale: bool = False
+    node_deaths: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of one delivered episode."""
+
+    accepted: bool
+    reason: str = ""
+    """Why it is excluded; empty when it is accepted."""
+    superseded: tuple[str, int] | None = None
+    """(node, attempt) of another attempt that runs for nothing now."""
+    retried: bool = False
+    ended: bool = False
+    """The sample has ended with it."""
+
+
+@dataclass(slots=True)
+class Task:
+    """A task and its samples. Invariant: a sample that has ended never changes again."""
+
+    request: TaskRequest
+    created_at: float
+    samples: dict[str, Sample]
+    finished_at: float | None = None
+    cancelled: bool = False
+    stopped_early: bool = False
+
+    @classmethod
+    def new(cls, request: TaskRequest, now: float) -> Task:
+        sessions = [
+            Session(
+                session_id=uuid.uuid4().hex, task_id=request.task_id, sample_index=index, harness=request.agent.name
+            )
+            for index in range(request.num_samples)
+        ]
+        return cls(request, now, {session.session_id: Sample(session=session) for session in sessions})
+
+    # What it is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def task_id(self) -> str:
+        return self.request.task_id
+
+    @property
+    def ended(self) -> bool:
+        return all(sample.phase is Phase.ENDED for sample in self.samples.values())
+
+    @property
+    def usable(self) -> int:
+        return sum(sample.usable for sample in self.samples.values())
+
+    @property
+    def status(self) -> TaskStatus:
+        if self.ended:
+            if self.cancelled:
+                return TaskStatus.CANCELLED
+            return TaskStatus.COMPLETED if self.usable else TaskStatus.FAILED
+        begun = any(sample.phase is not Phase.WAITING for sample in self.samples.values())
+        return TaskStatus.RUNNING if begun else TaskStatus.QUEUED
+
+    def state(self) -> TaskState:
+        samples = sorted(self.samples.values(), key=lambda sample: sample.session.sample_index)
+        kinds = Counter(s.session.failure.kind for s in samples if s.phase is Phase.ENDED and s.session.failure)
+        return TaskState(
+            task_id=self.task_id,
+            status=self.status,
+            request=self.request,
+            sessions=[sample.session for sample in samples],
+            created_at=self.created_at,
+            finished_at=self.finished_at,
+            usable=self.usable,
+            failures=dict(kinds),
+            stopped_early=self.stopped_early,
+            stale=sum(sample.stale for sample in samples),
+        )
+
+    def open_samples(self) -> Iterator[Sample]:
+        return (sample for sample in self.samples.values() if sample.phase is not Phase.ENDED)
+
+    # What happens to it -----------------------------------------------------------------------------------------------
+
+    def place(self, session_id: str, node: str, incarnation: str) -> Sample:
+        sample = self.samples[session_id]
+        sample.phase, sample.incarnation = Phase.PLACED, incarnation
+        sample.session.node, sample.session.status = node, Status.QUEUED
+        return sample
+
+    def unplace(self, session_id: str) -> Sample:
+        """The node did not take it: it waits again, as the same attempt."""
+        sample = self.samples[session_id]
+        sample.phase, sample.incarnation, sample.session.node = Phase.WAITING, None, None
+        return sample
+
+    def heard(self, told: Session) -> bool:
+        """The node says how far a session is. Whether that is news of the attempt that counts."""
+        sample = self.samples[told.session_id]
+        known = sample.session
+        if sample.phase is not Phase.PLACED or known.attempt != told.attempt or told.status.final:
+            return False
+        news = known.status is not told.status
+        known.status, known.timing = told.status, told.timing
+        known.weight_version = told.weight_version if told.weight_version is not None else known.weight_version
+        return news
+
+    def lose(self, session_id: str, why: str) -> Literal["retried", "ended"]:
+        """The node of a placed sample died."""
+        sample = self.samples[session_id]
+        if sample.node_deaths < self.request.retries.node_death:
+            sample.node_deaths += 1
+            self._again(sample)
+            return "retried"
+        self._end(sample, Status.INTERRUPTED, "node_died", why)
+        return "ended"
+
+    def refuse(self, session_id: str, why: str) -> None:
+        """A node says that no node can run this."""
+        self._end(self.samples[session_id], Status.ERROR, "request_error", why)
+
+    def cancel(self) -> list[Sample]:
+        """The samples that this ended."""
+        self.cancelled = not self.ended
+        return self._end_all("cancelled", "the task was cancelled")
+
+    def judge(self, attempt: int, episode: Episode, staleness: int | None) -> Verdict:
+        """Decide on a delivered episode, and follow the decision."""
+        session = episode.session
+        sample = self.samples.get(session.session_id)
+        if sample is None:
+            return Verdict(False, "unknown session")
+        if sample.phase is Phase.ENDED:
+            return Verdict(False, "late: the sample has ended already")
+        current = attempt == sample.session.attempt and sample.phase is Phase.PLACED
+        if session.status in (Status.INTERRUPTED, Status.CANCELLED):
+            if not current:
+                return Verdict(False, "interrupted")
+            if sample.node_deaths < self.request.retries.node_death:
+                self.lose(session.session_id, "")
+                return Verdict(False, "interrupted", retried=True)
+        elif session.failure is not None:
+            if not current:
+                return Verdict(False, "late: another attempt was begun")
+            if sample.failures < self.request.retries.failure:
+                sample.failures += 1
+                self._again(sample)
+                return Verdict(False, f"tried again: {session.failure.kind}", retried=True)
+        elif attempt > sample.session.attempt:
+            return Verdict(False, f"attempt {attempt} was never dispatched")
+        return self._accept(sample, attempt, episode, staleness)
+
+    def cancel_stale(self, session_id: str, staleness: int) -> None:
+        sample = self.samples[session_id]
+        sample.stale = True
+        sample.session.staleness = staleness
+        limit = self.request.max_staleness
+        self._end(sample, Status.CANCELLED, "stale", f"begun {staleness} weight versions ago, max_staleness is {limit}")
+
+    def stop_early(self) -> list[Sample]:
+        """The samples that are not needed any more, ended by this."""
+        enough = self.request.stop_when_usable
+        if enough is None or self.usable < enough:
+            return []
+        stopped = self._end_all("early_stop", f"{enough} usable samples were there (stop_when_usable)")
+        self.stopped_early = self.stopped_early or bool(stopped)
+        return stopped
+
+    def too_stale(self, staleness: int | None) -> bool:
+        limit = self.request.max_staleness
+        return limit is not None and staleness is not None and staleness > limit
+
+    def _accept(self, sample: Sample, attempt: int, episode: Episode, staleness: int | None) -> Verdict:
+        if self.too_stale(staleness) and self.request.when_stale == "cancel":
+            assert staleness is not None
+            self.cancel_stale(sample.session.session_id, staleness)
+            return Verdict(False, "stale", ended=True)
+        running = sample.session
+        superseded = None
+        if sample.phase is Phase.PLACED and running.attempt != attempt and running.node is not None:
+            superseded = (running.node, running.attempt)
+        episode.session.attempt = attempt
+        episode.session.staleness = staleness
+        sample.session = episode.session.model_copy(deep=True)
+        sample.phase, sample.incarnation = Phase.ENDED, None
+        sample.usable = episode.reward is not None and episode.session.failure is None
+        sample.stale = self.too_stale(staleness)
+        if not sample.usable and sample.session.failure is None:
+            sample.session.failure = Failure(
+                stage=Status.EVALUATING, kind="no_reward", message="the episode has no reward"
+            )
+        return Verdict(True, superseded=superseded, ended=True)
+
+    def _again(self, sample: Sample) -> None:
+        old = sample.session
+        sample.session = Session(
+            session_id=old.session_id,
+            task_id=old.task_id,
+            sample_index=old.sample_index,
+            attempt=old.attempt + 1,
+            harness=old.harness,
+        )
+        sample.phase, sample.incarnation = Phase.WAITING, None
+
+    def _end(self, sample: Sample, status: Status, kind: str, message: str) -> None:
+        sample.session.failure = Failure(stage=sample.session.status, kind=kind, message=message)
+        sample.session.status, sample.phase = status, Phase.ENDED
+
+    def _end_all(self, kind: str, message: str) -> list[Sample]:
+        ended = list(self.open_samples())
+        for sample in ended:
+            self._end(sample, Status.CANCELLED, kind, message)
+        return ended
