@@ -33,7 +33,7 @@ _NOISE = (
     (re.compile(r"\s*[(\[]\s*(?:[^()\n]{0,60}?[\s,;])?(?:by\s+)?[#@][\w-]+[^()\n]{0,60}[)\]]"), ""),
     (re.compile(r",?\s*\b(?:patch |pr )?by [\w .-]{2,40}(?=\))", re.IGNORECASE), ""),
     (re.compile(r"(?:\bin |\bby |\bthanks to )?(?<!\w)[#@][\w-]+", re.IGNORECASE), ""),
-    (re.compile(r"[(\[]\s*[,;]?\s*[)\]]"), ""),
+    (re.compile(r"(?<=\s)[(\[]\s*[,;]?\s*[)\]]"), ""),  # what the others have emptied, not the () of a call
 )
 _DOCUMENTATION_ONLY = re.compile(
     r"^\W*(?:add(?:ed)? |remove[d]? |drop(?:ped)? |update[d]? |test(?:ed|s)? (?:on|with|against) )?"
@@ -135,7 +135,7 @@ def phrase(test_id: str) -> str:
     """`tests/test_a.py::TestB::test_c_of_d[e]` -> `c of d (a, B)`: what a test is about, without its code."""
     path, _, rest = test_id.partition("::")
     *classes, function = rest.partition("[")[0].split("::")
-    words = re.sub(r"^test_*", "", function).replace("_", " ").strip() or "basic behaviour"
+    words = re.sub(r"^test(_+|$)", "", function).replace("_", " ").strip() or "basic behaviour"
     module = re.sub(r"^test_|_tests?$", "", PurePosixPath(path).stem)
     about = [module, *(re.sub(r"^Tests?|Tests?$", "", name) for name in classes)]
     return f"{words} ({', '.join(part for part in about if part)})"

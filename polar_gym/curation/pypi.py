@@ -30,7 +30,7 @@ def fetch_sdist(package: str, version: str, cache: Path) -> Path:
     for found in directory.glob(f"{version}/*.tar.gz"):
         return found
     try:
-        from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT, DigestMismatchError, NoSuchProjectError, PyPISimple
     except ImportError as error:
         raise CurationError("pypi-simple is not installed; install it with: pip install 'polar-gym[swe]'") from error
     directory.mkdir(parents=True, exist_ok=True)
@@ -50,6 +50,8 @@ def fetch_sdist(package: str, version: str, cache: Path) -> Path:
                 return partial.rename(final)
     except NoSuchProjectError as error:
         raise CurationError(f"{package}: the package index has no such package") from error
+    except DigestMismatchError as error:
+        raise CurationError(f"{package} {version}: was damaged on its way: {error}") from error
     except requests.RequestException as error:
         raise CurationError(f"{package} {version}: the package index cannot be reached: {error}") from error
 
