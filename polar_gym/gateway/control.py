@@ -162,8 +162,11 @@ def _key(http: web.Request) -> Key:
 
 
 async def _body(http: web.Request, kind: type[R]) -> R:
-    async with asyncio.timeout(BODY_SECONDS):
-        raw = await http.read()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await http.read()
+    except TimeoutError as error:
+        raise _RefusedError(408, f"the body did not come within {BODY_SECONDS:g} seconds") from error
     try:
         return await asyncio.to_thread(kind.from_json, raw or b"{}")
     except orjson.JSONDecodeError as error:

@@ -58,5 +58,5 @@ def authorized(header: str | None, key: str | None) -> bool:
     """Whether an `Authorization` header holds the key; without a key everybody may."""
     if key is None:
         return True
-    given = (header or "").removeprefix("Bearer ")
-    return hmac.compare_digest(given.encode(errors="replace"), key.encode())
+    scheme, _, given = (header or "").partition(" ")
+    return scheme == "Bearer" and hmac.compare_digest(given.encode(errors="replace"), key.encode())

@@ -200,6 +200,7 @@ class SessionLife:
     def _sandbox_request(self, serve: Serve | None) -> SandboxRequest:
         return SandboxRequest(
             session_id=self.session.session_id,
+            node=self.session.node or "",
             spec=self.request.runtime,
             workspace=self._repository if self.request.runtime.workspace.source is not None else None,
             mounts=self._mounts,

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 FAREWELL_SECONDS = 10.0
 """How long the last episodes may take to be delivered at the end; the next process delivers the others."""
 KEEPALIVE_SECONDS = 75.0
+"""How long a connection may be idle, or take to send a request's headers."""
+LINGERING_SECONDS = 1.0
+"""How long a body that nobody reads any more is waited for before its connection is closed."""
 ANEW_SECONDS = 5.0
 
 
@@ -68,7 +71,11 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         await service.find()
         metrics = NodeMetrics(service)
         runner = web.AppRunner(
-            control_app(service, metrics, key), access_log=None, keepalive_timeout=KEEPALIVE_SECONDS, shutdown_timeout=1
+            control_app(service, metrics, key),
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            lingering_time=LINGERING_SECONDS,
+            shutdown_timeout=1,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
