@@ -36,7 +36,7 @@ class JournalError(ValueError):
 
 
 class Journal:
-    """Appends calls to a file. `close` syncs it to the disk, and ends it."""
+    """Appends calls to a file. `close` syncs it to the disk, and ends it; both raise `OSError`."""
 
     def __init__(self, path: Path) -> None:
         """The file is there from now on, but only open from the first call on: thousands of sessions may be queued."""
@@ -58,8 +58,10 @@ class Journal:
         self._closed = True
         file, self._file = self._file, None
         if file is not None:
-            os.fsync(file)
-            os.close(file)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
 
     def _write(self, line: dict[str, Any]) -> None:
         """Raises `OSError` where the whole line cannot be written (the disk is full); then none of it stays."""

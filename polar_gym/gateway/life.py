@@ -442,10 +442,16 @@ class SessionLife:
     async def close(self) -> None:
         """Remove the sandbox and the scratch files, at whatever stage the session is. May be called twice."""
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(asyncio.to_thread, self.capture.journal.close)
+            stack.push_async_callback(self._close_journal)
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
             stack.push_async_callback(self._stop_sandbox)
             await self.capture.end()
+
+    async def _close_journal(self) -> None:
+        try:
+            await asyncio.to_thread(self.capture.journal.close)
+        except OSError as error:  # the episode has all that is in it
+            log.error("%s could not be closed: %s", self.capture.journal.path, error)
 
     async def _stop_sandbox(self) -> None:
         if self._sandbox is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from socket import AF_UNIX, socket
 
@@ -20,8 +21,10 @@ from polar_gym.gateway.stages import Pools, Stages
 from polar_gym.gateway.state import Key, StateDirectory
 from polar_gym.inference import Engine
 from polar_gym.providers import Provider
-from polar_gym.runtimes import Runtime, Serve
+from polar_gym.runtimes import Runtime, SandboxError, Serve
 from polar_gym.schema import Episode, PluginSpec, Session, Status, TaskRequest
+
+log = logging.getLogger(__name__)
 
 
 def ignore_change(session: Session) -> None:
@@ -177,6 +180,16 @@ class Node:
         await life.close()
         async with self.stages.postrun.place(task):
             return await life.abandon(life.cancelled.result())
+
+    async def prepare(self, requests: Iterable[TaskRequest]) -> None:
+        """Fetch the images of these tasks, in order, before their sessions ask for them. What cannot be fetched is only
+        logged: those sessions fail, and say why."""
+        for spec in (request.runtime for request in requests):
+            if spec.image is not None:
+                try:
+                    await self.runtime(spec).prepare([spec.image])
+                except SandboxError as error:
+                    log.warning("%s", error)
 
     def check(self, request: TaskRequest) -> None:
         """Raises `polar_gym.registry.UnknownNameError` or `pydantic.ValidationError`; nothing is started."""
