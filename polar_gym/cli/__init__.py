@@ -10,7 +10,7 @@ import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from polar_gym.cli import episodes, export, gateway, machine, nemo, service, tasks
+from polar_gym.cli import episodes, evaluate, export, gateway, machine, nemo, service, tasks
 from polar_gym.cli.console import errors
 from polar_gym.config import ConfigError
 from polar_gym.inference import EngineError
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("rollout", add_help_option=False)(episodes.rollout)  # its own says more
+app.command("eval")(evaluate.evaluate)
 app.command("inspect")(episodes.inspect)
 app.command("verify")(episodes.verify)
 app.add_typer(export.app, name="export")

@@ -1,0 +1,144 @@
+"""`polar-gym eval`: pass@k of episodes, from files or from a recipe that is run now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polar_gym.cli.console import console, errors
+from polar_gym.composition import split_recipe
+from polar_gym.config import ConfigError, load_config
+from polar_gym.pass_at_k import Tally, pass_at_k, tally, usual_ks
+from polar_gym.schema import Episode
+
+
+def evaluate(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE... | [RECIPE] [KEY=VALUE]...",
+            help="Files of episodes, as `polar-gym rollout` writes them, or what to roll out.",
+        ),
+    ] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("--k", min=1, help="Of pass@k; again for more. Else 1, 2, 4, ...")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")] = False,
+) -> None:
+    """Report pass@k with 95 % confidence intervals, by task and by repository.
+
+    An episode without a reward (the machinery failed) is counted apart and in no estimate. Exit code 1 when no episode
+    has one.
+    """
+    tallies = tally(_episodes(arguments or [], errors if as_json else console))
+    report = _report(tallies, k or usual_ks(tallies))
+    if as_json:
+        typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(tallies, report)
+    if not any(each.scored for each in tallies):
+        raise typer.Exit(1)
+
+
+def _episodes(arguments: Sequence[str], progress: Console) -> list[Episode]:
+    """Raises `ConfigError` for what is neither files nor a recipe with settings."""
+    from polar_gym.report import read_episodes
+
+    if arguments and all(_is_file(argument) for argument in arguments):
+        return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
+    if any(_is_file(argument) for argument in arguments):
+        raise ConfigError(f"{' '.join(arguments)}: give files of episodes, or a recipe and settings, not both")
+    from polar_gym.rollout.run import roll_out
+
+    return asyncio.run(roll_out(load_config(*split_recipe(arguments)), progress))
+
+
+def _is_file(argument: str) -> bool:
+    return (argument.endswith(".jsonl") and "=" not in argument) or Path(argument).is_file()
+
+
+def _report(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, Any]:
+    return {
+        "tasks": len(tallies),
+        "episodes": sum(each.scored + each.masked for each in tallies),
+        "scored": sum(each.scored for each in tallies),
+        "masked": sum(each.masked for each in tallies),
+        "truncated": sum(each.truncated for each in tallies),
+        "pass_at_k": _estimates(tallies, ks),
+        "by_repo": {
+            repo: {
+                "tasks": len(members),
+                "scored": sum(each.scored for each in members),
+                "masked": sum(each.masked for each in members),
+                "pass_at_k": _estimates(members, ks),
+            }
+            for repo, members in _by_repo(tallies).items()
+        },
+        "by_task": [asdict(each) for each in tallies],
+    }
+
+
+def _estimates(tallies: Sequence[Tally], ks: Sequence[int]) -> list[dict[str, Any]]:
+    return [asdict(pass_at_k(tallies, k)) for k in ks]
+
+
+def _by_repo(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
+    by_repo: dict[str, list[Tally]] = {}
+    for each in tallies:
+        by_repo.setdefault(each.repo, []).append(each)
+    return by_repo
+
+
+def _print(tallies: Sequence[Tally], report: dict[str, Any]) -> None:
+    console.print(_task_table(tallies))
+    if len(report["by_repo"]) > 1:
+        console.print(_repo_table(report["by_repo"]))
+    for fields in report["pass_at_k"]:
+        short = f"; {fields['left_out']} tasks have fewer samples" if fields["left_out"] else ""
+        console.print(f"pass{_interval(fields)}, over {fields['tasks']} tasks{short}", soft_wrap=True)
+    console.print(
+        f"{report['scored']} of {report['episodes']} episodes scored, {report['truncated']} of them ended by a budget; "
+        f"{report['masked']} masked",
+        soft_wrap=True,
+    )
+
+
+def _task_table(tallies: Sequence[Tally]) -> Table:
+    table = _table("tasks", "passed", "scored", "masked", "truncated", "mean reward")
+    for each in tallies:
+        mean = "" if each.mean_reward is None else f"{each.mean_reward:.3f}"
+        numbers = (each.passed, each.scored, each.masked, each.truncated)
+        table.add_row(Text(each.task_id), *map(str, numbers), mean)
+    return table
+
+
+def _repo_table(by_repo: dict[str, dict[str, Any]]) -> Table:
+    table = _table("repositories", "tasks", "scored", "masked", "pass@k")
+    for repo, entry in by_repo.items():
+        said = "\n".join(map(_interval, entry["pass_at_k"]))
+        table.add_row(Text(repo or "(none)"), *(str(entry[name]) for name in ("tasks", "scored", "masked")), said)
+    return table
+
+
+def _interval(fields: Mapping[str, Any]) -> str:
+    if fields["value"] is None:
+        return f"@{fields['k']} unknown"
+    return f"@{fields['k']} {fields['value']:.3f} (95 %: {fields['low']:.3f} to {fields['high']:.3f})"
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table

@@ -1,0 +1,107 @@
+"""pass@k: how likely one of k samples of a task passes, over tasks.
+
+Of a task with n scored samples of which c pass, the unbiased estimate is 1 - C(n - c, k) / C(n, k) (Chen et al. 2021,
+"Evaluating Large Language Models Trained on Code", arXiv 2107.03374). pass@k is its mean over the tasks with n >= k.
+
+The interval is Wilson's score interval (Wilson 1927, J. Am. Stat. Assoc. 22) with as many observations as tasks:
+samples of one task are not independent of each other, tasks are. It is for other tasks of the same kind, so more
+samples of the same tasks do not narrow it. For values between 0 and 1 that are not all 0 or 1 it is too wide rather
+than too narrow, and it stays honest where every task passes, which a bootstrap does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+from statistics import NormalDist
+
+from polar_gym.schema import Episode
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of the samples of one task."""
+
+    task_id: str
+    repo: str
+    scored: int
+    passed: int
+    masked: int
+    """Without a reward, because the machinery failed: in no estimate."""
+    truncated: int
+    """Ended by a budget; scored all the same."""
+    mean_reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """pass@k with its interval; None where no task has k scored samples."""
+
+    k: int
+    value: float | None
+    low: float | None
+    high: float | None
+    tasks: int
+    """With k scored samples or more."""
+    left_out: int
+    """Tasks with fewer."""
+
+
+def passed(episode: Episode) -> bool:
+    """What the evaluator says of it, else whether the reward is whole."""
+    if episode.evaluation is not None and episode.evaluation.resolved is not None:
+        return episode.evaluation.resolved
+    return episode.reward is not None and episode.reward >= 1.0
+
+
+def tally(episodes: Iterable[Episode]) -> list[Tally]:
+    """One for each task, in the order in which they first occur."""
+    by_task: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.session.task_id, []).append(episode)
+    return [_tally(task_id, samples) for task_id, samples in by_task.items()]
+
+
+def _tally(task_id: str, samples: Sequence[Episode]) -> Tally:
+    scored = [episode for episode in samples if episode.reward is not None]
+    rewards = [episode.reward for episode in scored if episode.reward is not None]
+    return Tally(
+        task_id=task_id,
+        repo=str(samples[0].request.metadata.get("repo") or ""),
+        scored=len(scored),
+        passed=sum(map(passed, scored)),
+        masked=len(samples) - len(scored),
+        truncated=sum(episode.truncated for episode in scored),
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+    )
+
+
+def of_task(scored: int, passes: int, k: int) -> float:
+    """The unbiased estimate for one task. Raises `ValueError` where there are fewer than k scored samples."""
+    if not 1 <= k <= scored:
+        raise ValueError(f"k={k}: expected 1 to {scored}, the number of scored samples")
+    return 1 - comb(scored - passes, k) / comb(scored, k)
+
+
+def pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate:
+    values = [of_task(each.scored, each.passed, k) for each in tallies if each.scored >= k]
+    mean = sum(values) / len(values) if values else None
+    low, high = (None, None) if mean is None else wilson(mean, len(values))
+    return Estimate(k=k, value=mean, low=low, high=high, tasks=len(values), left_out=len(tallies) - len(values))
+
+
+def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The score interval of a share of `count` observations."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    reach = z * sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def usual_ks(tallies: Sequence[Tally]) -> list[int]:
+    """1, 2, 4, ... up to the most samples that a task has."""
+    most = max((each.scored for each in tallies), default=0)
+    return [2**power for power in range(most.bit_length())]
