@@ -154,8 +154,8 @@ async def _lists(task: Task, bench: Bench) -> tuple[dict[str, list[str]], dict[s
     with before the change."""
     logs = [await _run(task, bench, "") for _ in range(RUNS)]
     parse = get_parser(task.log_parser)
-    before = _stable([parse(log) for log in logs])
-    after = _stable([parse(await _run(task, bench, task.patch)) for _ in range(RUNS)])
+    before = stable([parse(log) for log in logs])
+    after = stable([parse(await _run(task, bench, task.patch)) for _ in range(RUNS)])
     passing = [test for test, status in after.items() if status == PASSED and len(test.split()) == 1]
     fail_to_pass = sorted(test for test in passing if before.get(test) not in (PASSED, UNSTABLE))
     if not fail_to_pass:
@@ -168,7 +168,7 @@ async def _lists(task: Task, bench: Bench) -> tuple[dict[str, list[str]], dict[s
     return lists, {test: errors.get(test, "") for test in fail_to_pass}
 
 
-def _stable(runs: Sequence[dict[str, str]]) -> dict[str, str]:
+def stable(runs: Sequence[dict[str, str]]) -> dict[str, str]:
     """Test -> its status, or `UNSTABLE` where the runs differ."""
     tests = {test for run in runs for test in run}
     return {test: runs[0][test] if len({run.get(test) for run in runs}) == 1 else UNSTABLE for test in tests}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.curation.errors import CurationError
+from polar_gym.curation.from_pypi import UNSTABLE, stable
 from polar_gym.curation.issue import changelog_entries, interface, phrase, write_issue
 from polar_gym.curation.pypi import fetch_sdist, requirements, unpack
 from polar_gym.curation.releases import compare, is_test
@@ -177,6 +178,15 @@ def test_signatures_that_tests_call_and_nobody_could_guess_are_listed(tmp_path):
     )
     patch = "--- a/t\n+++ b/t\n+Dog().sit(reason=1).run(2)._hide()\n+bark()\n-Dog().roll()\n"
     assert interface(old, new, patch) == ["dog.Dog.sit(self, *, reason=None)"]
+
+
+def test_a_test_that_is_not_the_same_in_every_run_is_unstable():
+    runs = [
+        {"a": "PASSED", "b": "PASSED", "c": "FAILED"},
+        {"a": "PASSED", "b": "FAILED"},
+        {"a": "PASSED", "b": "PASSED"},
+    ]
+    assert stable(runs) == {"a": "PASSED", "b": UNSTABLE, "c": UNSTABLE}
 
 
 # The index ------------------------------------------------------------------------------------------------------------
