@@ -8,7 +8,7 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e show-errors show-rewrites show-splice vllm nemo lint format image clean core dev
+.PHONY: help demo test test-e2e show-errors show-rewrites show-matrix show-sandboxes show-pypi-tasks show-sft show-splice vllm nemo lint format image clean core dev
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,6 +38,26 @@ show-rewrites: ## Run every harness on answers that are hard to hand back, and s
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
 	$(BIN)/python -m tests.e2e.show_rewrites $(ARGS)
+
+show-matrix: ## Run every harness in every runtime on a bundled task, and show rewards and seconds (4 min)
+	@.ci/needs test
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.e2e.show_matrix $(ARGS)
+
+show-sandboxes: ## Start and stop 200 sandboxes of each runtime, kill some gateways, and show what is left (3 min)
+	@.ci/needs test
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.lifecycle.show_sandboxes $(ARGS)
+
+show-pypi-tasks: ## Make ten real tasks out of package releases, grade them in two runtimes and by swebench (10 min)
+	@.ci/needs test
+	@.ci/venv dev,swe
+	$(BIN)/python -m tests.e2e.show_pypi_tasks $(ARGS)
+
+show-sft: ## Roll out bundled and real tasks, export SFT data, load it and hold its ids against the captured ones (10 min)
+	@.ci/needs test
+	@.ci/venv dev,swe
+	$(BIN)/python -m tests.e2e.show_sft $(ARGS)
 
 show-splice: vllm ## Prove token-in/token-out on a real vLLM: many random sessions, with splicing and without (10 min)
 	$(BIN)/python -m tests.e2e.splice_sessions $(or $(ARGS),200)

@@ -115,11 +115,12 @@ def _runtime(name: str) -> Check:
     except ImportError as error:
         return _broken_plugin(name, "runtime", error)
     lacking = runtime.check()
+    found = "not usable" if lacking else "; ".join(["ready", *runtime.caveats()])
     return Check(
         name=f"runtime {name}",
         kind="runtime",
         ok=not lacking,
-        found="not usable" if lacking else "ready",
+        found=found,
         needed_for="sandboxes; one runtime is enough",
         fix="\n".join(lacking),
     )

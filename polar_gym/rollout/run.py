@@ -25,7 +25,8 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     _check_writable(output)
     state = config.rollout.state or output.parent / "state"
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state})})
-    samples = list(_samples([make_request(config, task) for task in tasks]))
+    requests = [make_request(config, task) for task in tasks]
+    samples = list(_samples(requests))
     episodes: list[Episode] = []
     async with make_node(config, tasks) as node:
         with output.open("wb") as lines, Progress(console, total=len(samples)) as progress:
@@ -38,6 +39,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
                     episodes.append(episode)
                     progress.done(episode)
 
+                group.create_task(node.prepare(requests))
                 for request, sample_index in samples:
                     group.create_task(one(request, sample_index))
     return episodes

@@ -125,6 +125,10 @@ class Runtime(Protocol):
         """What this machine does not let the runtime keep of its promises (a limit, a copy on write). Blocks."""
         ...
 
+    async def prepare(self, images: Collection[str]) -> None:
+        """Have these images on this machine before the first sandbox asks for one. Raises `SandboxError`."""
+        ...
+
     async def start(self, request: SandboxRequest) -> Sandbox:
         """Raises `SandboxError`."""
         ...

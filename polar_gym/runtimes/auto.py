@@ -49,6 +49,9 @@ class Auto:
     def caveats(self) -> list[str]:
         return (self._bubblewrap if self._docker.check() else self._docker).caveats()
 
+    async def prepare(self, images: Collection[str]) -> None:
+        await (await self._choose(image=True)).prepare(images)
+
     async def start(self, request: SandboxRequest) -> Sandbox:
         return await (await self._choose(image=request.spec.image is not None)).start(request)
 

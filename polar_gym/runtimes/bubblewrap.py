@@ -97,6 +97,9 @@ class Bubblewrap:
     def caveats(self) -> list[str]:
         return sandbox_files.caveats(self._options)
 
+    async def prepare(self, images: Collection[str]) -> None:
+        """Sandboxes that ask for an image are refused."""
+
     async def start(self, request: SandboxRequest) -> BubblewrapSandbox:
         if not (bwrap := shutil.which("bwrap")):
             raise SandboxError("bwrap is missing; install it with: apt-get install bubblewrap")

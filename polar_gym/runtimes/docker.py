@@ -97,7 +97,7 @@ class Docker:
         self._executor = ThreadPoolExecutor(max_workers=CALL_THREADS, thread_name_prefix="polar-gym-docker")
         self._starts = Starts.of(self.host)
         self.images = Images(options.pull)
-        self._connecting = threading.Lock()
+        self._deciding = threading.Lock()
         self._client: docker.DockerClient | None = None
         self._whole_disk = True
         """Whether the daemon limits what a container writes; until it has refused to."""
@@ -183,13 +183,18 @@ class Docker:
             try:
                 return function(client)
             except errors.APIError as error:
-                if not self._whole_disk or "storage-opt" not in str(error.explanation):
+                if "storage-opt" not in str(error.explanation):
                     raise
-                self._whole_disk = False
-                log.warning("docker: runtime.disk_mb limits each file alone: %s", error.explanation)
+                self._refuse_disk_limit(str(error.explanation))
                 return function(client)
 
         return await self._run(self._starts.executor, in_turn)
+
+    def _refuse_disk_limit(self, reason: str) -> None:
+        with self._deciding:
+            if self._whole_disk:
+                self._whole_disk = False
+                log.warning("docker: runtime.disk_mb limits each file alone: %s", reason)
 
     def disk_limit(self) -> dict[str, Any]:
         """What a new container is told about the disk."""
@@ -212,7 +217,7 @@ class Docker:
             raise SandboxError(f"Docker at {self.host}: {error}") from error
 
     def _connected(self) -> docker.DockerClient:
-        with self._connecting:
+        with self._deciding:
             if self._client is None:
                 self._client = docker.DockerClient(base_url=self.host, timeout=SDK_SECONDS)
             return self._client

@@ -92,12 +92,12 @@ def gateway(answer: str) -> Serve:
     return serve
 
 
-GET = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8080/', timeout=20).read().decode())"
-"""A Python program that prints what the sandbox's gateway answers."""
+GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
+"""A Python program that prints what a URL answers."""
 
 
 async def ask_gateway(sandbox: Sandbox) -> str:
-    result = await sandbox.exec(Command(argv=["python3", "-c", GET]))
+    result = await sandbox.exec(Command(argv=["python3", "-c", GET, sandbox.base_url]))
     assert result.exit_code == 0, result.stderr.decode()
     return result.stdout.decode().strip()
 

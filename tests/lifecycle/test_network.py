@@ -1,6 +1,7 @@
 """A sandbox reaches its own session's gateway at 127.0.0.1:8080, and nothing else."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -8,17 +9,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from polar_gym.runtimes import Command, Mount, Runtime, Sandbox
 from polar_gym.runtimes.listener import listen_inside
+from polar_gym.schema import RuntimeSpec
+from tests import apptainer
 from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import (
+    MakeRuntime,
     ask_gateway,
     gateway,
     host_python,
@@ -116,6 +121,57 @@ async def test_grading_has_no_network_at_all(runtime: Runtime, host_targets: lis
     assert 0 not in errors
 
 
+async def test_none_keeps_even_the_gateway_out(runtime: Runtime, host_targets: list[Any]):
+    spec = RuntimeSpec(name="any", network="none")
+    async with started(runtime, spec=spec, serve=gateway("not to be heard")) as sandbox:
+        errors = await probe_inside(sandbox, [[socket.AF_INET, ["127.0.0.1", 8080]], *host_targets, OUTSIDE])
+    assert errors[0] == errno.ECONNREFUSED
+    assert 0 not in errors
+
+
+@pytest.mark.parametrize("make_runtime", ["bubblewrap", "apptainer"], indirect=True)
+async def test_full_without_a_daemon_is_the_machines_own_network(make_runtime: MakeRuntime, host_targets: list[Any]):
+    """The machine's loopback included; its files stay out of sight, a socket among them too."""
+    runtime = make_runtime()
+    spec = RuntimeSpec(name="any", network="full")
+    async with (
+        started(runtime, spec=spec, session_id="a", serve=gateway("gateway of a")) as a,
+        started(runtime, spec=spec, session_id="b", serve=gateway("gateway of b")) as b,
+    ):
+        assert a.base_url != b.base_url
+        assert await asyncio.gather(ask_gateway(a), ask_gateway(b)) == ["gateway of a", "gateway of b"]
+        *others, file = await probe_inside(a, host_targets)
+        assert others == [0] * len(others)
+        assert file == errno.ENOENT
+    await runtime.close()
+
+
+@pytest.fixture
+def bridge(docker_host: str) -> Iterator[str]:
+    """A Docker network: a daemon of the tests' own has none."""
+    name = f"polar-gym-{os.getpid()}"
+    with contextlib.closing(docker.DockerClient(base_url=docker_host)) as client:
+        network = client.networks.create(name, driver="bridge")
+        yield name
+        network.remove()
+
+
+async def test_full_in_docker_is_a_network_of_containers(docker_host: str, bridge: str, host_targets: list[Any]):
+    """It reaches what the machine's address reaches, and other containers; the machine's loopback, where control ports
+    are, stays closed."""
+    runtime = make("docker", host=docker_host, bridge=bridge)
+    spec = RuntimeSpec(name="docker", network="full")
+    async with started(runtime, spec=spec, serve=gateway("gateway of a")) as sandbox:
+        assert await ask_gateway(sandbox) == "gateway of a"
+        errors = await probe_inside(sandbox, host_targets)
+        routes = await sh(sandbox, "tail -n +2 /proc/net/route | cut -f1 | sort -u")
+    for (family, address), error in zip(host_targets, errors, strict=True):
+        reachable = family == socket.AF_INET and address[0] != "127.0.0.1"
+        assert (error == 0) == reachable, (address, error)
+    assert routes.stdout == b"eth0\n"
+    await runtime.close()
+
+
 async def test_gateway_serves_many_requests_and_commands(runtime: Runtime):
     async with started(runtime, serve=gateway("x" * 100_000)) as sandbox:
         for _ in range(2):
@@ -177,21 +233,25 @@ async def test_gateway_that_may_not_join_namespaces_falls_back_to_the_relay(dock
 
 UNPRIVILEGED = """
 import asyncio, json, os, sys
+from pathlib import Path
 from tests.lifecycle.runtime_kinds import Marked, ask_gateway, gateway, make, sh, started
 
 async def main():
-    runtime = make("bubblewrap")
+    options = json.loads(sys.argv[2])
+    if "images" in options:
+        options["images"] += f"-of-{os.geteuid()}"
+    runtime = make(**options)
     if missing := runtime.check():
         return {"missing": missing}
     child = Marked()
-    async with started(runtime, serve=gateway("without root")) as sandbox:
+    async with started(runtime, workspace=Path(sys.argv[3]), serve=gateway("without root")) as sandbox:
         answers = await asyncio.gather(ask_gateway(sandbox), ask_gateway(sandbox))
-        identity = await sh(sandbox, "id -u; id -un; grep CapEff /proc/self/status; touch ~/f /tmp/f f && echo ok")
+        identity = await sh(sandbox, "id -u; grep CapEff /proc/self/status; touch ~/f /tmp/f f && rm old && echo ok")
         refused = await sh(sandbox, "f=/proc/sys/vm/swappiness; value=$(cat $f); echo $value > $f")
         late = await sh(sandbox, f"setsid {child.command} & wait", timeout_seconds=0.5)
         await child.until(alive=False)
         await sh(sandbox, "mkdir -p ~/locked/in; chmod 000 ~/locked")
-        scratch = sandbox.scratch
+        scratch = sandbox.instance.scratch if hasattr(sandbox, "instance") else sandbox.scratch
     return {
         "answers": answers, "identity": identity.stdout.decode().split(), "sysctl": refused.exit_code,
         "timed_out": late.timed_out, "left": scratch.exists(), "uid": os.getuid(),
@@ -205,22 +265,39 @@ print(json.dumps(asyncio.run(main())))
 """
 
 
-async def test_bubblewrap_without_root():
+@pytest.mark.parametrize("kind", ["bubblewrap", "apptainer"])
+async def test_without_root(kind: str):
     """The owner's way into the namespaces, by a child that passes the socket back."""
-    need(make("bubblewrap").check() == [], "bubblewrap", "apt-get install bubblewrap")
-    outcome = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", UNPRIVILEGED, host_python()], capture_output=True, text=True, timeout=120
-    )
-    assert outcome.returncode == 0, outcome.stderr
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # not tmp_path: another user must get there
+        Path(directory).chmod(0o777)
+        options = _options_without_root(kind, Path(directory))
+        (workspace := Path(directory, "workspace")).mkdir()
+        (workspace / "old").touch()
+        argv = [sys.executable, "-c", UNPRIVILEGED, host_python(), json.dumps(options), str(workspace)]
+        outcome = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=120)
+        assert outcome.returncode == 0, outcome.stderr
+        assert (workspace / "old").exists()
     seen = json.loads(outcome.stdout)
     need(not seen.get("missing"), "user namespaces without root", str(seen.get("missing")))
-    assert seen.pop("uid") != 0
+    uid = seen.pop("uid")
+    assert uid != 0
     assert seen.pop("sysctl") != 0
     assert seen == {
         "answers": ["without root"] * 2,
-        "identity": ["1000", "agent", "CapEff:", "0" * 16, "ok"],
+        "identity": ["1000" if kind == "bubblewrap" else str(uid), "CapEff:", "0" * 16, "ok"],
         "timed_out": True,
         "left": False,
+    }
+
+
+def _options_without_root(kind: str, directory: Path) -> dict[str, str]:
+    if kind == "bubblewrap":
+        need(make("bubblewrap").check() == [], "bubblewrap", "apt-get install bubblewrap")
+        return {"kind": kind}
+    return {
+        "kind": kind,
+        "program": apptainer.copy(apptainer.program(), directory / "apptainer"),
+        "images": str(directory / "images"),
     }
 
 
