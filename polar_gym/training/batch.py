@@ -66,7 +66,8 @@ class Balance:
     """`traces == rows + sum(traces_left_out.values())` and
     `trainable_tokens == tokens + sum(tokens_left_out.values())`, exactly.
 
-    Reasons: `no_reward` (a masked episode), `no_trainable_token`, `zero_variance`, `overlong`.
+    Reasons: `no_reward` (a masked episode), `no_trainable_token`, `zero_variance`, `overlong`, `other_trace` (the form
+    has room for one trace of a session).
     """
 
     episodes: int = 0
@@ -121,15 +122,9 @@ def make_batch(
     """
     episodes = list(episodes)
     _check(episodes, max_tokens, multiple_of)
-    rewards = [episode.reward for episode in episodes]
-    groups = [episode.session.task_id for episode in episodes]
+    rewards, groups = rewards_and_groups(episodes)
     flat = without_variance(rewards, groups)
-    balance = Balance(
-        episodes=len(episodes),
-        masked_episodes=rewards.count(None),
-        groups=len({group for group, reward in zip(groups, rewards, strict=True) if reward is not None}),
-        zero_variance_groups=len(flat),
-    )
+    balance = begin_balance(episodes)
     rows: list[Row] = []
     for episode, advantage in zip(episodes, advantages(rewards, groups, scale=scale), strict=True):
         for trace in episode.trajectory.traces:
@@ -148,6 +143,21 @@ def make_batch(
     balance.tokens = sum(row.trainable_tokens for row in rows)
     balance.inert_rows = -len(rows) % multiple_of
     return Batch([*_weighted(rows, weighting), *[_inert_row()] * balance.inert_rows], balance)
+
+
+def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
+    return [episode.reward for episode in episodes], [episode.session.task_id for episode in episodes]
+
+
+def begin_balance(episodes: Sequence[Episode]) -> Balance:
+    """What is known before any trace was looked at."""
+    rewards, groups = rewards_and_groups(episodes)
+    return Balance(
+        episodes=len(episodes),
+        masked_episodes=rewards.count(None),
+        groups=len({group for group, reward in zip(groups, rewards, strict=True) if reward is not None}),
+        zero_variance_groups=len(without_variance(rewards, groups)),
+    )
 
 
 def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int) -> None:

@@ -9,7 +9,8 @@
 
 TRL computes the advantages, over one row a session. So each session gives its trace with most to train; what its other
 traces hold is reported, and not trained: use `make_batch` where sessions fork. `env_mask` is TRL's name for the loss
-mask of a completion. A session without a reward gets None, which TRL leaves out of its group and does not train.
+mask of a completion. A session without a reward gets None, which TRL leaves out of its group and does not train. Tried
+with TRL 1.16, which hands every prompt to `rollout_func` as often as it wants samples of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar_gym.schema import Episode, Trace
-from polar_gym.training.batch import Balance
+from polar_gym.training.batch import Balance, begin_balance
 
 NOTHING_ID = 0
 """What a session without any trace consists of: TRL wants a token of prompt and of completion even so."""
@@ -30,7 +31,7 @@ def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], B
     output: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
     }
-    balance = Balance(episodes=len(episodes), masked_episodes=sum(episode.reward is None for episode in episodes))
+    balance = begin_balance(episodes)
     for episode in episodes:
         traces = episode.trajectory.traces
         main = max(traces, key=lambda trace: trace.trainable_tokens, default=None)

@@ -1,0 +1,47 @@
+"""The README's Python on vector environments, tasks of one's own and the hand-off runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.requirements import need_program
+
+
+def block(says: str) -> str:
+    """The README's only Python block with these words."""
+    blocks = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    (found,) = [text for text in blocks if says in text]
+    return found
+
+
+def run(program: str, directory: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=directory, capture_output=True, text=True, timeout=200, check=True
+    )
+    return done.stdout
+
+
+def test_the_vector_environment_and_a_grpo_batch(tmp_path: Path) -> None:
+    """With four sessions instead of sixteen."""
+    need_program("node", "https://nodejs.org (>= 20)")
+    need_program("bwrap", "apt-get install bubblewrap")
+    program = block("make_vec")
+    for words, fewer in (("num_envs=16", "num_envs=4"), ("tasks[:4]", "tasks[:1]"), ("multiple_of=8", "multiple_of=3")):
+        assert words in program
+        program = program.replace(words, fewer)
+    said = run(program, tmp_path)
+    assert "rows=4" in said
+    assert "zero_variance_groups=1" in said
+    assert "inert_rows=2" in said
+    assert "'rewards': (6,)" in said
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_task_of_ones_own(tmp_path: Path) -> None:
+    """As far as it goes without a vLLM: whatever is wrong with the arguments is said when it is made."""
+    (tmp_path / "my-project").mkdir()
+    made = run(f"import gymnasium as gym, polar_gym\n{block('polar/task')}print(env.unwrapped)", tmp_path)
+    assert "TaskEnv" in made
