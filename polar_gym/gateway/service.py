@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SAVE_AGAIN_SECONDS = 5.0
 EVICT_SECONDS = 30.0
+ENDING_SECONDS = 300.0
+"""How long interrupted sessions may take to be put away."""
 NOT_BEGUN = (Status.QUEUED, Status.INITIALIZING, Status.READY)
 
 
@@ -125,7 +127,8 @@ class NodeService:
             del self._held[key]
             await self.node.close_session(life)
             raise
-        self._work[key] = asyncio.create_task(self._conduct(key, life))
+        self._work[key] = work = asyncio.create_task(self._conduct(key, life))
+        work.add_done_callback(lambda _: self._work.pop(key))
         return life.session, True
 
     async def _known(self, key: Key) -> Session | None:
@@ -163,7 +166,6 @@ class NodeService:
             episode = await life.abandon(Status.ERROR)
         finally:
             await self.node.close_session(life)
-            del self._work[key]
         await self._save(key, episode)
         self.ended_by_status[episode.session.status] += 1
         if episode.session.failure is not None:
@@ -263,7 +265,10 @@ class NodeService:
             await asyncio.wait(self._work.values(), timeout=grace_seconds)
         self._interrupt()
         if self._work:
-            await asyncio.wait(self._work.values())
+            _, left = await asyncio.wait(self._work.values(), timeout=ENDING_SECONDS)
+            for work in left:
+                log.error("a session does not end; the next start salvages it")
+                work.cancel()
 
     def _interrupt(self, statuses: tuple[Status, ...] = tuple(Status)) -> None:
         for held in self._held.values():

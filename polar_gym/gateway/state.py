@@ -140,9 +140,10 @@ class StateDirectory:
 
     def evict(self, keys: Sequence[Key], now: float, keep_seconds: float, keep_bytes: int) -> list[Key]:
         """Remove those of these finished sessions that ended too long ago, then the oldest until the others fit."""
-        ended = sorted((self.files(key).episode.stat().st_mtime, key) for key in keys)
-        sizes = {key: self.files(key).bytes() for _, key in ended}
-        left, gone = sum(sizes.values()), []
+        there = [key for key in keys if self.files(key).episode.exists()]
+        ended = sorted((self.files(key).episode.stat().st_mtime, key) for key in there)
+        sizes = {key: self.files(key).bytes() for key in there}
+        left, gone = sum(sizes.values()), [key for key in keys if key not in sizes]
         for time, key in ended:
             if now - time <= keep_seconds and left <= keep_bytes:
                 break

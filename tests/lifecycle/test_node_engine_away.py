@@ -1,0 +1,188 @@
+"""An engine that is away for a while: sessions wait for it, harnesses are kept waiting, and nothing fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+
+from polar_gym.gateway import proxy
+from polar_gym.gateway.node import Node
+from polar_gym.gateway.splicing import Splicer
+from polar_gym.inference import ChatRequest, EngineError
+from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.inference.vllm import VllmEngine, VllmOptions
+from polar_gym.schema import Sampling, Status
+from tests.lifecycle.test_session_endings import asking, task
+from tests.requirements import need_program
+from tests.unit.test_vllm_engine import MODELS, REQUEST, answer
+
+ASK: Any = [{"role": "user", "content": "List the files."}]
+
+
+class Engine:
+    """A server that looks like vLLM, and can be away."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.asked = asyncio.Event()
+        self.die_on_the_next = False
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response(MODELS)
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.asked.set()
+        if self.die_on_the_next:
+            self.die_on_the_next = False
+            message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+            return web.json_response({"error": {"message": message}}, status=500)
+        return answer([5, 6], 2)
+
+    async def up(self) -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def down(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+
+@asynccontextmanager
+async def started(server: Engine, **options: Any) -> AsyncIterator[VllmEngine]:
+    await server.up()
+    engine = VllmEngine(VllmOptions(url=server.url, **options))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await server.down()
+
+
+async def test_a_call_waits_for_an_engine_that_is_away() -> None:
+    """Guards against sessions that fail because the engine was restarted."""
+    server = Engine()
+    async with started(server) as engine:
+        await server.down()
+        asking = asyncio.create_task(engine.chat(REQUEST, Sampling()))
+        await asyncio.sleep(5)
+        assert not asking.done(), "longer than the patience at the start"
+        await server.up()
+        assert (await asyncio.wait_for(asking, 20)).response_ids.tolist() == [5, 6]
+
+
+async def test_a_call_waits_for_an_engine_that_says_it_has_died() -> None:
+    server = Engine()
+    async with started(server) as engine:
+        server.die_on_the_next = True
+        assert (await engine.chat(REQUEST, Sampling())).response_ids.tolist() == [5, 6]
+
+
+async def test_patience_has_an_end() -> None:
+    server = Engine()
+    async with started(server, patience_seconds=0.5) as engine:
+        await server.down()
+        with pytest.raises(EngineError, match="cannot be reached"):
+            await asyncio.wait_for(engine.chat(REQUEST, Sampling()), 20)
+        await server.up()
+
+
+async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_program("bwrap", "apt-get install bubblewrap")
+
+    async def nothing_to_ask(self: Splicer) -> None:
+        """This server has no templates."""
+
+    monkeypatch.setattr(Splicer, "probe", nothing_to_ask)
+    server = Engine()
+    async with started(server) as engine, Node(engine, cache=tmp_path / "cache") as node:
+        await server.down()
+        episode = await node.rollout(task(agent=asking(), timeout_seconds=2))
+        await server.up()
+    assert (episode.session.truncated_by, episode.session.status) == ("time", Status.COMPLETED)
+    assert episode.trajectory.fidelity.calls == 1
+
+
+class Slow(EmbeddedEngine):
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__(EmbeddedOptions(scripts=[Script(commands=[], final_message="All done.")]))
+        self.go_on, self.fails = asyncio.Event(), fails
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: Any = None) -> Any:
+        await self.go_on.wait()
+        if self.fails:
+            raise EngineError(503, "the engine is gone", kind="overloaded")
+        return await super().chat(request, sampling, on_delta)
+
+
+@asynccontextmanager
+async def whole_answer(tmp_path: Path, engine: Slow) -> AsyncIterator[aiohttp.ClientResponse]:
+    """An answer that is no stream, once something has come of it."""
+    async with Node(engine, cache=tmp_path) as node, node.session(task()) as life:
+        life.capture.running = True
+        headers = {"Authorization": f"Bearer {life.capture.key}"}
+        body = {"model": "policy", "messages": ASK}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{node.url}/v1/chat/completions", json=body, headers=headers) as response,
+        ):
+            yield response
+
+
+async def test_a_client_without_a_stream_is_kept_waiting_with_blanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against clients that give up on headers that do not come while the engine is restarted."""
+    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECONDS", 0.02)
+    engine = Slow()
+    async with whole_answer(tmp_path, engine) as response:
+        assert await response.content.readexactly(3) == b"   "
+        engine.go_on.set()
+        completion = await response.json(content_type="application/json")
+    assert completion["choices"][0]["message"]["content"] == "All done."
+
+
+async def test_an_error_after_the_status_line_breaks_a_whole_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
+    engine = Slow(fails=True)
+    async with whole_answer(tmp_path, engine) as response:
+        assert await response.content.readexactly(1) == b" "
+        engine.go_on.set()
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
+
+
+async def test_the_official_client_reads_an_answer_that_begins_with_blanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECONDS", 0.02)
+    engine = Slow()
+    async with Node(engine, cache=tmp_path) as node, node.session(task()) as life:
+        life.capture.running = True
+        asyncio.get_running_loop().call_later(0.5, engine.go_on.set)
+        sdk = openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=life.capture.key, max_retries=0)
+        said = await sdk.chat.completions.create(model="policy", messages=ASK)
+    assert said.choices[0].message.content == "All done."

@@ -1,0 +1,181 @@
+"""A node and its server: heartbeats, orders in their answers, and episodes that arrive whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from polar_gym.gateway import link, process
+from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
+from polar_gym.schema import Status
+from tests.lifecycle.nodes import KEY, node_here, order
+from tests.lifecycle.test_session_endings import asking
+from tests.requirements import need_program
+
+WORKING = asking("ask(); import time; time.sleep(60)")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_program("bwrap", "apt-get install bubblewrap")
+    monkeypatch.setattr(link, "AT_MOST_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(link, "REFUSED_AGAIN_SECONDS", 0.2)
+
+
+@dataclass
+class Server:
+    """What a node sees of a rollout server: it keeps what it is told, and answers what the test says."""
+
+    answer: HeartbeatAnswer = field(default_factory=lambda: HeartbeatAnswer(lease_seconds=30))
+    refusals: list[int] = field(default_factory=list)
+    """Statuses of the next deliveries; then they are taken."""
+    accepted: bool = True
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)
+    keys: set[str | None] = field(default_factory=set)
+    port: int = 0
+    heard: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        app = web.Application(client_max_size=2**30)
+        app.router.add_post("/v1/nodes/{node}/heartbeat", self._heartbeat)
+        app.router.add_post("/v1/nodes/{node}/episodes", self._episode)
+        runner = web.AppRunner(app, shutdown_timeout=0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _heartbeat(self, http: web.Request) -> web.Response:
+        self.heartbeats.append(Heartbeat.from_json(await http.read()))
+        return await self._heard(http, web.Response(body=self.answer.to_json()))
+
+    async def _episode(self, http: web.Request) -> web.Response:
+        if self.refusals:
+            return await self._heard(http, web.Response(status=self.refusals.pop(0), text="no"))
+        self.deliveries.append(Delivery.from_json(await http.read()))
+        return await self._heard(http, web.Response(body=DeliveryAnswer(accepted=self.accepted).to_json()))
+
+    async def _heard(self, http: web.Request, response: web.Response) -> web.Response:
+        self.paths.add(http.path)
+        self.keys.add(http.headers.get("Authorization"))
+        async with self.heard:
+            self.heard.notify_all()
+        return response
+
+    async def until(self, true: Callable[[], object]) -> None:
+        async with asyncio.timeout(30), self.heard:
+            await self.heard.wait_for(true)
+
+
+async def test_a_node_tells_what_it_is_and_delivers_each_episode_once(tmp_path: Path) -> None:
+    server = Server()
+    async with server.up(), node_here(tmp_path, pools={"run": 3}, server=server.url) as (gateway, node):
+        await server.until(lambda: server.heartbeats)
+        first = server.heartbeats[0]
+        assert (first.node, first.url, first.places.run, first.sessions) == ("here", gateway.url, 3, [])
+        assert first.engine.name == "embedded"
+        await node.put(order(agent=WORKING))
+        await server.until(lambda: any(s.status is Status.RUNNING for s in server.heartbeats[-1].sessions))
+        assert server.heartbeats[-1].held.run == 1
+        await node.put(order("quick"))
+        await server.until(lambda: server.deliveries)
+        await server.until(lambda: [s.session_id for s in server.heartbeats[-1].sessions] == ["s"])
+        (delivery,) = server.deliveries
+        assert (delivery.episode.session.session_id, delivery.attempt) == ("quick", 0)
+        assert (tmp_path / "state" / "sessions" / "quick.0" / "delivered.json").exists()
+        assert server.paths == {"/v1/nodes/here/heartbeat", "/v1/nodes/here/episodes"}
+        assert server.keys == {f"Bearer {KEY}"}
+        assert len({heartbeat.incarnation for heartbeat in server.heartbeats}) == 1
+
+
+async def test_a_server_that_refuses_or_fails_gets_the_episode_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(refusals=[500, 401, 413])
+    async with server.up(), node_here(tmp_path, server=server.url) as (_, node):
+        await node.put(order())
+        await server.until(lambda: server.deliveries)
+    assert server.refusals == []
+    for status in (500, 401, 413):
+        assert f"/v1/nodes/here/episodes answered {status}: no" in caplog.text
+
+
+async def test_an_episode_outlives_a_server_that_is_away_and_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "FAREWELL_SECONDS", 0.1)
+    server = Server()
+    async with server.up():
+        assert server.port
+    async with node_here(tmp_path, server=server.url) as (_, node):
+        await node.put(order())
+        await node.episode()
+    assert "the server is away" in caplog.text
+    assert "1 episodes are not delivered yet" in caplog.text
+    async with node_here(tmp_path, server=server.url):
+        await asyncio.sleep(0.5)
+        async with server.up():
+            await server.until(lambda: server.deliveries)
+    (delivery,) = server.deliveries
+    assert delivery.episode.session.status is Status.COMPLETED
+    async with server.up(), node_here(tmp_path, server=server.url):
+        await server.until(lambda: len(server.heartbeats) > 1)
+        assert server.heartbeats[-1].sessions == []
+    assert len(server.deliveries) == 1, "what was acknowledged is not sent again"
+
+
+async def test_a_node_follows_what_the_answers_to_its_heartbeats_say(tmp_path: Path) -> None:
+    server = Server()
+    async with server.up(), node_here(tmp_path, server=server.url) as (gateway, node):
+        service = gateway.service
+        server.answer.generation, server.answer.weight_version = Generation(paused=True), "5"
+        await node.put(order(agent=WORKING))
+        await server.until(lambda: service.generation().paused)
+        assert service.generation().weight_version == "5"
+        server.answer = HeartbeatAnswer(lease_seconds=30, cancel=["s", "unknown"], draining=True)
+        await server.until(lambda: server.deliveries)
+        assert server.deliveries[0].episode.session.status is Status.CANCELLED
+        await server.until(lambda: server.heartbeats[-1].draining)
+        assert not service.generation().paused
+
+
+async def test_an_answer_that_is_older_than_an_order_does_not_undo_it(tmp_path: Path) -> None:
+    """Guards against calls that slip through, while the weights change, by a heartbeat that crossed the order."""
+    server = Server()
+    async with server.up(), node_here(tmp_path, server=server.url) as (gateway, node):
+        await server.until(lambda: server.heartbeats)
+        told = HeartbeatAnswer.to_json
+
+        def after_an_order(answer: HeartbeatAnswer) -> bytes:
+            gateway.service.orders += 1
+            return told(answer)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HeartbeatAnswer, "to_json", after_an_order)
+            await node.ask("POST", "/v1/generation", Generation(paused=True, running="keep").to_json())
+            before = len(server.heartbeats)
+            gateway.service.changed.set()
+            await server.until(lambda: len(server.heartbeats) > before)
+            await asyncio.sleep(0.2)
+            assert gateway.service.generation().paused
+        gateway.service.changed.set()
+        async with asyncio.timeout(10):
+            while gateway.service.generation().paused:  # noqa: ASYNC110 - the next answer is not older
+                await asyncio.sleep(0.01)

@@ -1,0 +1,154 @@
+"""A gateway process that is killed, stopped, or started twice: nothing that it said it had is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from polar_gym.cli import main
+from polar_gym.composition import ConfigError
+from polar_gym.gateway.keys import NODE_KEY, take_key
+from polar_gym.schema import Status
+from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order
+from tests.lifecycle.test_session_endings import asking
+from tests.requirements import need_program
+
+WORKING = asking("ask(); import time; time.sleep(60)")
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[NodeProcess]:
+    need_program("bwrap", "apt-get install bubblewrap")
+    process = NodeProcess(tmp_path / "node", free_port())
+    yield process
+    await process.kill()
+
+
+async def asked(process: NodeProcess, session_id: str) -> Path:
+    """Wait until a session's first call is in its journal."""
+    journal = process.directory / "state" / "sessions" / f"{session_id}.0" / "calls.jsonl"
+    async with asyncio.timeout(30):
+        while not journal.read_bytes().endswith(b"\n"):  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.02)
+    return journal
+
+
+async def begin(node: Client, process: NodeProcess) -> Path:
+    """One session that runs and has made a call, and one that waits behind it; the journal of the first."""
+    await node.put(order("running", agent=WORKING))
+    await node.until("RUNNING", "running")
+    await node.put(order("waiting", agent=WORKING))
+    await node.until("READY", "waiting")
+    return await asked(process, "running")
+
+
+async def test_what_a_killed_gateway_had_captured_is_salvaged(process: NodeProcess) -> None:
+    process.settings = ("pools.run=1",)
+    await process.start()
+    async with client(process.url) as node:
+        journal = await begin(node, process)
+    assert list((process.directory / "tmp").iterdir()), "there are sandboxes"
+    await process.kill()
+    with journal.open("ab") as torn:
+        torn.write(b'{"call_id": "torn while it was wri')
+    await process.start()
+    async with client(process.url) as node:
+        for session_id, calls in (("running", 1), ("waiting", 0)):
+            episode = await node.episode(session_id)
+            session, fidelity = episode.session, episode.trajectory.fidelity
+            assert session.failure is not None
+            assert (session.status, session.failure.kind, episode.reward) == (Status.INTERRUPTED, "interrupted", None)
+            assert (fidelity.calls, len(episode.trajectory.traces), fidelity.balanced) == (calls, calls, True)
+            assert (await node.put(order(session_id)))[0] == 200, "it is known, and not run again"
+        assert (await node.put(order("running", attempt=1)))[0] == 201
+        assert (await node.episode("running", attempt=1)).session.status is Status.COMPLETED
+    assert list((process.directory / "tmp").iterdir()) == []
+    assert "salvaged 2 sessions" in process.log.read_text()
+
+
+async def test_a_second_process_on_the_same_state_is_refused(process: NodeProcess, tmp_path: Path) -> None:
+    """Guards against two processes that salvage each other's running sessions."""
+    await process.start()
+    second = NodeProcess(process.directory, free_port())
+    refused = await second.spawn()
+    assert await asyncio.wait_for(refused.wait(), 30) == 2
+    assert f"state={tmp_path}/node/state: another gateway process serves it" in process.log.read_text()
+    async with client(process.url) as node:
+        assert (await node.ask("GET", "/v1/sessions"))[1] == []
+
+
+@pytest.mark.parametrize(("grace", "ends"), [(20, Status.COMPLETED), (0, Status.INTERRUPTED)])
+async def test_a_stopped_gateway_lets_running_sessions_finish_for_a_while(
+    process: NodeProcess, grace: int, ends: Status
+) -> None:
+    process.settings = ("pools.run=1", f"grace_seconds={grace}")
+    await process.start()
+    async with client(process.url) as node:
+        await node.put(order("running", agent=asking("ask(); import time; time.sleep(2)")))
+        await asked(process, "running")
+        await node.put(order("waiting"))
+        assert process.process is not None
+        running = process.process
+    await process.terminate()
+    assert running.returncode == 0, process.log.read_text()
+    assert list((process.directory / "tmp").iterdir()) == []
+    await process.start()
+    async with client(process.url) as node:
+        first, second = await node.episode("running"), await node.episode("waiting")
+    assert (first.session.status, first.trajectory.fidelity.calls) == (ends, 1)
+    assert (second.session.status, second.trajectory.fidelity.calls) == (Status.INTERRUPTED, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["listen=0.0.0.0:0"], "listen=0.0.0.0:0: other machines could reach it, and there is no key; set POLAR_GYM_"),
+        (["listen=here"], "listen='here': Value error, expected host:port, e.g. 127.0.0.1:8701"),
+        (["server=ftp://x"], "server='ftp://x': Value error, expected a URL"),
+        (["server=http://x", "listen=0.0.0.0:1"], "url: is required with listen=0.0.0.0:1"),
+        (["grace_seconds=soon"], "grace_seconds='soon': Input should be a valid number"),
+        (["speed=3"], "speed=3: unknown key; known here: "),
+        (["state=/proc/nowhere"], "state=/proc/nowhere: No such file or directory; name a directory that can be"),
+        (["gateway"], "'gateway': expected key=value"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_starts(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(NODE_KEY, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["gateway", "runtime=bubblewrap", *arguments])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_key_comes_from_the_environment_or_a_file_and_leaves_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against keys that every process inherits that a gateway starts."""
+    monkeypatch.setenv(NODE_KEY, KEY)
+    assert take_key(NODE_KEY) == KEY
+    assert NODE_KEY not in os.environ
+    assert take_key(NODE_KEY) is None
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    monkeypatch.setenv(f"{NODE_KEY}_FILE", str(tmp_path / "key"))
+    assert take_key(NODE_KEY) == KEY
+    monkeypatch.setenv(f"{NODE_KEY}_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"POLAR_GYM_NODE_KEY_FILE=.*none: cannot be read"):
+        take_key(NODE_KEY)
+    for weak in ("short", "with blanks in the middle", "ümlauts-are-not-ascii"):
+        monkeypatch.setenv(NODE_KEY, weak)
+        with pytest.raises(ConfigError, match="at least 16 printable ASCII") as caught:
+            take_key(NODE_KEY)
+        assert weak not in str(caught.value)
