@@ -1,0 +1,28 @@
+"""A rollout server in this process, on a port of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from polar_gym.rollout.auth import Keys
+from polar_gym.rollout.client import RolloutClient
+from polar_gym.rollout.process import serving
+from polar_gym.rollout.service import RolloutService
+from polar_gym.rollout.settings import serve_settings
+
+SERVICE_KEY, NODE_KEY, CALLBACK_KEY = "service-key-0123456789", "node-key-0123456789", "callback-key-0123456789"
+KEYS = Keys(SERVICE_KEY, NODE_KEY, CALLBACK_KEY)
+
+
+@asynccontextmanager
+async def rollout_server(
+    tmp_path: Path, keys: Keys = KEYS, **settings: Any
+) -> AsyncIterator[tuple[RolloutService, RolloutClient]]:
+    chosen = serve_settings(
+        {"listen": "127.0.0.1:0", "state": tmp_path / "state", "cluster": {"name": "none"}, **settings}
+    )
+    async with serving(chosen, keys) as (service, url), RolloutClient(url, keys.service) as client:
+        yield service, client

@@ -1,0 +1,108 @@
+"""Callbacks: signed, repeated until they are received, told apart by their key, over restarts of the server too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+
+from polar_gym.rollout import callbacks
+from polar_gym.schema import Episode
+from tests.lifecycle.callback_receiver import Receiver
+from tests.lifecycle.peer_node import PeerNode, failed, make_request
+from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, rollout_server
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repetitions follow at once: what is tested is that they follow."""
+    monkeypatch.setattr(callbacks, "pause_after", lambda tries: 0.05)
+
+
+async def test_results_reach_a_receiver_that_fails_at_first(tmp_path: Path) -> None:
+    async with (
+        Receiver(CALLBACK_KEY, broken=lambda number: number <= 3) as receiver,
+        rollout_server(tmp_path) as (_, client),
+        PeerNode(client.url, NODE_KEY) as node,
+    ):
+        await client.submit(make_request("t", num_samples=2, callback_url=receiver.url))
+        good, bad = await node.take(2)
+        await node.finish(good)
+        await node.finish(bad, reward=None, failure=failed())
+        await receiver.wait_for(3)
+        first = receiver.results[f"{good.session_id}:0"]
+        assert Episode.from_json(orjson.dumps(first["episode"])).reward == 1.0
+        assert receiver.results[f"{bad.session_id}:0"]["session"]["failure"]["kind"] == "runtime_error"
+        (end,) = [result for result in receiver.results.values() if result["kind"] == "task"]
+        assert (end["task"]["status"], end["task"]["usable"]) == ("COMPLETED", 1)
+        assert len(receiver.requests) > 3
+        assert receiver.forged == 0
+
+
+async def test_a_sample_that_ended_without_an_episode_is_told_too(tmp_path: Path) -> None:
+    async with Receiver(CALLBACK_KEY) as receiver, rollout_server(tmp_path) as (_, client):
+        await client.submit(make_request("t", callback_url=receiver.url))
+        await client.cancel("t")
+        await receiver.wait_for(2)
+        (result,) = [result for result in receiver.results.values() if result["kind"] == "session"]
+        assert result["episode"] is None
+        assert result["session"]["failure"]["kind"] == "cancelled"
+
+
+async def test_the_outbox_survives_the_server(tmp_path: Path) -> None:
+    down = True
+    async with Receiver(CALLBACK_KEY, broken=lambda number: down) as receiver:
+        async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+            await client.submit(make_request("t", callback_url=receiver.url))
+            (order,) = await node.take()
+            await node.finish(order)
+        assert not receiver.results
+        down = False
+        async with rollout_server(tmp_path) as (_, client):
+            await receiver.wait_for(2)
+        assert receiver.results[f"{order.session_id}:0"]["episode"]["reward"] == 1.0
+
+
+async def test_forged_old_and_changed_callbacks_are_refused(tmp_path: Path) -> None:
+    async with Receiver(CALLBACK_KEY) as receiver, rollout_server(tmp_path) as (_, client):
+        await client.submit(make_request("t", callback_url=receiver.url))
+        await client.cancel("t")
+        await receiver.wait_for(2)
+        before = dict(receiver.results)
+        headers, body = receiver.requests[0]
+        changed = body.replace(b'"cancelled"', b'"completed"')
+        assert changed != body
+        stamp = headers[callbacks.TIME_HEADER]
+        old = {callbacks.TIME_HEADER: "1", callbacks.SIGNATURE_HEADER: callbacks.sign(CALLBACK_KEY, "1", body)}
+        forgeries = [
+            (headers, changed),
+            ({**headers, callbacks.SIGNATURE_HEADER: callbacks.sign("another key", stamp, body)}, body),
+            ({**headers, callbacks.TIME_HEADER: str(int(stamp) + 1)}, body),
+            ({name: value for name, value in headers.items() if name != callbacks.SIGNATURE_HEADER}, body),
+            ({**headers, **old}, body),
+        ]
+        async with aiohttp.ClientSession() as http:
+            for number, (given, sent) in enumerate(forgeries, start=1):
+                given = {name: value for name, value in given.items() if name.startswith("Polar")}
+                async with http.post(receiver.url, headers=given, data=sent) as response:
+                    assert response.status == 401, number
+        assert receiver.results == before
+        with pytest.raises(callbacks.ForgedCallbackError, match="s off"):
+            callbacks.verify(CALLBACK_KEY, headers, body, now=int(stamp) + callbacks.REPLAY_WINDOW_SECONDS + 1)
+
+
+def test_pauses_grow_to_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    pauses = [callbacks.pause_after(tries) for tries in range(1, 40)]
+    assert pauses[0] < 2
+    assert pauses[5] > 10
+    assert max(pauses) <= 300
+    assert pauses[-1] == 300
+
+
+@pytest.mark.parametrize("url", ["ftp://x/", "file:///etc/passwd", "http://", "//x", "http://u:p@x/", "http://[", "x"])
+def test_urls_that_callbacks_do_not_go_to(url: str) -> None:
+    assert callbacks.check_url(url)
+    assert callbacks.check_url("https://trainer:9000/x?y=1") is None

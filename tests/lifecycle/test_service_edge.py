@@ -1,0 +1,223 @@
+"""Attacks on the rollout server's HTTP edge: refused, said why, nothing changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from polar_gym.config import ConfigError
+from polar_gym.rollout import edge, server
+from polar_gym.rollout.auth import Keys
+from polar_gym.rollout.openapi import ROUTES
+from polar_gym.rollout.service import RolloutService
+from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
+from tests.lifecycle.service_fixtures import CALLBACK_KEY, KEYS, NODE_KEY, SERVICE_KEY, rollout_server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def ask(url: str, method: str, path: str, **options: Any) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as http, http.request(method, url + path, **options) as response:
+        return response.status, await response.text()
+
+
+def same_as_before(service: RolloutService) -> bool:
+    return not service.book.live and not service.fleet.members
+
+
+OPEN = {route.path for route in ROUTES if route.key is None}
+FILLED = {"task_id": "t", "session_id": "s", "node": "a"}
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.key], ids=lambda route: route.method + route.path)
+async def test_every_route_wants_its_key(tmp_path: Path, route: Any, caplog: pytest.LogCaptureFixture) -> None:
+    path = route.path.format(**FILLED)
+    wrong = {"service": NODE_KEY, "node": SERVICE_KEY}[route.key] if not path.endswith("/drain") else CALLBACK_KEY
+    async with rollout_server(tmp_path) as (service, client):
+        for headers in ({}, bearer(wrong), bearer(SERVICE_KEY[:-1]), {"Authorization": f"Basic {SERVICE_KEY}"}):
+            status, text = await ask(client.url, route.method, path, headers=headers, data=b"{}")
+            assert status == 401, headers
+            assert "key" in orjson.loads(text)["error"]
+            assert not any(key in text + caplog.text for key in (SERVICE_KEY, NODE_KEY, CALLBACK_KEY))
+        right = SERVICE_KEY if route.key == "service" else NODE_KEY
+        status, _ = await ask(client.url, route.method, path, headers=bearer(right), data=b"{}")
+        assert status != 401
+        assert same_as_before(service)
+
+
+async def test_the_documented_routes_are_the_ones_that_are_served(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (service, client):
+        served = {
+            (route.method.lower(), route.resource.canonical)
+            for route in server.make_app(service, KEYS).router.routes()
+            if route.resource is not None and route.method != "HEAD"
+        }
+        assert served == {(route.method, route.path) for route in ROUTES}
+        status, text = await ask(client.url, "GET", "/openapi.json")
+        document = orjson.loads(text)
+        assert (status, document["openapi"]) == (200, "3.1.0")
+        assert set(document["paths"]) == {path for _, path in served}
+        schemas = document["components"]["schemas"]
+        assert {"TaskRequest", "TaskState", "Heartbeat", "Episode", "Callback", "ErrorAnswer"} <= set(schemas)
+        used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+        assert used <= set(schemas), "no reference leads nowhere"
+
+
+async def test_probes_and_metrics_are_open(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client):
+        assert (await ask(client.url, "GET", "/healthz"))[0] == 200
+        assert (await ask(client.url, "GET", "/readyz"))[0] == 503, "no node"
+        async with PeerNode(client.url, NODE_KEY):
+            assert (await ask(client.url, "GET", "/readyz"))[0] == 200
+            _, text = await ask(client.url, "GET", "/metrics")
+            assert "polar_gym_nodes 1.0" in text
+
+
+@pytest.mark.parametrize("evil", ["../../etc/passwd", "..", ".hidden", "a/b", "-x", "a" * 129, "a\nb", "ä", "a\0b"])
+async def test_ids_that_could_be_paths_are_refused(tmp_path: Path, evil: str) -> None:
+    async with rollout_server(tmp_path) as (service, client), PeerNode(client.url, NODE_KEY) as node:
+        body = make_request("t").to_json().replace(b'"t"', orjson.dumps(evil), 1)
+        status, text = await ask(client.url, "POST", "/v1/tasks", headers=bearer(SERVICE_KEY), data=body)
+        assert status == 400
+        assert "task_id=" in orjson.loads(text)["error"]
+        await client.submit(make_request("t"))
+        (order,) = await node.take()
+        episode = make_episode(order.model_copy(update={"session_id": evil}))
+        with pytest.raises(aiohttp.ClientResponseError, match=r"episode\.session\.session_id"):
+            await node.deliver(episode, 0)
+        assert [path.name for path in tmp_path.rglob("*.gz")] == []
+        assert list(service.book.live) == ["t"]
+
+
+async def test_bad_bodies_name_the_field_and_the_value(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (service, client):
+        good = orjson.loads(make_request("t").to_json())
+
+        async def refused(change: dict[str, Any]) -> str:
+            body = orjson.dumps({**good, **change})
+            status, text = await ask(client.url, "POST", "/v1/tasks", headers=bearer(SERVICE_KEY), data=body)
+            assert status == 422
+            return orjson.loads(text)["error"]
+
+        assert "num_samples=0" in await refused({"num_samples": 0})
+        assert "colour='red': unknown key; known here:" in await refused({"colour": "red"})
+        assert "http:// or https://" in await refused({"callback_url": "file:///etc/passwd"})
+        assert "user name" in await refused({"callback_url": "http://me:secret@x/"})
+        status, text = await ask(client.url, "POST", "/v1/tasks", headers=bearer(SERVICE_KEY), data=b"{]")
+        assert (status, "not JSON" in text) == (400, True)
+        assert same_as_before(service)
+
+
+async def test_a_body_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_REQUEST_BYTES", 1000)
+    async with rollout_server(tmp_path) as (service, client):
+        body = make_request("t", metadata={"x": "y" * 2000}).to_json()
+        status, text = await ask(client.url, "POST", "/v1/tasks", headers=bearer(SERVICE_KEY), data=body)
+        assert status == 413
+        assert "error" in orjson.loads(text)
+        assert same_as_before(service)
+
+
+@pytest.mark.parametrize("what", ["nothing", "half a head"])
+async def test_a_client_that_sends_its_head_slowly_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(edge, "HEAD_SECONDS", 0.2)
+    caplog.set_level(logging.WARNING)
+    async with rollout_server(tmp_path) as (_, client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(client.url.rpartition(":")[2]))
+        writer.write(b"" if what == "nothing" else b"POST /v1/tasks HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        assert await asyncio.wait_for(reader.read(), 5) == b"", "closed without an answer"
+        writer.close()
+        assert "sent no request" in caplog.text
+        assert await client.nodes() == []
+
+
+async def test_a_client_that_sends_its_body_slowly_is_answered_and_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "BODY_SECONDS", 0.2)
+    async with rollout_server(tmp_path) as (service, client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(client.url.rpartition(":")[2]))
+        head = ["POST /v1/tasks HTTP/1.1", "Host: x", "Content-Length: 100", f"Authorization: Bearer {SERVICE_KEY}"]
+        writer.write("\r\n".join([*head, "", "{"]).encode())
+        assert b"408" in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        assert same_as_before(service)
+
+
+async def test_without_keys_only_programs_of_this_machine_are_served(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path, Keys()) as (service, client):
+        assert (await client.tasks()).tasks == []
+        body = make_request("t").to_json()
+        for headers in ({"Host": "evil.example"}, {"Origin": "http://127.0.0.1"}):
+            status, _ = await ask(client.url, "POST", "/v1/tasks", headers=headers, data=body)
+            assert status == 403, "a web page, by its own name or by a name that was made to lead here"
+        with_callback = make_request("t", callback_url="http://127.0.0.1:1/").to_json()
+        status, text = await ask(client.url, "POST", "/v1/tasks", data=with_callback)
+        assert (status, "POLAR_GYM_CALLBACK_KEY" in text) == (422, True), "no callback goes out unsigned"
+        assert same_as_before(service)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [(Keys(), "POLAR_GYM_SERVICE_KEY"), (Keys(service=SERVICE_KEY), "POLAR_GYM_NODE_KEY")],
+)
+async def test_an_open_address_without_keys_is_refused(tmp_path: Path, keys: Keys, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"set {named}"):
+        async with rollout_server(tmp_path, keys, listen="0.0.0.0:0"):
+            pass
+    assert not (tmp_path / "state").exists()
+
+
+async def test_two_servers_do_not_share_a_state_directory(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path):
+        with pytest.raises(ConfigError, match="in use by another rollout server"):
+            async with rollout_server(tmp_path):
+                pass
+
+
+async def test_events_are_resumed_after_the_last_one_seen(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        (order,) = await node.take()
+        await node.finish(order)
+        every = [event async for event in client.events("t")]
+        status, text = await ask(
+            client.url,
+            "GET",
+            "/v1/tasks/t/events",
+            headers={**bearer(SERVICE_KEY), "Last-Event-ID": str(every[1].id)},
+        )
+        assert status == 200
+        assert [line for line in text.splitlines() if line.startswith("id: ")] == [f"id: {e.id}" for e in every[2:]]
+
+
+async def test_episodes_are_waited_for_and_continued_behind_the_last(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", num_samples=2))
+        first, second = await node.take(2)
+
+        async def fetch(**query: str) -> list[str]:
+            status, text = await ask(
+                client.url, "GET", "/v1/tasks/t/episodes", headers=bearer(SERVICE_KEY), params=query
+            )
+            assert status == 200, text
+            return [orjson.loads(line)["session"]["session_id"] for line in text.splitlines()]
+
+        assert await fetch() == []
+        waiting = asyncio.create_task(fetch(wait="30"))
+        await node.finish(first)
+        assert await waiting == [first.session_id]
+        assert await fetch(after=first.session_id) == []
+        await node.finish(second)
+        assert await fetch(after=first.session_id) == [second.session_id]
+        assert await fetch() == [first.session_id, second.session_id]

@@ -1,0 +1,171 @@
+"""What the rollout server does when nodes come, go, die, come back, refuse and repeat themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from polar_gym.protocol import TaskStatus
+from polar_gym.schema import Retries, Status
+from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
+from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
+
+LEASE = 0.6
+
+
+async def test_a_silent_nodes_sessions_go_elsewhere_and_its_late_result_is_excluded(tmp_path: Path) -> None:
+    async with (
+        rollout_server(tmp_path, lease_seconds=LEASE) as (_, client),
+        PeerNode(client.url, NODE_KEY, name="silent") as silent,
+    ):
+        await client.submit(make_request("t"))
+        (first,) = await silent.take()
+        async with PeerNode(client.url, NODE_KEY, name="other") as other:
+            await _beat_until_taken(other)
+            (second,) = await other.take()
+            assert (second.session_id, second.attempt) == (first.session_id, 1)
+            assert await other.finish(second)
+        assert not await silent.finish(first), "late: kept, and excluded"
+        state = await client.wait("t")
+        assert (state.status, state.usable) == (TaskStatus.COMPLETED, 1)
+        assert [e.session.attempt async for e in client.episodes("t")] == [1]
+        assert sorted([e.session.attempt async for e in client.episodes("t", excluded=True)]) == [0, 1]
+
+
+async def test_the_first_whole_result_wins_and_the_attempt_that_replaced_it_is_called_off(tmp_path: Path) -> None:
+    async with (
+        rollout_server(tmp_path, lease_seconds=LEASE) as (_, client),
+        PeerNode(client.url, NODE_KEY, name="silent") as silent,
+    ):
+        await client.submit(make_request("t"))
+        (first,) = await silent.take()
+        async with PeerNode(client.url, NODE_KEY, name="other") as other:
+            await _beat_until_taken(other)
+            assert await silent.deliver(make_episode(first), 0), "it was only thought to be dead"
+            assert await other.cancellation() == [(first.session_id, 1)]
+        assert (await client.wait("t")).sessions[0].attempt == 0
+
+
+async def _beat_until_taken(node: PeerNode) -> None:
+    """Beat as a living node does, until it was given something: the other's lease must run out first."""
+    async with asyncio.timeout(10):
+        while not node.held:
+            await node.beat()
+            await asyncio.sleep(0.05)
+
+
+async def test_a_restarted_gateways_sessions_begin_again_and_its_salvage_is_excluded(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        (first,) = await node.take()
+        await node.restart()
+        (second,) = await node.take()
+        assert (second.session_id, second.attempt) == (first.session_id, 1)
+        salvaged = make_episode(first, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
+        assert not await node.deliver(salvaged, 0)
+        node.held[second.session_id] = second
+        assert await node.finish(second)
+        assert (await client.wait("t")).status is TaskStatus.COMPLETED
+        assert (await client.episode(first.session_id, attempt=0)).session.status is Status.INTERRUPTED
+
+
+async def test_the_retry_limit_ends_a_sample_whose_nodes_keep_dying(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", retries=Retries(node_death=1)))
+        await node.take()
+        await node.restart()
+        (second,) = await node.take()
+        assert second.attempt == 1
+        await node.restart()
+        state = await client.wait("t")
+        assert (state.status, state.failures) == (TaskStatus.FAILED, {"node_died": 1})
+        assert state.sessions[0].status is Status.INTERRUPTED
+
+
+async def test_a_salvaged_episode_is_the_result_where_no_retry_is_left(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", retries=Retries(node_death=0)))
+        (order,) = await node.take()
+        assert await node.finish(order, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
+        assert (await client.wait("t")).failures == {"interrupted": 1}
+
+
+async def test_a_death_that_is_reported_needs_no_lease(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path, lease_seconds=3600) as (service, client):
+        async with PeerNode(client.url, NODE_KEY) as node:
+            await client.submit(make_request("t"))
+            (first,) = await node.take()
+            url = f"{client.url}/v1/nodes/a"
+            async with node.http.delete(url, params={"incarnation": "an older one"}) as response:
+                assert response.status == 204
+            assert service.fleet.members, "another process of that name has died, not this one"
+            async with node.http.delete(url, params={"incarnation": node.incarnation}) as response:
+                assert response.status == 204
+            with pytest.raises(aiohttp.ClientResponseError, match="another process took this name"):
+                await node.beat()
+        async with PeerNode(client.url, NODE_KEY, name="b") as other:
+            (second,) = await other.take()
+            assert (second.session_id, second.attempt) == (first.session_id, 1)
+
+
+async def test_the_same_delivery_twice_gets_the_same_answer(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", num_samples=2))
+        order = (await node.take(2))[0]
+        episode = make_episode(order)
+        answers = await asyncio.gather(*(node.deliver(episode, 0) for _ in range(5)))
+        assert answers == [True] * 5
+        assert (await client.task("t")).usable == 1
+        stranger = make_episode(order.model_copy(update={"session_id": "nobody"}))
+        assert await node.deliver(stranger, 0) is False
+        assert (await client.task("t")).usable == 1
+
+
+async def test_a_node_that_lost_a_session_without_a_word_gets_no_second_chance_for_it(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        await node.take()
+        node.held.clear()
+        await node.beat()
+        await node.beat()
+        (again,) = await node.take()
+        assert again.attempt == 1
+
+
+async def test_a_busy_node_is_asked_again_after_its_next_heartbeat(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        node.refuse_with = (503, "starting")
+        await client.submit(make_request("t"))
+        await asyncio.wait_for(node.refused.wait(), 10)
+        node.refuse_with = None
+        await node.beat()
+        (order,) = await node.take()
+        assert order.attempt == 0, "it was never begun"
+
+
+async def test_what_no_node_can_run_is_an_error_of_the_request(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        node.refuse_with = (422, "agent.name: unknown harness 'x'")
+        await client.submit(make_request("t"))
+        state = await client.wait("t")
+        assert (state.status, state.failures) == (TaskStatus.FAILED, {"request_error": 1})
+        assert state.sessions[0].failure is not None
+        assert "unknown harness" in state.sessions[0].failure.message
+
+
+async def test_a_draining_node_is_given_nothing_new(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        (order,) = await node.take()
+        async with node.http.post(f"{client.url}/v1/nodes/a/drain") as response:
+            assert (await response.json())["draining"]
+        assert (await node.beat()).draining
+        await client.submit(make_request("u"))
+        assert await node.finish(order)
+        assert (await client.task("u")).status is TaskStatus.QUEUED
+        async with PeerNode(client.url, NODE_KEY, name="b") as other:
+            assert (await other.take())[0].request.task_id == "u"
+        assert not node.held

@@ -1,0 +1,158 @@
+"""A rollout server as a process, killed with SIGKILL while it works: it goes on with its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from polar_gym.protocol import TaskStatus
+from polar_gym.rollout.client import RolloutClient, SyncRolloutClient
+from tests.lifecycle.callback_receiver import Receiver
+from tests.lifecycle.peer_node import PeerNode, make_request
+from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY
+
+POLAR_GYM = [sys.executable, "-c", "from polar_gym.cli import main; main()"]
+ENVIRONMENT = {
+    **os.environ,
+    "POLAR_GYM_SERVICE_KEY": SERVICE_KEY,
+    "POLAR_GYM_NODE_KEY": NODE_KEY,
+    "POLAR_GYM_CALLBACK_KEY": CALLBACK_KEY,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ServerProcess:
+    def __init__(self, state: Path, *settings: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._arguments = [f"listen=127.0.0.1:{self.port}", f"state={state}", *settings]
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *POLAR_GYM, "serve", *self._arguments, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
+        )
+        assert self.process.stderr is not None
+        line = await asyncio.wait_for(self.process.stderr.readline(), 60)
+        assert b"the rollout server listens on" in line, line + await self.process.stderr.read()
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        assert self.process.stderr is not None
+        await self.process.stderr.read()
+        return await self.process.wait()
+
+
+@asynccontextmanager
+async def server_process(state: Path, *settings: str) -> AsyncIterator[ServerProcess]:
+    server = ServerProcess(state, *settings)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(signal.SIGKILL)
+
+
+async def test_no_result_is_lost_or_doubled_when_server_and_nodes_are_killed(tmp_path: Path) -> None:
+    tasks, samples, dice = 20, 3, random.Random(5)
+    async with (
+        Receiver(CALLBACK_KEY, broken=lambda number: number % 7 == 0) as receiver,
+        server_process(tmp_path / "state", "cluster=none", "lease_seconds=2") as server,
+        RolloutClient(server.url, SERVICE_KEY) as client,
+        PeerNode(server.url, NODE_KEY, name="a", engine="x") as one,
+        PeerNode(server.url, NODE_KEY, name="b", engine="y") as two,
+    ):
+        nodes = [one, two]
+        async with asyncio.TaskGroup() as group:
+            working = [group.create_task(node.work()) for node in nodes]
+            following = []
+            for number in range(tasks):
+                await client.submit(make_request(f"t{number}", num_samples=samples, callback_url=receiver.url))
+                following.append(group.create_task(client.wait(f"t{number}")))
+                if number % 7 == 3:
+                    await asyncio.sleep(dice.uniform(0, 0.1))
+                    await server.stop(signal.SIGKILL)
+                    await server.start()
+                elif number % 7 == 6:
+                    await dice.choice(nodes).restart()
+            states = await asyncio.wait_for(asyncio.gather(*following), 60)
+            await receiver.wait_for(tasks * samples + tasks)
+            for task in working:
+                task.cancel()
+        assert {state.status for state in states} == {TaskStatus.COMPLETED}
+        assert [state.usable for state in states] == [samples] * tasks
+        results = [result for result in receiver.results.values() if result["kind"] == "session"]
+        ids = Counter(result["session"]["session_id"] for result in results)
+        assert set(ids.values()) == {1}, "one result for each session, whatever was repeated"
+        assert set(ids) == {session.session_id for state in states for session in state.sessions}
+        assert all(result["episode"]["reward"] == 1.0 for result in results)
+        assert sum(receiver.received[key] for key in receiver.results) >= len(receiver.results)
+        for state in states[:3]:
+            arrived = [episode.session.session_id async for episode in client.episodes(state.task_id)]
+            assert sorted(arrived) == sorted(session.session_id for session in state.sessions)
+
+
+async def test_a_restarted_server_keeps_running_sessions_where_they_are(tmp_path: Path) -> None:
+    async with (
+        server_process(tmp_path / "state", "cluster=none", "lease_seconds=30") as server,
+        RolloutClient(server.url, SERVICE_KEY) as client,
+        PeerNode(server.url, NODE_KEY) as node,
+    ):
+        await client.pause()
+        await client.set_weights("v7")
+        await client.submit(make_request("t"))
+        (order,) = await node.take()
+        await server.stop(signal.SIGKILL)
+        await server.start()
+        assert (await client.task("t")).sessions[0].node == "a"
+        answer = await node.beat()
+        assert (answer.known, answer.cancel) == (True, [])
+        assert (answer.generation.paused, answer.weight_version) == (True, "v7"), "what the trainer set still holds"
+        assert await node.finish(order)
+        state = await client.wait("t")
+        assert (state.status, state.sessions[0].attempt) == (TaskStatus.COMPLETED, 0)
+
+
+async def test_an_order_that_never_left_is_given_again(tmp_path: Path) -> None:
+    """A server killed between writing a placement down and telling the node: same attempt, same node."""
+    async with (
+        server_process(tmp_path / "state", "cluster=none", "lease_seconds=30") as server,
+        RolloutClient(server.url, SERVICE_KEY) as client,
+        PeerNode(server.url, NODE_KEY) as node,
+    ):
+        await client.submit(make_request("t"))
+        (first,) = await node.take()
+        await server.stop(signal.SIGKILL)
+        node.held.clear()
+        await server.start()
+        await node.beat()
+        (again,) = await node.take()
+        assert (again.session_id, again.attempt) == (first.session_id, first.attempt)
+
+
+async def test_sigterm_ends_the_server_and_the_client_says_that_it_is_gone(tmp_path: Path) -> None:
+    async with server_process(tmp_path / "state", "cluster=none") as server:
+        assert await server.stop() == 0
+
+    def ask() -> None:
+        with SyncRolloutClient(server.url, SERVICE_KEY, keep_trying_seconds=0.5) as client:
+            client.tasks()
+
+    with pytest.raises(Exception, match=f"{server.port}"):
+        await asyncio.to_thread(ask)

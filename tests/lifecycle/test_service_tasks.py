@@ -1,0 +1,160 @@
+"""The life of tasks on a rollout server, with peers as nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from polar_gym.protocol import TaskStatus
+from polar_gym.rollout.client import RolloutServiceError
+from polar_gym.schema import Retries, Status
+from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
+from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
+
+
+async def test_samples_run_and_their_episodes_arrive_in_order(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        state = await client.submit(make_request("t", num_samples=3))
+        assert (state.status, len(state.sessions)) == (TaskStatus.QUEUED, 3)
+        orders = await node.take(3)
+        assert sorted(order.sample_index for order in orders) == [0, 1, 2]
+        arriving = client.episodes("t")
+        for order, reward in zip(orders, (0.0, 0.5, 1.0), strict=True):
+            assert await node.finish(order, reward=reward)
+            episode = await anext(arriving)
+            assert (episode.session.session_id, episode.reward) == (order.session_id, reward)
+            assert episode.session.node == "a"
+        assert await anext(arriving, None) is None, "the stream ends with the task"
+        state = await client.wait("t")
+        assert (state.status, state.usable, state.failures) == (TaskStatus.COMPLETED, 3, {})
+        kinds = [event.kind async for event in client.events("t")]
+        assert kinds[0] == "task.submitted"
+        assert kinds[-1] == "task.ended"
+        assert kinds.count("session.dispatched") == kinds.count("session.ended") == 3
+
+
+async def test_a_task_id_names_one_request(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client):
+        first = await client.submit(make_request("t", num_samples=2))
+        again = await client.submit(make_request("t", num_samples=2))
+        assert [s.session_id for s in again.sessions] == [s.session_id for s in first.sessions]
+        with pytest.raises(RolloutServiceError, match=r"another num_samples, timeout_seconds") as refused:
+            await client.submit(make_request("t", num_samples=3, timeout_seconds=5))
+        assert refused.value.status == 409
+        together = await asyncio.gather(*(client.submit(make_request("u")) for _ in range(5)))
+        assert len({state.sessions[0].session_id for state in together}) == 1
+
+
+async def test_failed_samples_are_counted_by_kind_and_a_task_without_a_usable_one_failed(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("some", num_samples=3))
+        one, two, three = await node.take(3)
+        await node.finish(one)
+        await node.finish(two, reward=None, failure=failed("engine_error"))
+        await node.finish(three, reward=None, failure=failed("engine_error"))
+        state = await client.wait("some")
+        assert (state.status, state.usable, state.failures) == (TaskStatus.COMPLETED, 1, {"engine_error": 2})
+        await client.submit(make_request("none"))
+        (order,) = await node.take()
+        await node.finish(order, reward=None, failure=failed())
+        state = await client.wait("none")
+        assert (state.status, state.failures) == (TaskStatus.FAILED, {"runtime_error": 1})
+        assert [episode.reward async for episode in client.episodes("none")] == [None]
+
+
+async def test_a_failure_is_tried_again_only_where_the_task_says_so(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", retries=Retries(failure=1)))
+        (first,) = await node.take()
+        assert not await node.finish(first, reward=None, failure=failed())
+        (second,) = await node.take()
+        assert (second.session_id, second.attempt) == (first.session_id, 1)
+        assert await node.finish(second)
+        state = await client.wait("t")
+        assert (state.status, state.failures) == (TaskStatus.COMPLETED, {})
+        assert (await client.episode(first.session_id)).session.attempt == 1
+        kept = await client.episode(first.session_id, attempt=0)
+        assert kept.session.failure is not None
+
+
+async def test_cancelling_stops_what_runs_and_what_waits(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=1) as node:
+        await client.submit(make_request("t", num_samples=2))
+        (order,) = await node.take()
+        state = await client.cancel("t")
+        assert (state.status, state.failures) == (TaskStatus.CANCELLED, {"cancelled": 2})
+        assert await node.cancellation() == [(order.session_id, 0)]
+        late = make_episode(order, reward=None, status=Status.CANCELLED)
+        assert not await node.deliver(late, 0), "what was captured is kept, excluded"
+        assert (await client.episode(order.session_id, attempt=0)).session.status is Status.CANCELLED
+        with pytest.raises(RolloutServiceError, match="no such episode"):
+            await client.episode(order.session_id)
+        assert (await client.cancel("t")).status is TaskStatus.CANCELLED
+        await node.beat()
+        await client.submit(make_request("u"))
+        assert (await node.take())[0].request.task_id == "u", "the place is free again"
+
+
+async def test_a_group_stops_early_when_enough_samples_are_usable(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=3) as node:
+        await client.submit(make_request("t", num_samples=4, stop_when_usable=2))
+        orders = await node.take(3)
+        await node.deliver(make_episode(orders[0], reward=None, failure=failed()), 0)
+        await node.deliver(make_episode(orders[1]), 0)
+        await node.deliver(make_episode(orders[2]), 0)
+        state = await client.wait("t")
+        assert (state.status, state.usable, state.stopped_early) == (TaskStatus.COMPLETED, 2, True)
+        assert state.failures == {"runtime_error": 1, "early_stop": 1}
+        assert all([e.request.stop_when_usable == 2 async for e in client.episodes("t")]), "episodes carry the stamp"
+
+
+@pytest.mark.parametrize("when_stale", ["mark", "cancel"])
+async def test_sessions_that_began_too_many_weight_versions_ago(tmp_path: Path, when_stale: str) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.set_weights("v1")
+        await client.submit(make_request("t", num_samples=2, max_staleness=1, when_stale=when_stale))
+        old, slow = await node.take(2)
+        await node.beat()
+        await client.set_weights("v2")
+        assert node.weight_version == "v2"
+        assert await node.finish(old, weight_version="v1"), "one version behind is not too many"
+        state = await client.set_weights("v3")
+        assert (state.weight_version, state.settled) == ("v3", True)
+        if when_stale == "mark":
+            assert await node.finish(slow, weight_version="v1")
+            task = await client.wait("t")
+            assert (task.usable, task.stale, task.failures) == (2, 1, {})
+            assert (await client.episode(slow.session_id)).session.staleness == 2
+        else:
+            assert await node.cancellation() == [(slow.session_id, 0)]
+            task = await client.wait("t")
+            assert (task.usable, task.failures) == (1, {"stale": 1})
+        assert (await client.episode(old.session_id)).session.staleness == 1
+
+
+async def test_pausing_reaches_all_nodes_and_those_that_come_later(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        state = await client.pause()
+        assert state.settled
+        assert (set(state.nodes), state.nodes["a"].paused) == ({"a"}, True)
+        async with PeerNode(client.url, NODE_KEY, name="later") as later:
+            assert (await later.beat()).generation.paused
+        state = await client.resume()
+        assert set(state.unreached) == {"later"}
+        assert not state.settled
+        assert not (await node.beat()).generation.paused
+
+
+async def test_tasks_are_listed_in_pages(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client):
+        for number in range(5):
+            await client.submit(make_request(f"t{number}"))
+        await client.cancel("t1")
+        page = await client.tasks(limit=2)
+        assert ([task.task_id for task in page.tasks], page.next) == (["t4", "t3"], "t3")
+        page = await client.tasks(limit=3, after=page.next)
+        assert ([task.task_id for task in page.tasks], page.next) == (["t2", "t1", "t0"], None)
+        cancelled = await client.tasks(status=TaskStatus.CANCELLED)
+        assert [task.task_id for task in cancelled.tasks] == ["t1"]

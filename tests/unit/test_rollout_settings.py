@@ -1,0 +1,71 @@
+"""`polar-gym serve` and `submit`: what is wrong is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polar_gym.config import ConfigError
+from polar_gym.rollout.auth import Keys, load_keys
+from polar_gym.rollout.requests import read_requests
+from polar_gym.rollout.settings import split_settings
+from tests.lifecycle.peer_node import make_request
+
+
+def test_own_settings_are_told_from_those_of_nodes() -> None:
+    own, others = split_settings(["listen=127.0.0.1:0", "cluster=ray", "cluster.nodes=3", "pools.run=8", "engine=vllm"])
+    assert (own.port, own.cluster.name, own.cluster.nodes, own.cluster.num_cpus) == (0, "ray", 3, 1)
+    assert others == ["pools.run=8", "engine=vllm"]
+    assert split_settings([])[0].cluster.name == "local"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cluster=slurm"], "cluster='slurm': unknown cluster; known: local, none, ray"),
+        (["cluster.colour=red"], "cluster.colour='red': unknown key; known here:"),
+        (["cluster=ray", "cluster.nodes=0"], "cluster.nodes=0: "),
+        (["listen=8700"], "listen='8700': .*expected host:port"),
+        (["lease_seconds=-1"], "lease_seconds='-1'"),
+        (["verbose"], "'verbose': expected key=value"),
+    ],
+)
+def test_wrong_settings_are_named(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        split_settings(arguments)
+
+
+def test_keys_come_from_the_environment_or_files_and_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("from-a-file-0123456789\n")
+    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY", "from-a-variable-0123456789")
+    monkeypatch.setenv("POLAR_GYM_NODE_KEY_FILE", str(tmp_path / "key"))
+    keys = load_keys()
+    assert keys == Keys("from-a-variable-0123456789", "from-a-file-0123456789")
+    assert "0123456789" not in repr(keys)
+    assert keys.signing == keys.service
+    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY", "short")
+    with pytest.raises(ConfigError, match="POLAR_GYM_SERVICE_KEY") as refused:
+        load_keys()
+    assert "short" not in str(refused.value).replace("shorter", "")
+
+
+def test_a_file_of_requests_is_checked_line_by_line(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    good = make_request("t").to_json()
+    file.write_bytes(good + b"\n\n" + good + b"\n")
+    assert [request.task_id for request in read_requests(str(file))] == ["t", "t"]
+    for bad, said in [
+        (b'{"task_id": "t"}', r"tasks\.jsonl:2: instruction: is required"),
+        (b"nonsense", r"tasks\.jsonl:2: not JSON"),
+    ]:
+        file.write_bytes(good + b"\n" + bad)
+        with pytest.raises(ConfigError, match=said):
+            read_requests(str(file))
+    file.write_bytes(b"")
+    with pytest.raises(ConfigError, match="holds no request"):
+        read_requests(str(file))
+    with pytest.raises(ConfigError, match="No such file"):
+        read_requests(str(tmp_path / "none.jsonl"))

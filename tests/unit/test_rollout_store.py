@@ -1,0 +1,129 @@
+"""The store: whole changes or none, what is evicted and what never is, episodes as files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from polar_gym.protocol import Event, Generation
+from polar_gym.rollout.book import event
+from polar_gym.rollout.store import Change, NewEpisode, OutboxEntry, Store, StoreError
+from polar_gym.rollout.task import Task
+from polar_gym.rollout.weights import WeightHistory
+from tests.lifecycle.peer_node import make_request
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    await store.close()
+
+
+async def add_task(store: Store, task_id: str, *, ended_at: float | None = None, **fields: object) -> Task:
+    task = Task.new(make_request(task_id, **fields), 1.0)
+    if ended_at is not None:
+        task.cancel()
+        task.finished_at = ended_at
+    await store.apply(Change(task, list(task.samples.values()), [event(task, "task.submitted")]))
+    return task
+
+
+async def add_episode(store: Store, task: Task, stored_at: float, *, accepted: bool = True, attempt: int = 0) -> str:
+    session_id = next(iter(task.samples))
+    size = store.files.write(session_id, attempt, b'{"some": "episode"}')
+    new = NewEpisode(session_id, attempt, task.task_id, accepted, "" if accepted else "late", stored_at, size)
+    await store.apply(Change(episode=new))
+    return session_id
+
+
+async def test_a_task_comes_back_as_it_was(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    task = await add_task(store, "t", num_samples=3, metadata={"a": [1, None]})
+    placed = task.place(next(iter(task.samples)), "node", "incarnation")
+    await store.apply(Change(task, [placed]))
+    await store.set_generation(Generation(paused=True, running="keep"))
+    await store.add_weights("v1")
+    await store.close()
+    store = Store(tmp_path)
+    (again,) = await store.live_tasks()
+    assert (again.request, again.samples, again.created_at) == (task.request, task.samples, 1.0)
+    assert (await store.generation()).running == "keep"
+    assert await store.weights() == [(1, "v1")]
+    await store.close()
+
+
+async def test_a_change_is_written_whole_or_not_at_all(store: Store) -> None:
+    task = await add_task(store, "t")
+    session_id = await add_episode(store, task, 1.0)
+    second = NewEpisode(session_id, 1, "t", True, "", 1.0, 1)
+    with pytest.raises(StoreError, match="UNIQUE"):
+        await store.apply(Change(task, [], [event(task, "task.ended")], episode=second))
+    assert [found.kind for found in await store.events("t", 0)] == ["task.submitted"], "its event neither"
+    assert (await store.find_episode(session_id, 1)) is None
+    await store.apply(Change(events=[event(task, "session.status")]))
+    assert len(await store.events("t", 0)) == 2, "the store goes on after a refused change"
+
+
+async def test_an_episode_that_nobody_fetched_is_never_evicted(store: Store) -> None:
+    task = await add_task(store, "t", ended_at=2.0)
+    session_id = await add_episode(store, task, 2.0)
+    assert await store.evict(before=100.0, keep_bytes=0) == 0
+    row = await store.find_episode(session_id)
+    assert row is not None
+    assert store.files.read(session_id, 0) == b'{"some": "episode"}'
+    await store.mark_fetched([row.number])
+    assert await store.evict(before=1.0, keep_bytes=10**9) == 0, "neither old nor too much"
+    assert await store.evict(before=1.0, keep_bytes=0) == 1, "too much"
+    with pytest.raises(FileNotFoundError):
+        store.files.read(session_id, 0)
+    assert (await store.stored_bytes(), await store.find_task("t") is not None) == (0, True)
+    await store.evict(before=3.0, keep_bytes=0)
+    assert await store.find_task("t") is None, "an old task of which nothing is left goes as a whole"
+    assert await store.events("t", 0) == []
+
+
+async def test_nothing_of_a_live_task_or_one_with_callbacks_under_way_is_evicted(store: Store) -> None:
+    live = await add_task(store, "live")
+    told = await add_task(store, "told", ended_at=1.0)
+    for task in (live, told):
+        session_id = await add_episode(store, task, 1.0)
+        row = await store.find_episode(session_id)
+        assert row is not None
+        await store.mark_fetched([row.number])
+    entry = OutboxEntry("k", "told", session_id, 0, "http://x/", 1.0)
+    await store.apply(Change(callbacks=[entry]))
+    assert await store.evict(before=100.0, keep_bytes=0) == 0
+    done = Event(id=0, task_id="told", at=2.0, kind="callback.delivered")
+    await store.callback_done(entry, done)
+    assert await store.evict(before=100.0, keep_bytes=0) == 1
+    assert [task.task_id for task in await store.live_tasks()] == ["live"]
+
+
+async def test_what_belongs_to_no_task_is_evicted_too(store: Store) -> None:
+    gone = Task.new(make_request("gone"), 0.0)
+    session_id = await add_episode(store, gone, 1.0, accepted=False)
+    assert await store.evict(before=2.0, keep_bytes=10**9) == 1
+    assert await store.find_episode(session_id, 0) is None
+
+
+async def test_callbacks_are_due_in_order_and_repeated_later(store: Store) -> None:
+    entries = [OutboxEntry(f"k{n}", "t", None, None, "http://x/", float(n)) for n in range(3)]
+    await store.apply(Change(callbacks=entries))
+    await store.apply(Change(callbacks=entries[:1]))
+    assert [entry.key for entry in await store.due_callbacks(10.0, 2)] == ["k0", "k1"]
+    await store.callback_failed("k0", due_at=50.0)
+    assert [entry.key for entry in await store.due_callbacks(10.0, 9)] == ["k1", "k2"]
+    assert await store.next_due(10.0) == 50.0
+    assert [entry.tries for entry in await store.due_callbacks(60.0, 9) if entry.key == "k0"] == [1]
+
+
+def test_how_far_a_session_lies_behind() -> None:
+    history = WeightHistory()
+    assert history.behind(None) is None, "no version was ever set"
+    for step, version in enumerate(["a", "b", "a"], start=1):
+        history.add(step, version)
+    assert (history.behind("a"), history.behind("b"), history.behind(None)) == (0, 1, 3)
+    assert history.behind("never heard of") is None

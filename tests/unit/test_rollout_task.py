@@ -1,0 +1,144 @@
+"""A task under whatever nodes, trainers and faults can do to it, in any order."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from polar_gym.protocol import Dispatch, TaskStatus
+from polar_gym.rollout.task import Phase, Sample, Task
+from polar_gym.schema import Episode, Retries, Status
+from tests.lifecycle.peer_node import failed, make_episode, make_request
+
+samples = st.integers(0, 3)
+
+
+class AnyLife(RuleBasedStateMachine):
+    @initialize(
+        deaths=st.integers(0, 2),
+        failures=st.integers(0, 1),
+        enough=st.sampled_from([None, 1, 2]),
+        staleness=st.sampled_from([None, 1]),
+        when_stale=st.sampled_from(["mark", "cancel"]),
+    )
+    def begin(self, deaths: int, failures: int, enough: int | None, staleness: int | None, when_stale: str) -> None:
+        self.task = Task.new(
+            make_request(
+                "t",
+                num_samples=4,
+                retries=Retries(node_death=deaths, failure=failures),
+                stop_when_usable=enough,
+                max_staleness=staleness,
+                when_stale=when_stale,
+            ),
+            0.0,
+        )
+        self.ids = list(self.task.samples)
+        self.accepted: dict[str, int] = {}
+        self.ended: dict[str, Sample] = {}
+        self.attempts = dict.fromkeys(self.ids, 0)
+
+    def sample(self, number: int) -> Sample:
+        return self.task.samples[self.ids[number]]
+
+    def episode(self, sample: Sample, attempt: int, **fields: object) -> Episode:
+        order = Dispatch(
+            session_id=sample.session.session_id,
+            attempt=attempt,
+            sample_index=sample.session.sample_index,
+            request=self.task.request,
+        )
+        return make_episode(order, **fields)  # type: ignore[arg-type]
+
+    @rule(number=samples)
+    def place(self, number: int) -> None:
+        if self.sample(number).phase is Phase.WAITING:
+            self.task.place(self.ids[number], "a", "i")
+
+    @rule(number=samples)
+    def give_back(self, number: int) -> None:
+        if self.sample(number).phase is Phase.PLACED:
+            self.task.unplace(self.ids[number])
+
+    @rule(number=samples)
+    def lose(self, number: int) -> None:
+        sample = self.sample(number)
+        if sample.phase is not Phase.PLACED:
+            return
+        deaths = sample.node_deaths
+        again = self.task.lose(self.ids[number], "dead")
+        assert (again == "retried") == (deaths < self.task.request.retries.node_death)
+        assert sample.phase is (Phase.WAITING if again == "retried" else Phase.ENDED)
+
+    @rule(
+        number=samples,
+        attempt=st.integers(0, 4),
+        kind=st.sampled_from(["good", "failed", "interrupted", "cancelled", "no reward"]),
+        staleness=st.sampled_from([None, 0, 3]),
+    )
+    def deliver(self, number: int, attempt: int, kind: str, staleness: int | None) -> None:
+        sample = self.sample(number)
+        before = sample.model_copy(deep=True)
+        fields: dict[str, object] = {
+            "good": {},
+            "failed": {"reward": None, "failure": failed()},
+            "interrupted": {"reward": None, "status": Status.INTERRUPTED},
+            "cancelled": {"reward": None, "status": Status.CANCELLED},
+            "no reward": {"reward": None, "status": Status.COMPLETED},
+        }[kind]
+        verdict = self.task.judge(attempt, self.episode(sample, attempt, **fields), staleness)
+        assert verdict.accepted == (not verdict.reason), "what is excluded is excluded for a named reason"
+        if verdict.accepted:
+            assert self.ids[number] not in self.accepted, "one attempt is accepted"
+            assert before.phase is not Phase.ENDED
+            assert attempt <= before.session.attempt, "nothing that was never dispatched"
+            self.accepted[self.ids[number]] = attempt
+            assert sample.usable == (kind == "good")
+        elif verdict.retried:
+            assert sample.phase is Phase.WAITING
+            assert sample.session.attempt == before.session.attempt + 1
+        if verdict.superseded is not None:
+            assert verdict.superseded == ("a", before.session.attempt)
+            assert before.phase is Phase.PLACED
+        if verdict.ended:
+            self.task.stop_early()
+
+    @rule(dice=st.integers(0, 9))
+    @precondition(lambda self: not self.task.ended)
+    def cancel_rarely(self, dice: int) -> None:
+        if dice == 9:
+            self.task.cancel()
+            assert self.task.status is TaskStatus.CANCELLED
+
+    @invariant()
+    def what_has_ended_stays_as_it_is(self) -> None:
+        for session_id, sample in self.task.samples.items():
+            if session_id in self.ended:
+                assert sample == self.ended[session_id]
+            elif sample.phase is Phase.ENDED:
+                self.ended[session_id] = sample.model_copy(deep=True)
+
+    @invariant()
+    def attempts_only_grow_and_are_bounded(self) -> None:
+        limit = self.task.request.retries.node_death + self.task.request.retries.failure
+        for session_id, sample in self.task.samples.items():
+            attempt = sample.session.attempt
+            assert attempt <= limit
+            if sample.phase is not Phase.ENDED:
+                assert attempt >= self.attempts[session_id]
+                self.attempts[session_id] = attempt
+
+    @invariant()
+    def the_count_is_whole(self) -> None:
+        state = self.task.state()
+        ended = [sample for sample in self.task.samples.values() if sample.phase is Phase.ENDED]
+        assert state.usable + sum(state.failures.values()) == len(ended), "every sample is usable, or says why not"
+        assert len(state.sessions) == 4
+        if self.task.ended and not self.task.cancelled:
+            assert state.status is (TaskStatus.COMPLETED if state.usable else TaskStatus.FAILED)
+        if state.stopped_early:
+            assert self.task.request.stop_when_usable is not None
+            assert self.task.ended
+
+
+TestAnyLife = AnyLife.TestCase
