@@ -182,7 +182,10 @@ async def _run(task: Task, bench: Bench, patch: str) -> str:
                 await apply_diff(sandbox, bench.spec.workspace.path, diff.encode())
         except ValueError as error:
             raise CurationError(f"{task.instance_id}: {error}") from error
-        result = await sandbox.exec(Command(argv=["sh", "-c", task.test_command], timeout_seconds=TEST_SECONDS))
+        wide = {"COLUMNS": "400"}  # else pytest cuts its summary's errors short
+        result = await sandbox.exec(
+            Command(argv=["sh", "-c", task.test_command], environment=wide, timeout_seconds=TEST_SECONDS)
+        )
     if result.timed_out:
         raise CurationError(f"{task.instance_id}: the tests took more than {TEST_SECONDS:g} s")
     log = full_log(result)

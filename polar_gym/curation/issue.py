@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -30,6 +30,8 @@ _NOISE = (
     (re.compile(r"`([^`<\n]+?)\s*<[^>\n]*>`__?"), r"\1"),  # and so do those of reStructuredText
     (re.compile(r":(?:issue|pr|pull|user|gh|bug):`[^`\n]*`"), ""),
     (re.compile(r"https?://\S+"), ""),
+    (re.compile(r"\[([#@][\w-]+)\]"), r"\1"),
+    (re.compile(r"\s*\((?:thanks to |(?:issue|pr|gh)[ -]?#?\d)[^()\n]*\)", re.IGNORECASE), ""),
     (re.compile(r"\s*[(\[]\s*(?:[^()\n]{0,60}?[\s,;])?(?:by\s+)?[#@][\w-]+[^()\n]{0,60}[)\]]"), ""),
     (re.compile(r",?\s*\b(?:patch |pr )?by [\w .-]{2,40}(?=\))", re.IGNORECASE), ""),
     (re.compile(r"(?:\bin |\bby |\bthanks to )?(?<!\w)[#@][\w-]+", re.IGNORECASE), ""),
@@ -49,7 +51,7 @@ def write_issue(
     ends with today, or ""."""
     entries = changelog_entries(old, new)
     if entries:
-        title = f"{package}: {_shortened(_plain(next(filter(_is_entry, entries))))}"
+        title = f"{package}: {_shortened(_plain(_first(entries)))}"
         body = "The next release of this library is to bring the changes below, which are not in its sources yet.\n\n"
         body += "\n".join(entries)
     else:
@@ -121,6 +123,16 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
 
 def _is_entry(line: str) -> bool:
     return bool(re.match(r"\s*[*+-] |\s+\S", line)) or len(line.split()) > 3
+
+
+def _first(lines: Sequence[str]) -> str:
+    """The first entry that is no heading of a list within it."""
+    entries = [line for line in lines if _is_entry(line)]
+    for line, following in zip(entries, [*entries[1:], ""], strict=True):
+        nested = re.match(r"(\s*)[*+-] ", following)
+        if not nested or len(nested[1]) <= len(line) - len(line.lstrip()):
+            return line
+    return entries[0]
 
 
 def _plain(line: str) -> str:

@@ -30,7 +30,6 @@ from polar_gym.curation.bench import Bench
 from polar_gym.curation.errors import CurationError
 from polar_gym.curation.from_pypi import Release, make_task
 from polar_gym.curation.validation import Verdict, validate
-from polar_gym.evaluators.parsers import parse_pytest
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import Selection, load_tasks
@@ -51,15 +50,6 @@ RELEASES = [
 
 KEPT = cache_dir() / "pypi-tasks" / "pypi.jsonl"
 """Where the tasks stay for other demonstrations."""
-
-LOGS: list[str] = []
-"""What `recording_parser` has read since it was emptied."""
-
-
-def recording_parser(log: str) -> dict[str, str]:
-    """Our pytest parser, keeping the log for swebench to read."""
-    LOGS.append(log)
-    return parse_pytest(log)
 
 
 class Graded(NamedTuple):
@@ -111,18 +101,27 @@ async def make(out: Path, console: Console) -> list[Task]:
     return load_tasks(out, Selection())
 
 
-async def grade(tasks: Sequence[Task], runtime: str) -> list[Graded]:
+async def grade(tasks: Sequence[Task], runtime: str, cache: Path) -> list[Graded]:
     """Both changes of each task, graded by us and, on the same logs, by swebench."""
     graded: list[Graded] = []
-    async with Bench(RuntimeSpec(name=runtime), cache_dir()) as bench:
+    async with Bench(RuntimeSpec(name=runtime), cache) as bench:
         for task in tasks:
-            LOGS.clear()
             started = time.monotonic()
-            recorded = task.model_copy(update={"log_parser": f"{__spec__.name}:recording_parser"})
-            verdict = await validate(recorded, bench)
+            verdict = await validate(task, bench)
             seconds = time.monotonic() - started
-            graded.append(Graded(verdict, [swebench_resolves(task, log) for log in LOGS], seconds))
+            logs = [each.log for each in (verdict.gold, verdict.no_op) if each is not None]
+            graded.append(Graded(verdict, [swebench_resolves(task, log) for log in logs], seconds))
     return graded
+
+
+def reachable_cache(stack: contextlib.ExitStack) -> Path:
+    """The cache, or a passing one where the agent's uid could not enter it: a container shows the environments that the
+    tests need at the path where they were built, and its /root is closed."""
+    if all(parent.stat().st_mode & 0o001 for parent in (cache_dir(), *cache_dir().parents)):
+        return cache_dir()
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-cache-", dir="/var/tmp")))
+    directory.chmod(0o755)
+    return directory
 
 
 def table(graded: Sequence[Graded], runtime: str) -> Table:
@@ -131,6 +130,7 @@ def table(graded: Sequence[Graded], runtime: str) -> Table:
     table.add_column("task", overflow="fold")
     for heading in ("F2P", "P2P", "gold", "swebench", "no-op", "swebench", "seconds"):
         table.add_column(heading, justify="right")
+    table.add_column("instruction from")
     table.add_column("problem", overflow="fold")
     for one in graded:
         verdict = one.verdict
@@ -138,7 +138,8 @@ def table(graded: Sequence[Graded], runtime: str) -> Table:
         theirs = [f"{resolved:d}" for resolved in one.swebench] + ["", ""]
         counts = [str(len(verdict.task.FAIL_TO_PASS)), str(len(verdict.task.PASS_TO_PASS))]
         cells = [*counts, rewards[0], theirs[0], rewards[1], theirs[1], f"{one.seconds:.0f}"]
-        table.add_row(verdict.task.instance_id, *cells, verdict.problem)
+        source = str((verdict.task.model_extra or {}).get("problem_statement_source", ""))
+        table.add_row(verdict.task.instance_id, *cells, source, verdict.problem)
     return table
 
 
@@ -159,7 +160,8 @@ def main() -> int:
             if not shutil.which("dockerd"):
                 sys.exit(f"no Docker daemon answers; install one with: {docker_daemon.INSTALL}")
             os.environ["DOCKER_HOST"] = stack.enter_context(docker_daemon.own_daemon())
-        results = {runtime: asyncio.run(grade(tasks, runtime)) for runtime in runtimes}
+        cache = reachable_cache(stack) if "docker" in runtimes else cache_dir()
+        results = {runtime: asyncio.run(grade(tasks, runtime, cache)) for runtime in runtimes}
     for runtime, graded in results.items():
         console.print(table(graded, runtime))
     whole = all(len(graded) == len(RELEASES) and all(one.right for one in graded) for graded in results.values())

@@ -136,6 +136,29 @@ def test_the_title_is_an_entry_and_no_heading(tmp_path):
     assert source == "changelog"
 
 
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("* Files close ([#456] by [@someone])", "* Files close"),
+        ("* Files close (thanks to one, two, and three)", "* Files close"),
+        ("* Files close (issue785).", "* Files close."),
+        ("* Files close, see [the docs](https://example.org/a_(b))", "* Files close, see the docs)"),
+        ("* Files close in #12 by @someone", "* Files close"),
+        ("* `close()` is called (twice)", "* `close()` is called (twice)"),
+    ],
+)
+def test_credits_and_numbers_are_taken_out(tmp_path, line, kept):
+    old, new = tree(tmp_path / "old", CHANGES_DOT_md="# Changes\n"), tree(tmp_path / "new", CHANGES_DOT_md=line)
+    assert [each.rstrip() for each in changelog_entries(old, new)] == [kept]
+
+
+def test_the_title_is_no_entry_that_only_opens_a_list(tmp_path):
+    lines = "* Changes to functions\n    * Sorting takes a key\n    * Files close\n"
+    old, new = tree(tmp_path / "old", CHANGES_DOT_md="# Changes\n"), tree(tmp_path / "new", CHANGES_DOT_md=lines)
+    issue, _ = write_issue("dog", old, new, failing={"t.py::test_a": ""}, test_patch="")
+    assert issue.splitlines()[0] == "dog: Sorting takes a key"
+
+
 def test_a_changelog_that_was_rewritten_is_not_taken(tmp_path):
     lines = "".join(f"* Entry {number}\n" for number in range(500))
     old, new = tree(tmp_path / "old", CHANGES_DOT_rst=CHANGELOG_1), tree(tmp_path / "new", CHANGES_DOT_rst=lines)

@@ -1,6 +1,7 @@
 """SFT data: what is accepted, what a row is, and a directory that grows and survives a kill."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from polar_gym.cli import app
 from polar_gym.config import ConfigError
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.dataset import split_of
@@ -303,3 +306,27 @@ def test_ids_are_stored_in_four_bytes(tmp_path):
     (path,) = (tmp_path / "out" / "parquet").iterdir()
     column = pq.read_table(path).column("input_ids").combine_chunks()
     assert column.values.to_numpy().dtype == np.int32
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def export(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["export", "sft", *map(str, arguments)])
+    return result.exit_code, f"{result.output}{result.exception or ''}"
+
+
+def test_the_command_counts_by_repository_and_says_how_to_accept_a_scripted_policy(tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    scripted = make_episode("a", engine=SCRIPTED)
+    file.write_bytes(b"".join(each.to_json() + b"\n" for each in (scripted, make_episode("b"))))
+    code, said = export(file, "--out", tmp_path / "out")
+    assert code == 0, said
+    assert re.search(r"polar/intervals\W+2\W+1\W+50%\W+1\W+validation\W+1 scripted", said)
+    assert "1 episodes of a scripted policy were refused; --allow-scripted accepts them" in said
+
+
+def test_the_command_names_a_file_that_is_not_there(tmp_path):
+    code, said = export(tmp_path / "nothing.jsonl", "--out", tmp_path / "out")
+    assert code != 0
+    assert "nothing.jsonl: No such file or directory" in said
