@@ -8,7 +8,7 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e show-errors show-rewrites show-matrix show-sandboxes show-pypi-tasks show-sft show-splice vllm nemo lint format image clean core dev
+.PHONY: help demo test test-e2e show-errors show-rewrites show-matrix show-sandboxes show-pypi-tasks show-sft show-splice show-nemo vllm nemo lint format image clean core dev
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -61,6 +61,9 @@ show-sft: ## Roll out bundled and real tasks, export SFT data, load it and hold 
 
 show-splice: vllm ## Prove token-in/token-out on a real vLLM: many random sessions, with splicing and without (10 min)
 	$(BIN)/python -m tests.e2e.splice_sessions $(or $(ARGS),200)
+
+show-nemo: vllm nemo ## Run NeMo Gym 0.4 and 0.7 on a real vLLM: what reaches a trainer, and what failures look like (10 min)
+	$(BIN)/python -m tests.e2e.show_nemo $(ARGS)
 
 vllm: dev ## Install the CPU build of vLLM that tests use: once per machine, 3.5 GB, outside the checkout
 	PIP_QUIET=1 $(BIN)/python -m tests.e2e.vllm_server install

@@ -37,8 +37,12 @@ PYTHONS = {"0.4.0": "3.12", "0.7.0": "3.13"}
 """NeMo Gym's version -> the Python it runs on. 0.7.0 asks for 3.13.14 and later, and runs on any 3.13."""
 INSTALL = "python -m tests.e2e.nemo_gym install"
 READY_WITHIN_SECONDS = 400
-SERVERS = (AGENT, Path("environment_servers") / "legacy_agent")
-"""What `gym env start` starts: 0.7 puts a server of its own before each agent."""
+SERVERS = (
+    AGENT,
+    Path("environment_servers") / "legacy_agent",
+    Path("responses_api_models") / "vllm_model",
+)
+"""What `gym env start` starts: 0.7 puts a server of its own before each agent; `--model-type` adds one."""
 
 
 def venv_directory(version: str) -> Path:
@@ -50,7 +54,7 @@ def installed(version: str) -> bool:
 
 
 def install(version: str) -> None:
-    """Make the environment, unless it is there and complete."""
+    """Make the environment, or add to it what requirements have come since."""
     directory = venv_directory(version)
     if installed(version):
         print(f"NeMo Gym {version} is there: {directory}")  # noqa: T201
@@ -59,9 +63,10 @@ def install(version: str) -> None:
     found = subprocess.run([CHECKOUT / ".ci" / "find-python", python], capture_output=True, text=True, check=False)
     if found.returncode != 0:
         sys.exit(f"NeMo Gym {version} needs Python {python} with its venv module: get it with apt, pyenv or uv")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([found.stdout.strip(), "-m", "venv", directory], check=True)
+    if not (directory / "bin" / "pip").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([found.stdout.strip(), "-m", "venv", directory], check=True)
     pip = [directory / "bin" / "python", "-m", "pip", "install", "--quiet", "--ignore-requires-python"]
     subprocess.run([*pip, *_requirements(version)], check=True)
     _complete_mark(version).touch()
@@ -127,7 +132,7 @@ class NemoGym:
         assert done.returncode == 0, done.stdout[-6000:]
         return done.stdout
 
-    def evaluate(self, rows: Sequence[dict[str, Any]], agent: str) -> list[dict[str, Any]]:
+    def evaluate(self, rows: Sequence[dict[str, Any]], agent: str, repeats: int = 1) -> list[dict[str, Any]]:
         """`gym eval run` over the rows, against the servers that run: one result for each rollout."""
         directory = Path(tempfile.mkdtemp(dir=self.directory))
         reference = {"type": "responses_api_agents", "name": agent}
@@ -136,7 +141,8 @@ class NemoGym:
             "".join(json.dumps({**row, "agent_ref": reference}) + "\n" for row in rows), encoding="utf-8"
         )
         files = ("--input", str(rows_file), "--output", str(output))
-        self.run("eval", "run", "--no-serve", "--agent", agent, *files, *self.head)
+        count = ("--num-repeats", str(repeats))
+        self.run("eval", "run", "--no-serve", "--agent", agent, *files, *count, *self.head)
         return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
 

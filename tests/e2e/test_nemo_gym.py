@@ -20,22 +20,19 @@ pytestmark = pytest.mark.timeout(900)
 
 OFFLINE = {"engine": "embedded", "runtime": "bubblewrap"}
 BROKEN = {
-    "broken_agent": {
-        "responses_api_agents": {
-            "polar_agent": {
-                "entrypoint": "app.py",
-                "domain": "coding",
-                "polar": {**OFFLINE, "harness": {"name": "tests.e2e.broken_harness:CRASHING"}},
-            }
-        }
-    }
+    name: {"responses_api_agents": {"polar_agent": {"entrypoint": "app.py", "domain": "coding", **settings}}}
+    for name, settings in {
+        "broken_agent": {"polar": {**OFFLINE, "harness": {"name": "tests.e2e.broken_harness:CRASHING"}}},
+        "orphaned_agent": {"policy_base_url": "http://127.0.0.1:9/v1", "polar": {"runtime": "bubblewrap"}},
+    }.items()
 }
+"""An agent whose harness crashes, and one whose engine is dead."""
 EXAMPLE = component_root() / ENVIRONMENT / "data" / "example.jsonl"
 
 
 @pytest.fixture(scope="module", params=list(PYTHONS))
 def gym(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NemoGym]:
-    """Servers that run: `polar_swe_agent` as it is shipped, and an agent whose harness crashes."""
+    """Servers that run: `polar_swe_agent` as it is shipped, and the broken ones."""
     need(installed(request.param), f"NeMo Gym {request.param}", INSTALL)
     need_program("node", "https://nodejs.org (>= 20)")
     need_program("bwrap", "apt-get install bubblewrap")
@@ -54,8 +51,8 @@ def rows() -> list[dict[str, Any]]:
 
 def test_the_example_rows_are_solved_and_an_unknown_task_is_masked(gym: NemoGym) -> None:
     unknown = {**rows()[0], "verifier_metadata": {"instance_id": "nope"}}
-    results = gym.evaluate([*rows(), unknown], "polar_swe_agent")
-    assert len(results) == 6
+    results = gym.evaluate([*rows(), unknown], "polar_swe_agent", repeats=2)
+    assert len(results) == 12
     for result in results:
         messages = consumed(result["response"]["output"])
         if result["verifier_metadata"]["instance_id"] == "nope":
@@ -81,6 +78,13 @@ def test_a_harness_that_crashes_does_not_end_the_run(gym: NemoGym) -> None:
         assert result["instance_config"] == {"mask_sample": True}
         assert "cannot find my left shoe" in result["failure_reason"]
         assert len(consumed(result["response"]["output"])) == 1, "one real token, so that NeMo RL takes the sample"
+
+
+def test_a_dead_engine_does_not_end_the_run(gym: NemoGym) -> None:
+    (result,) = gym.evaluate(rows()[:1], "orphaned_agent")
+    assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (0.0, True, "provider_unavailable")
+    assert "127.0.0.1:9" in result["failure_reason"]
+    assert consumed(result["response"]["output"]) == [], "there is nothing that could sample one"
 
 
 def test_the_components_own_tests_pass(gym: NemoGym) -> None:

@@ -1,0 +1,98 @@
+"""What `pip install polar-gym` gives: the README's own examples, in a new environment, far from the checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from polar_gym.composition import recipe_names
+from polar_gym.config import cache_dir
+from polar_gym.nemo import recipes
+from tests.requirements import need_program
+
+CHECKOUT = Path(__file__).parents[2]
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+NEEDS_MORE = ("engine.url=", "runtime=docker", "FILE", "from-pypi", " -m ")
+"""Marks of the README's command lines that need a model server, a daemon, or minutes."""
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Installed:
+    """The wheel in an environment of its own, and an empty directory to work in."""
+
+    def __init__(self, environment: Path, directory: Path) -> None:
+        self.binaries = environment / "bin"
+        self.directory = directory
+
+    def run(self, command: Sequence[str | Path]) -> str:
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        done = subprocess.run(
+            command,
+            cwd=self.directory,
+            env=kept | {"PATH": f"{self.binaries}:{os.environ['PATH']}", "COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """What the wheel needs is kept between runs, for as long as it needs the same; the wheel itself is always new."""
+    need_program("node", "https://nodejs.org (>= 20)")
+    need_program("bwrap", "apt-get install bubblewrap")
+    root = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", root, CHECKOUT], check=True, timeout=300)
+    (wheel,) = root.glob("polar_gym-*.whl")
+    needs = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    named = hashlib.sha256("\n".join([sys.version, *needs]).encode()).hexdigest()[:16]
+    environment = cache_dir() / "wheel" / named
+    venv.create(environment)
+    subprocess.run([*pip, "--python", environment, "install", wheel], check=True, timeout=500)
+    anew = ["install", "--no-deps", "--force-reinstall", wheel]
+    subprocess.run([*pip, "--python", environment, *anew], check=True, timeout=300)
+    (root / "empty").mkdir()
+    return Installed(environment, root / "empty")
+
+
+def test_the_readmes_python_example_runs(installed: Installed) -> None:
+    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert example is not None
+    (installed.directory / "example.py").write_text(example[1], encoding="utf-8")
+    assert "reward 1.0" in installed.run([installed.binaries / "python", "example.py"])
+
+
+def test_the_readmes_command_lines_run(installed: Installed) -> None:
+    section = README.partition("## From the command line")[2].partition("\n## ")[0]
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^    (polar-gym .*)$", section, re.MULTILINE)]
+    able = [line for line in lines if not any(mark in " ".join([*line, ""]) for mark in NEEDS_MORE)]
+    assert len(able) >= 4, "the README shows what runs on any machine"
+    said = {" ".join(line): installed.run([installed.binaries / line[0], *line[1:]]) for line in able}
+    assert "mean reward 1.000 over 5 of 5 episodes" in said["polar-gym rollout demo"]
+
+
+def test_configs_and_recipes_are_in_the_package(installed: Installed) -> None:
+    said = installed.run([installed.binaries / "python", "-m", "polar_gym", "--help"])
+    for recipe in recipe_names():
+        assert recipe in said
+    directory = Path(installed.run([installed.binaries / "polar-gym", "nemo-recipes"]).strip())
+    assert CHECKOUT not in directory.parents
+    assert {path.name for path in directory.iterdir()} == {path.name for path in recipes().iterdir()}
+    root = Path(installed.run([installed.binaries / "polar-gym", "nemo-root"]).strip())
+    assert (root / "environments" / "polar_swe" / "evaluation.yaml").is_file()
+    assert "rollout:" in installed.run([installed.binaries / "polar-gym", "rollout", "demo", "--cfg", "job"])
