@@ -1,6 +1,6 @@
 """A node in a background loop, and the sessions that are open on it: one for each place of an environment.
 
-INIT and POSTRUN are bounded by the config's pools; what runs at once is as many as there are places.
+INIT and POSTRUN are bounded by the node's pools; what is READY or runs at once is as many as there are places.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import gymnasium as gym
 
-from polar_gym.config import PoolsConfig
 from polar_gym.envs.background import BackgroundLoop, before_exit
 from polar_gym.gateway.life import SessionLife
 from polar_gym.gateway.node import Node
@@ -28,10 +27,8 @@ _open: set[Sessions] = set()
 class Sessions:
     """Sessions by place. The node starts with the first of them; `close` leaves no process, container or file."""
 
-    def __init__(self, node: Node, pools: PoolsConfig) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._init = asyncio.Semaphore(pools.init)
-        self._postrun = asyncio.Semaphore(pools.postrun)
         self._loop: BackgroundLoop | None = None
         self._lives: dict[int, SessionLife] = {}
         self._samples: Counter[str] = Counter()
@@ -87,7 +84,7 @@ class Sessions:
         life = self._node.open_session(request, self._samples[request.task_id])
         self._samples[request.task_id] += 1
         self._lives[place] = life
-        async with self._init:
+        async with self._node.stages.init.place(request.task_id):
             if await life.initialize():
                 life.ready()
 
@@ -99,7 +96,7 @@ class Sessions:
         life = self._lives[place]
         try:
             await life.run()
-            async with self._postrun:
+            async with self._node.stages.postrun.place(life.request.task_id):
                 return await life.finish()
         finally:
             await self._end(place)

@@ -47,7 +47,7 @@ class HarnessEnv(gym.Env[Any, Any]):
         self.observation_space = observation_space()
         self.action_space = action_space()
         self._shown: SessionLife | None = None
-        self._sessions = Sessions(setup.node(), setup.config.pools)
+        self._sessions = Sessions(setup.node())
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
         self._finalizer.atexit = False  # `sessions` sees to it while threads can still be used
 

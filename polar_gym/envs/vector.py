@@ -67,7 +67,7 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
         self._observations: list[Observation] = [dict.fromkeys(OBSERVED, "")] * num_envs
         self._done = np.zeros(num_envs, dtype=np.bool_)
         self._shown: list[SessionLife | None] = [None] * num_envs
-        self._sessions = Sessions(setup.node(), setup.config.pools)
+        self._sessions = Sessions(setup.node())
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
         self._finalizer.atexit = False  # `sessions` sees to it while threads can still be used
 
