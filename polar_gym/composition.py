@@ -75,11 +75,8 @@ def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
     """Each group with the names of its files."""
-    folders = [folder for root in _roots("conf", config_dir) for folder in sorted(root.iterdir()) if folder.is_dir()]
-    return {
-        name: sorted({path.stem for folder in folders if folder.name == name for path in folder.glob("*.yaml")})
-        for name in dict.fromkeys(folder.name for folder in folders)
-    }
+    roots = _roots("conf", config_dir)
+    return {group: sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")}) for group in ROOMS}
 
 
 def compose_config(
@@ -169,6 +166,8 @@ def _as_told(override: Override, groups: Mapping[str, Sequence[str]]) -> list[st
         )
     if key in groups and not override.is_delete():
         return _choice(key, override, groups[key])
+    if (shipped_dir("conf") / key).is_dir() and not override.is_delete():
+        raise ConfigError(f"{text}: {key} is no part of a run; its groups: {', '.join(groups)}")
     if override.is_delete() or override.is_add() or override.is_force_add():
         return [text]
     return [f"++{text}"]
@@ -179,8 +178,8 @@ def _choice(group: str, override: Override, files: Sequence[str]) -> list[str]:
     text, choice = override.input_line or "", override.value()
     if choice in files or not isinstance(choice, str):
         return [text]
-    plugins = ROOMS[group].names() if group in ROOMS else []
-    if choice in plugins or (group in ROOMS and ":" in choice):
+    plugins = ROOMS[group].names()
+    if choice in plugins or ":" in choice:
         return [f"~{group}", f'++{group}.name="{choice}"']
     known = ", ".join(sorted({*files, *plugins}))
     raise ConfigError(f"{group}={choice!r}: unknown {group}; known: {known}")

@@ -54,13 +54,13 @@ def sections() -> Iterator[Section]:
         model = field.annotation
         assert isinstance(model, type)
         assert issubclass(model, BaseModel)
-        names = sorted({*choices.get(name, ()), *(ROOMS[name].names() if name in ROOMS else ())})
+        names = sorted({*choices[name], *ROOMS[name].names()}) if name in ROOMS else []
         shipped = _shipped(f"{name}/{names[0]}") if names else _shipped("config").get(name, {})
         own = [key for key in _keys(name, model, {} if names else shipped) if key.name != f"{name}.name"]
         described = {choice: _first_sentence(name, choice) for choice in names}
         yield Section(name, documented.get(name) or _summary(model), described, own)
         for choice in names:
-            if name in ROOMS and (options := _options(name, choice)).model_fields:
+            if (options := _options(name, choice)).model_fields:
                 keys = _keys(name, options, _shipped(f"{name}/{choice}"))
                 yield Section(f"{name}={choice}", described[choice], {}, list(keys))
 
@@ -87,8 +87,6 @@ def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 def _first_sentence(group: str, choice: str) -> str:
     """What a plug-in's own module says that it is."""
-    if group not in ROOMS:
-        return ""
     plugin = ROOMS[group].get(choice)
     module = inspect.getmodule(plugin if inspect.isclass(plugin) or inspect.isfunction(plugin) else type(plugin))
     own = f"{ROOMS[group].group}.{choice}"

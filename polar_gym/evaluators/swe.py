@@ -69,7 +69,9 @@ class SweOptions(Options):
     eval_script: str = ""
     """Instead of `test_command`: swebench's own script, run by bash."""
     FAIL_TO_PASS: TestIds = Field(min_length=1)
+    """Tests that the issue is about: each must pass."""
     PASS_TO_PASS: TestIds = Field(default_factory=list)
+    """Tests that passed before: each must still."""
     test_patch: str = ""
     """Hidden tests, a git patch against the base commit."""
     log_parser: str = "unittest"
@@ -77,7 +79,9 @@ class SweOptions(Options):
     eval_type: Literal["pass_and_fail", "fail_only"] = "pass_and_fail"
     """`fail_only`: a test that the log does not name has passed; for swebench's parsers that see only failures."""
     repo: str = ""
+    """As in the row: swebench's parsers may differ by it."""
     version: str = ""
+    """As in the row: swebench's parsers may differ by it."""
     canary: Literal["auto", "off"] = "auto"
     """`auto`: tests that must fail are put among the hidden ones wherever the command runs whole Python test files."""
 

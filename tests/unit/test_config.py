@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.composition import recipe_names, shipped_dir
+from polar_gym.composition import group_choices, recipe_names
 from polar_gym.config import ConfigError, load_config
 
 
@@ -27,6 +27,7 @@ from polar_gym.config import ConfigError, load_config
         (["rollout"], r"'rollout': expected key=value"),
         (["budget.max_calls=[1,2"], r"budget\.max_calls"),
         (["harness=codex,pi"], r"harness=codex,pi: several values are a sweep, which needs --multirun"),
+        (["cluster=local"], r"cluster=local: cluster is no part of a run; its groups: harness, "),
         (["~budget.pace"], r"Could not delete.*budget\.pace"),
         (["+rollout.num_samples=2"], r"An item is already at 'rollout\.num_samples'"),
         (["rollout.output=${harness.nam}"], r"harness\.nam"),
@@ -50,7 +51,7 @@ def test_what_ships_composes(recipe: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", [(path.parent.name, path.stem) for path in sorted(shipped_dir("conf").glob("*/*.yaml"))], ids="=".join
+    "group", [(group, choice) for group, choices in group_choices().items() for choice in choices], ids="=".join
 )
 def test_every_shipped_group_names_a_plugin_and_only_its_options(group: tuple[str, str]) -> None:
     kind, name = group
@@ -61,6 +62,7 @@ def test_every_shipped_group_names_a_plugin_and_only_its_options(group: tuple[st
         "parquet": {"path": "x.parquet"},
         "huggingface": {"dataset": "somebody/something"},
         "test_on_output": {"command": "ls"},
+        "composite": {"components": "{done:{name:session_completion}}"},
         "command": {"command": "ls"},
         "python": {"target": "package.module:function"},
     }.get(name, {})
