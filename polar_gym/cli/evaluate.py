@@ -34,13 +34,16 @@ def evaluate(
         list[int] | None, typer.Option("--k", min=1, help="Of pass@k; again for more. Else 1, 2, 4, ...")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")] = False,
+    config_dir: Annotated[
+        Path | None, typer.Option("--config-dir", help="A directory with recipes and groups of your own.")
+    ] = None,
 ) -> None:
     """Report pass@k with 95 % confidence intervals, by task and by repository.
 
     An episode without a reward (the machinery failed) is counted apart and in no estimate. Exit code 1 when no episode
     has one.
     """
-    tallies = tally(_episodes(arguments or [], errors if as_json else console))
+    tallies = tally(_episodes(arguments or [], config_dir, errors if as_json else console))
     report = _report(tallies, k or usual_ks(tallies))
     if as_json:
         typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
@@ -50,7 +53,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _episodes(arguments: Sequence[str], progress: Console) -> list[Episode]:
+def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Console) -> list[Episode]:
     """Raises `ConfigError` for what is neither files nor a recipe with settings."""
     from polar_gym.report import read_episodes
 
@@ -60,7 +63,7 @@ def _episodes(arguments: Sequence[str], progress: Console) -> list[Episode]:
         raise ConfigError(f"{' '.join(arguments)}: give files of episodes, or a recipe and settings, not both")
     from polar_gym.rollout.run import roll_out
 
-    return asyncio.run(roll_out(load_config(*split_recipe(arguments)), progress))
+    return asyncio.run(roll_out(load_config(*split_recipe(arguments), config_dir=config_dir), progress))
 
 
 def _is_file(argument: str) -> bool:

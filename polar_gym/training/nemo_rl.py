@@ -4,9 +4,10 @@ NeMo RL knows two roles: a message of the `assistant` with `generation_logprobs`
 row is cut where its loss mask changes; tokens of a call that is excluded are context too. Contents are empty, as in
 NeMo RL's own Gym environment: everything there goes by `token_ids`.
 
-NeMo RL's own advantage estimators count rows: a session that forked would weigh more in its group's baseline. Give them
-one row a session, or hand over `train_data`, where the advantages are ours. Written from NeMo RL's sources, and not
-run with it. All arrays are numpy's; `to_torch` makes them what NeMo RL wants.
+NeMo RL's own advantage estimators group rows by the ids of their prompt and count rows: a trace of a sub-agent would be
+in another group than its session, a fork would weigh more in its own. Give them one row a session, or hand over
+`train_data`, where the advantages are ours. Written from NeMo RL's sources, and not run with it. All arrays are
+numpy's; `to_torch` makes them what NeMo RL wants.
 """
 
 from __future__ import annotations
