@@ -13,7 +13,6 @@ written before.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,19 @@ class Journal:
         self._file: int | None = None
         self._closed = False
         self._calls: list[ModelCall] = []
+        self._index: dict[str, int] = {}
+        """Call id -> where it is in `_calls`."""
 
     def append(self, call: ModelCall) -> None:
-        self._write(_encode(call, self._calls))
+        """Afterwards the call holds the very objects of the one that it builds on, as far as they are equal: memory
+        grows with a session's length too, and not with its square."""
+        base_index, keep = self._closest(call)
+        base = None if base_index is None else self._calls[base_index]
+        self._write(_encode(call, base_index, base, keep))
+        if base is not None:
+            call.messages[:keep] = base.messages[:keep]
+            call.tools = base.tools if base.tools == call.tools else call.tools
+        self._index[call.call_id] = len(self._calls)
         self._calls.append(call)
 
     def amend(self, call_id: str, **fields: Any) -> None:
@@ -62,6 +71,19 @@ class Journal:
                 os.fsync(file)
             finally:
                 os.close(file)
+
+    def _closest(self, call: ModelCall) -> tuple[int | None, int]:
+        """The call to build on, and how many leading messages it shares: the parent, else the most alike of recent
+        ones."""
+        parent = self._index.get(call.parent_id or "")
+        if parent is not None:
+            return parent, _shared_messages(self._calls[parent], call)
+        best: tuple[int | None, int] = (None, 0)
+        for index in range(len(self._calls) - 1, max(-1, len(self._calls) - 1 - LOOK_BACK), -1):
+            shared = _shared_messages(self._calls[index], call)
+            if shared > best[1]:
+                best = (index, shared)
+        return best
 
     def _write(self, line: dict[str, Any]) -> None:
         """Raises `OSError` where the whole line cannot be written (the disk is full); then none of it stays."""
@@ -94,33 +116,18 @@ def read_journal(path: Path) -> list[ModelCall]:
     return calls
 
 
-def _encode(call: ModelCall, earlier: Sequence[ModelCall]) -> dict[str, Any]:
-    base_index, keep = _closest(call, earlier)
+def _encode(call: ModelCall, base_index: int | None, base: ModelCall | None, keep: int) -> dict[str, Any]:
     line = call.model_dump(mode="python", exclude={"messages", "tools", "prompt_ids"})
     line["messages"] = {"from": base_index, "keep": keep, "new": call.messages[keep:]}
-    if base_index is None:
+    if base is None:
         line["tools"] = {"from": None, "keep": 0, "new": call.tools}
         line["prompt_ids"] = {"from": None, "keep": 0, "new": call.prompt_ids}
         return line
-    base = earlier[base_index]
     same_tools = len(base.tools) if base.tools == call.tools else 0
     line["tools"] = {"from": base_index, "keep": same_tools, "new": call.tools[same_tools:]}
     kept_ids = _common_prefix(np.concatenate([base.prompt_ids, base.response_ids]), call.prompt_ids)
     line["prompt_ids"] = {"from": base_index, "keep": kept_ids, "new": call.prompt_ids[kept_ids:]}
     return line
-
-
-def _closest(call: ModelCall, earlier: Sequence[ModelCall]) -> tuple[int | None, int]:
-    """The call to build on, and how many leading messages it shares: the parent, else the most alike of recent ones."""
-    for index in range(len(earlier) - 1, -1, -1):
-        if earlier[index].call_id == call.parent_id:
-            return index, _shared_messages(earlier[index], call)
-    best: tuple[int | None, int] = (None, 0)
-    for index in range(len(earlier) - 1, max(-1, len(earlier) - 1 - LOOK_BACK), -1):
-        shared = _shared_messages(earlier[index], call)
-        if shared > best[1]:
-            best = (index, shared)
-    return best
 
 
 def _shared_messages(base: ModelCall, call: ModelCall) -> int:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from polar_gym.inference import ChatRequest, Engine, EngineError
-from polar_gym.inference.splice import NoSplice, spliced_prompt
+from polar_gym.inference.splice import Learned, NoSplice, spliced_prompt
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall
 from polar_gym.trajectory.conversation import Continuation, Conversations
@@ -77,6 +77,7 @@ class Splicer:
         self._engine = engine
         self.enabled = enabled
         self._keep_reasoning = keep_reasoning
+        self._learned = Learned()
         self._late_system_role = "system"
         """The role that a system message in mid-conversation is templated with."""
 
@@ -113,7 +114,7 @@ class Splicer:
             raise NoSplice("template")
         start = len(request.messages) - len(continuation.new_messages)
         new_messages = request.messages[start:]
-        return await spliced_prompt(self._engine, parent, request.messages, new_messages)
+        return await spliced_prompt(self._engine, parent, request.messages, new_messages, self._learned)
 
     def _in_engine_terms(self, thread: Thread, messages: Sequence[Message]) -> list[Message]:
         translated = thread.in_engine_terms(messages)

@@ -58,6 +58,7 @@ class Http:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         )
 
@@ -70,10 +71,19 @@ class Http:
         return orjson.loads(await self.patiently(lambda: self._read("GET", path, None)))
 
     async def post(self, path: str, body: Body) -> Body:
-        return orjson.loads(await self.patiently(lambda: self._read("POST", path, body)))
+        return orjson.loads(await self.post_raw(path, body))
+
+    async def post_raw(self, path: str, body: Body) -> bytes:
+        """The answer as it came. A body may hold arrays."""
+        return await self.patiently(lambda: self._read("POST", path, body))
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What was not answered is tried again, as long as patience lasts."""
+        try:
+            return await attempt()
+        except EngineError as error:
+            if error.status != 503:
+                raise
         trying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, EngineError) and error.status == 503),
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=LONGEST_WAIT_SECONDS),
@@ -89,7 +99,7 @@ class Http:
     async def response(self, method: str, path: str, body: Body | None) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response to one request, its status 200. Leaving before its end closes the connection."""
         assert self._session is not None, "call start() first"
-        data = None if body is None else orjson.dumps(body)
+        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.request(method, self.url + path, data=data, headers=headers) as response:

@@ -117,7 +117,7 @@ class SglangEngine:
     async def _complete(self, request: ChatRequest, fields: dict[str, Any]) -> Completion:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
         if request.prompt_ids is not None:
-            body["input_ids"] = request.prompt_ids.tolist()
+            body["input_ids"] = request.prompt_ids
         choice = (await self._http.post(CHAT, body))["choices"][0]
         prompt_ids, response_ids = self._ids(choice)
         return Completion(

@@ -12,6 +12,9 @@ After tool calls the dummy turn makes the same calls with other arguments, and w
 looked for in what follows them: some templates end such a turn in a way of its own, or look in it for the function that
 a result belongs to.
 
+What the second templating tells is where the dummy's own ids end, and that stays: `Learned` keeps the ids up to there,
+and a later rendering that begins with exactly these needs no second one.
+
 The result is used only if its text is the text of the new messages; else the engine templates the request as usual.
 """
 
@@ -21,6 +24,7 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -65,12 +69,34 @@ class NoSplice(Exception):  # noqa: N818 - it is an answer, not an error
         self.cause: SpliceProblem = cause
 
 
+MOST_LEARNED = 4096
+
+
+@dataclass(slots=True)
+class Learned:
+    """What the splices of one engine have shown of its template, so that later ones ask it less."""
+
+    openings: dict[tuple[str, ...], NDArray[np.int32] | None] = field(default_factory=dict)
+    """The functions that a dummy turn calls -> the ids of its first rendering up to where the second one stops to
+    differ. None: it began with others another time (some templates print the ids of calls), so it is no help."""
+    texts: dict[int, str] = field(default_factory=dict)
+    """Of ids that answers ended with."""
+
+    def learn(self, turn: tuple[str, ...], opening: NDArray[np.int32] | None) -> None:
+        if len(self.openings) < MOST_LEARNED:  # sets of parallel calls: there is no end to them
+            self.openings[turn] = opening
+
+
 async def spliced_prompt(
-    engine: Templater, parent: ModelCall, messages: Sequence[Message], new_messages: Sequence[Message]
+    engine: Templater,
+    parent: ModelCall,
+    messages: Sequence[Message],
+    new_messages: Sequence[Message],
+    learned: Learned | None = None,
 ) -> NDArray[np.int32]:
     """The prompt ids of a request that adds `new_messages` to `parent`. Raises `NoSplice`.
 
-    `messages` is the whole request; it is only looked at for images.
+    `messages` is the whole request; it is only looked at for images. `learned`: of the same engine.
     """
     if _was_cut_inside(parent):
         raise NoSplice("cut")
@@ -79,7 +105,7 @@ async def spliced_prompt(
     texts = [text for message in new_messages for text in _texts(message)]
     if any(SPECIAL_TEXT.search(text) for text in texts):
         raise NoSplice("special_text")
-    after = await _ids_after_answer(engine, parent, new_messages)
+    after = await _ids_after_answer(engine, parent, new_messages, learned or Learned())
     if not _says(await engine.decode(after.tolist()), texts):
         raise NoSplice("suffix")
     ended = parent.response_ids[-1] == after[0]
@@ -106,29 +132,37 @@ async def _is_cut_in_a_tool_call(engine: Templater, call: ModelCall) -> bool:
     return SPECIAL_TEXT.search(said.split("</think>", 1)[-1]) is not None
 
 
-async def _ids_after_answer(engine: Templater, parent: ModelCall, new_messages: Sequence[Message]) -> NDArray[np.int32]:
+async def _ids_after_answer(
+    engine: Templater, parent: ModelCall, new_messages: Sequence[Message], learned: Learned
+) -> NDArray[np.int32]:
     """The ids from the one that ends an answer to the first of the next one."""
-    after = await _ids_after_tool_calls(engine, parent, new_messages)
+    after = await _ids_after_tool_calls(engine, parent, new_messages, learned)
     if after is None:
         turns = [{"role": "assistant", "content": answer} for answer in DUMMY_ANSWERS]
-        after = await _common_ending(engine, turns, new_messages)
+        after = await _common_ending(engine, turns, new_messages, learned)
     if after is None or not len(after):
         raise NoSplice("template")
     return after
 
 
 async def _ids_after_tool_calls(
-    engine: Templater, parent: ModelCall, new_messages: Sequence[Message]
+    engine: Templater, parent: ModelCall, new_messages: Sequence[Message], learned: Learned
 ) -> NDArray[np.int32] | None:
     """The same after calls, where the template ends them with the very token that the policy did; else None."""
     calls = (parent.response or {}).get("tool_calls")
-    if not calls or not SPECIAL_TEXT.fullmatch(await engine.decode(parent.response_ids[-1:].tolist())):
+    if not calls or not SPECIAL_TEXT.fullmatch(await _text_of(engine, int(parent.response_ids[-1]), learned)):
         return None
     turns = [{"role": "assistant", "content": "", "tool_calls": _with_arguments(calls, said)} for said in DUMMY_ANSWERS]
-    after = await _common_ending(engine, turns, new_messages)
+    after = await _common_ending(engine, turns, new_messages, learned)
     if after is None or parent.response_ids[-1] not in after:
         return None
     return after[np.argmax(after == parent.response_ids[-1]) :]
+
+
+async def _text_of(engine: Templater, token: int, learned: Learned) -> str:
+    if token not in learned.texts:
+        learned.texts[token] = await engine.decode([token])
+    return learned.texts[token]
 
 
 def _with_arguments(calls: Sequence[dict[str, Any]], said: str) -> list[dict[str, Any]]:
@@ -137,16 +171,26 @@ def _with_arguments(calls: Sequence[dict[str, Any]], said: str) -> list[dict[str
 
 
 async def _common_ending(
-    engine: Templater, turns: Sequence[Message], new_messages: Sequence[Message]
+    engine: Templater, turns: Sequence[Message], new_messages: Sequence[Message], learned: Learned
 ) -> NDArray[np.int32] | None:
     """What the engine's template puts after either of two dummy turns; None where it refuses them, as it may what comes
     in no such order in real conversations."""
     conversations = [[{"role": "user", "content": "Hello."}, turn, *new_messages] for turn in turns]
+    called = tuple(call["function"]["name"] for call in turns[0].get("tool_calls") or [])
+    opening = learned.openings.get(called)
     try:
+        if opening is not None:
+            first = await engine.template(conversations[0], [])
+            if np.array_equal(first[: len(opening)], opening):
+                return first[len(opening) :]
+            learned.learn(called, None)
         first, second = await asyncio.gather(*(engine.template(messages, []) for messages in conversations))
     except EngineError:
         return None
-    return _common_suffix(first, second)
+    ending = _common_suffix(first, second)
+    if len(ending) and called not in learned.openings:
+        learned.learn(called, first[: len(first) - len(ending)])
+    return ending
 
 
 def _common_suffix(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int32]:

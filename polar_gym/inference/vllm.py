@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta, prompt_echo
 from polar_gym.inference.http import PATIENCE_SECONDS, Body, Http
 from polar_gym.inference.openai_form import (
     CHAT,
@@ -145,8 +145,9 @@ class VllmEngine:
                 return await self._complete_by_ids(request, fields, on_delta)
             body = self._chat_body(request, fields)
             if on_delta is None:
-                return self._completion(await self._http.post(CHAT, body), fields)
-            return await self._http.patiently(lambda: self._stream_once(body, fields, on_delta))
+                raw = await self._http.post_raw(CHAT, body)
+                return self._completion(prompt_echo.loads(raw, request.prompt_ids), fields)
+            return await self._http.patiently(lambda: self._stream_once(body, fields, on_delta, request.prompt_ids))
         except EngineError as error:
             if not leaves_no_room(error, fields):
                 raise
@@ -162,9 +163,11 @@ class VllmEngine:
             on_delta(whole_delta(completion))
         return completion
 
-    async def _stream_once(self, body: Body, fields: dict[str, Any], on_delta: OnDelta) -> Completion:
+    async def _stream_once(
+        self, body: Body, fields: dict[str, Any], on_delta: OnDelta, sent: NDArray[np.int32] | None
+    ) -> Completion:
         """An answer in pieces. Once the first was told, no failure is one that is tried again."""
-        answer = StreamedAnswer(self._http, on_delta)
+        answer = StreamedAnswer(self._http, on_delta, sent)
         async with self._http.response("POST", CHAT, body | {"stream": True}) as response:
             try:
                 async for data in event_data(response.content):
@@ -183,9 +186,9 @@ class VllmEngine:
         if request.prompt_ids is None:
             return body
         if self._options.prefix_field == "kv_transfer_params":
-            body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids.tolist()}
+            body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids}
         else:
-            body["required_prefix_token_ids"] = request.prompt_ids[: request.prefix_length].tolist()
+            body["required_prefix_token_ids"] = request.prompt_ids[: request.prefix_length]
         return body
 
     def _completion(self, answer: Body, fields: dict[str, Any]) -> Completion:

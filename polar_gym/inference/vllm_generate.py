@@ -50,7 +50,7 @@ async def answer_by_ids(http: Http, body: Body, prompt_ids: NDArray[np.int32] | 
 
 def _put_prompt(asked: Body, prompt_ids: NDArray[np.int32], max_tokens: int | None, max_model_len: int) -> None:
     room = max_model_len - len(prompt_ids)
-    asked["token_ids"] = prompt_ids.tolist()
+    asked["token_ids"] = prompt_ids
     asked["sampling_params"]["max_tokens"] = room if max_tokens is None else min(max_tokens, room)
     if not asked["reasoning_ended"]:
         asked["reasoning_ended"] = None  # the engine finds out from the ids

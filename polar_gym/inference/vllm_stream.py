@@ -15,7 +15,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-from polar_gym.inference import Completion, Delta, EngineError, OnDelta
+from polar_gym.inference import Completion, Delta, EngineError, OnDelta, prompt_echo
 from polar_gym.inference.http import Http
 from polar_gym.inference.openai_form import as_ids, logprobs_of, stop_sequence
 from polar_gym.inference.received import Received
@@ -27,8 +27,10 @@ DONE = b"[DONE]"
 class StreamedAnswer:
     """Takes the data of vLLM's events and tells `on_delta` what each adds. Every `EngineError` is a failed answer."""
 
-    def __init__(self, http: Http, on_delta: OnDelta) -> None:
+    def __init__(self, http: Http, on_delta: OnDelta, sent: np.ndarray | None) -> None:
+        """`sent`: the prompt's ids, where it was sent as ids."""
         self._http = http
+        self._sent = sent
         self._on_delta = on_delta
         self._received = Received()
         self._finish_reason: str | None = None
@@ -46,7 +48,7 @@ class StreamedAnswer:
             self._done = True
             return
         try:
-            chunk = orjson.loads(data)
+            chunk = orjson.loads(data) if self.begun else prompt_echo.loads(data, self._sent)
         except orjson.JSONDecodeError as error:
             raise self._http.broken_off(f"an event is no JSON ({error}): {data[:200]!r}") from error
         if chunk.get("error"):

@@ -55,6 +55,21 @@ def test_a_session_grows_with_its_length_not_with_its_square(tmp_path: Path) -> 
     assert size(80) < 4.5 * size(20)
 
 
+def test_calls_in_memory_share_the_history_that_they_have_in_common(tmp_path: Path) -> None:
+    """Guards against a session's memory growing with the square of its length: each request brings all of it anew."""
+    journal = Journal(tmp_path / "s.jsonl")
+    histories = [[{"role": "user", "content": f"{index}" * 3} for index in range(length)] for length in (2, 3)]
+    tools = [[{"type": "function", "function": {"name": "a"}}] for _ in histories]
+    calls = [
+        make_call(index, [1], [2], messages=history, tools=tools[index]) for index, history in enumerate(histories)
+    ]
+    for call in calls:
+        journal.append(call)
+    assert [call.messages for call in calls] == histories
+    assert all(ours is theirs for ours, theirs in zip(calls[0].messages, calls[1].messages, strict=False))
+    assert calls[0].tools is calls[1].tools
+
+
 def test_a_torn_last_line_loses_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     written(path, [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4])])

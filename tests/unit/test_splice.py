@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polar_gym.inference import EngineError
 from polar_gym.inference.embedded.chatml import ChatML
-from polar_gym.inference.splice import NoSplice, spliced_prompt
+from polar_gym.inference.splice import Learned, NoSplice, spliced_prompt
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from tests.unit.calls import make_call
 
@@ -122,6 +122,33 @@ async def test_the_real_template_with_tool_results() -> None:
     ]
     spliced = await spliced_prompt(Real(chatml), parent, [*ASKED, said, *results], results)
     assert spliced.tolist() == CHATML.prompt_ids([*ASKED, said, *results], [])
+
+
+class Counting(Template):
+    """A template that dates its system prompt."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda messages: f"{self.today}: {chatml(messages)}")
+        self.today = "Monday"
+        self.renderings = 0
+
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        self.renderings += 1
+        return await super().template(messages, tools)
+
+
+async def test_a_template_is_asked_once_for_each_splice_as_long_as_its_openings_stay_the_same() -> None:
+    """Guards against the cost of a second rendering, and against a place that was learned from another opening."""
+    template, learned = Counting(), Learned()
+    parent = answered(chatml(ASKED), "Here.<|im_end|>")
+    renderings = []
+    for today, said in (("Monday", "And?"), ("Monday", "Why?"), ("Tuesday", "So?"), ("Tuesday", "Oh?")):
+        template.today, template.renderings = today, 0
+        new: list[Message] = [{"role": "user", "content": said}]
+        ids = await spliced_prompt(template, parent, [*ASKED, *new], new, learned)
+        assert CHATML.decode(ids.tolist()).endswith(f"\n<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n")
+        renderings.append(template.renderings)
+    assert renderings == [2, 1, 3, 2]
 
 
 @pytest.mark.parametrize(
