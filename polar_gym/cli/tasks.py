@@ -36,9 +36,12 @@ def from_pypi(
     ] = None,
 ) -> None:
     """Make a task from two releases: validated, then added to a JSONL file."""
+    try:
+        from polar_gym.curation.from_pypi import Release, make_task
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[swe]'") from error
     from polar_gym.curation.bench import Bench
     from polar_gym.curation.errors import CurationError
-    from polar_gym.curation.from_pypi import Release, make_task
 
     config = load_config(None, settings or [])
     release = Release(package=package, old=old, new=new, extra_requirements=require or ())

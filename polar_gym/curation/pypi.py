@@ -16,6 +16,7 @@ from typing import Any
 import requests
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, DigestMismatchError, NoSuchProjectError, PyPISimple
 
 from polar_gym.curation.errors import CurationError
 
@@ -29,10 +30,6 @@ def fetch_sdist(package: str, version: str, cache: Path) -> Path:
     directory = cache / "sdists" / name
     for found in directory.glob(f"{version}/*.tar.gz"):
         return found
-    try:
-        from pypi_simple import PYPI_SIMPLE_ENDPOINT, DigestMismatchError, NoSuchProjectError, PyPISimple
-    except ImportError as error:
-        raise CurationError("pypi-simple is not installed; install it with: pip install 'polar-gym[swe]'") from error
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with PyPISimple(os.environ.get("PIP_INDEX_URL") or PYPI_SIMPLE_ENDPOINT) as index:

@@ -261,7 +261,6 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package index with one project, `dog`."""
-    pytest.importorskip("pypi_simple")
     directory = tmp_path / "index"
     (directory / "dog").mkdir(parents=True)
     release = archive("dog-1.0/dog.py")

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -30,9 +32,6 @@ from polar_gym.schema import (
     Trace,
     Trajectory,
 )
-
-datasets = pytest.importorskip("datasets")
-pq = pytest.importorskip("pyarrow.parquet")
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 
@@ -99,7 +98,7 @@ def with_traces(name: str, *traces: Trace, **changes: Any) -> Episode:
 
 def rows(directory: Path, cache: Path) -> list[dict[str, Any]]:
     loaded = datasets.load_dataset(str(directory), cache_dir=str(cache))
-    return [row for split in loaded.values() for row in split]
+    return [dict(row) for split in loaded.values() for row in split]
 
 
 # What is accepted -----------------------------------------------------------------------------------------------------

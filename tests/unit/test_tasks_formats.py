@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from polar_gym.registry import task_sources
@@ -19,7 +21,6 @@ from polar_gym.schema import (
 )
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import to_request
-from tests.requirements import need
 
 CORE = {
     "repo": "pallets/flask",
@@ -73,9 +74,6 @@ def jsonl(path: Path, *rows: dict) -> Path:
 
 
 def parquet(path: Path, *rows: dict) -> Path:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
     return path
 
@@ -152,7 +150,6 @@ def test_an_error_names_file_line_field_value_and_fix(tmp_path):
     ("content", "message"), [(b"not parquet", "not a Parquet file"), (None, "cannot read the task file")]
 )
 def test_a_file_that_is_no_parquet_is_named(tmp_path, content, message):
-    need(pytest.importorskip("pyarrow"), "pyarrow", "pip install 'polar-gym[swe]'")
     path = tmp_path / "tasks.parquet"
     if content is not None:
         path.write_bytes(content)
@@ -167,7 +164,6 @@ def test_an_image_template_with_an_unknown_name_is_refused(image):
 
 
 def test_a_data_set_of_a_local_directory_loads(tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     directory = tmp_path / "data"
     directory.mkdir()
