@@ -12,8 +12,9 @@ from polar_gym.rollout.client import RolloutClient
 from polar_gym.rollout.process import serving
 from polar_gym.rollout.service import RolloutService
 from polar_gym.rollout.settings import serve_settings
+from tests.lifecycle.nodes import KEY as NODE_KEY
 
-SERVICE_KEY, NODE_KEY, CALLBACK_KEY = "service-key-0123456789", "node-key-0123456789", "callback-key-0123456789"
+SERVICE_KEY, CALLBACK_KEY = "service-key-0123456789", "callback-key-0123456789"
 KEYS = Keys(SERVICE_KEY, NODE_KEY, CALLBACK_KEY)
 
 
