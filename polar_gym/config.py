@@ -48,6 +48,8 @@ class PoolsConfig(Record):
     """Harnesses that run."""
     postrun: int = Field(default=2, gt=0)
     """Sessions whose traces are built and whose sandbox is evaluated."""
+    prewarm: int = Field(default=2, ge=0)
+    """Sandboxes for grading that come up, or are up, while the agent runs; 0: none do."""
 
 
 def _off(value: Any) -> Any:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ KEEPALIVE_SECONDS = 75.0
 LINGERING_SECONDS = 1.0
 """How long a body that nobody reads any more is waited for before its connection is closed."""
 ANEW_SECONDS = 5.0
+WORKERS = 64
+"""Threads for what blocks. It waits for disks and subprocesses more than it computes, and a slow one (an npm install)
+must not hold up the episodes of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
 async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, say: Callable[[str], None]) -> None:
     """Until SIGTERM or SIGINT; a second one ends the grace period."""
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(WORKERS, "polar-gym"))
     told, told_again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (told_again if told.is_set() else told).set())

@@ -22,13 +22,18 @@ log = logging.getLogger(__name__)
 async def make(session_id: str, root: Path | None) -> Path:
     """A scratch directory with an empty home, /tmp and workspace of the agent's. Raises `SandboxError`."""
     try:
-        return await to_its_end(_make, session_id, root)
+        scratch = scratch_directory.make(session_id, root)  # known before there is anything to wait for
+        try:
+            await to_its_end(_fill, scratch)
+        except BaseException:
+            await to_its_end(remove, scratch)
+            raise
     except OSError as error:
         raise SandboxError(f"no scratch directory could be made: {error}; set runtime.scratch") from error
+    return scratch
 
 
-def _make(session_id: str, root: Path | None) -> Path:
-    scratch = scratch_directory.make(session_id, root)
+def _fill(scratch: Path) -> None:
     for name in ("home", "tmp", "etc", "workspace", "upper", "work"):
         (scratch / name).mkdir()
     for name, text in agent.ETC.items():
@@ -36,7 +41,6 @@ def _make(session_id: str, root: Path | None) -> Path:
     if os.geteuid() == 0:
         for name in ("home", "tmp", "workspace", "upper"):
             os.chown(scratch / name, agent.UID, agent.GID)
-    return scratch
 
 
 async def show_workspace(source: Path, scratch: Path) -> copy_on_write.View | None:
