@@ -1,0 +1,86 @@
+"""`cluster=ray`: three machines of a Ray cluster (Ray's own cluster utilities, on this one), one lost mid-run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar_gym.config import load_config
+from polar_gym.protocol import TaskStatus
+from polar_gym.rollout.client import RolloutClient
+from polar_gym.rollout.service import RolloutService
+from polar_gym.rollout.settings import ClusterSpec
+from tests.lifecycle.nodes import engine_settings
+from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
+from tests.lifecycle.test_session_endings import asking, task
+from tests.requirements import need, need_program
+
+RAY = importlib.util.find_spec("ray")
+
+TAKES_A_WHILE = asking("ask(); import time; time.sleep(3)")
+
+
+@pytest.fixture
+def machines() -> Iterator[Any]:
+    need(RAY, "ray", "pip install 'polar-gym[ray]'")
+    need_program("bwrap", "apt-get install bubblewrap")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for _ in range(3):
+        cluster.add_node(num_cpus=1, resources={"gateway": 1}, object_store_memory=80 * 2**20)
+    yield cluster
+    cluster.shutdown()
+
+
+@asynccontextmanager
+async def on_ray(machines: Any, tmp_path: Path) -> AsyncIterator[tuple[RolloutService, RolloutClient]]:
+    from polar_gym.rollout.ray_cluster import RayCluster
+
+    config = load_config(settings={"engine": engine_settings(), "runtime": "bubblewrap", "pools": {"run": 1}})
+    spec = ClusterSpec(
+        name="ray", address=machines.address, num_cpus=0.5, resources={"gateway": 1}, state=tmp_path / "nodes"
+    )
+    async with rollout_server(tmp_path, lease_seconds=3600) as (service, client):
+        cluster = RayCluster(spec, config, client.url, NODE_KEY, service.node_died)
+        try:
+            async with cluster:
+                yield service, client
+        finally:
+            import ray
+
+            ray.shutdown()
+
+
+async def test_the_sessions_of_a_lost_machine_finish_on_the_others(machines: Any, tmp_path: Path) -> None:
+    """The lease is an hour: that the node is dead, Ray has said."""
+    async with on_ray(machines, tmp_path) as (_, client):
+        async with asyncio.timeout(90):
+            while len(await client.nodes()) < 3:  # that a node has come is told by no event
+                await asyncio.sleep(0.2)
+        await client.submit(task(num_samples=6, agent=TAKES_A_WHILE))
+        running: dict[str, str] = {}
+        async with asyncio.timeout(60):
+            async for event in client.events("t"):
+                if event.kind == "session.status" and event.data["status"] == "RUNNING":
+                    state = await client.task("t")
+                    running = {s.node: s.session_id for s in state.sessions if s.node and s.status == "RUNNING"}
+                if len(running) == 3:
+                    break
+        lost = machines.list_all_nodes()[-1]
+        name = f"ray-{lost.node_id[:16]}"
+        assert name in running
+        await asyncio.to_thread(machines.remove_node, lost, allow_graceful=False)
+        state = await asyncio.wait_for(client.wait("t"), 60)
+        assert (state.status, state.usable, state.failures) == (TaskStatus.COMPLETED, 6, {})
+        again = {session.session_id for session in state.sessions if session.attempt == 1}
+        assert running[name] in again
+        assert name not in {session.node for session in state.sessions if session.attempt == 1}
+        retried = [event.data["reason"] async for event in client.events("t") if event.kind == "session.retried"]
+        assert set(retried) == {f"node {name}: it died"}
