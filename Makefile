@@ -8,7 +8,7 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e show-errors show-rewrites show-matrix show-sandboxes show-pypi-tasks show-sft show-splice show-nemo vllm nemo lint format image clean core dev
+.PHONY: help demo test test-e2e show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice show-nemo vllm nemo lint format image clean core dev
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -58,6 +58,11 @@ show-sft: ## Roll out bundled and real tasks, export SFT data, load it and hold 
 	@.ci/needs test
 	@.ci/venv dev,swe
 	$(BIN)/python -m tests.e2e.show_sft $(ARGS)
+
+show-attacks: ## Try to be rewarded for nothing, in every way we know, and show what stopped it (5 min)
+	@.ci/needs demo
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.lifecycle.show_attacks $(ARGS)
 
 show-splice: vllm ## Prove token-in/token-out on a real vLLM: many random sessions, with splicing and without (10 min)
 	$(BIN)/python -m tests.e2e.splice_sessions $(or $(ARGS),200)

@@ -144,7 +144,8 @@ def check_config(values: Any) -> RunConfig:
     except ValidationError as error:
         raise ConfigError(explain(error, RunConfig)) from error
     for key, found in ROOMS.items():
-        if key != "evaluator" or config.evaluator.name != "swe":  # its options come from each task: `make_request`
+        # The options of `swe` come from each task (`make_request`), also within a `composite`.
+        if key != "evaluator" or config.evaluator.name not in ("swe", "composite"):
             check_plugin(key, found, getattr(config, key))
     return config
 

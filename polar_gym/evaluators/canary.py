@@ -65,7 +65,7 @@ class Canary:
         insert = f"exec(__import__('base64').b64decode('{base64.b64encode(_INSERT.encode()).decode()}'))"
         text = shlex.quote(self.text)
         return "\n".join(
-            f"[ ! -f {name} ] || $(command -v python3 || command -v python) -c {shlex.quote(insert)} {name} {text}"
+            f"[ ! -f {name} ] || $(command -v python3 || command -v python) -S -c {shlex.quote(insert)} {name} {text}"
             for name in map(shlex.quote, files)
         )
 

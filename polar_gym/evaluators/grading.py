@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from polar_gym.evaluators import EvaluationContext
@@ -21,9 +22,20 @@ async def carry(
         return context.diff_problem
     context.progress.carried = bool(context.diff.strip())
     try:
-        changes = [change for change in file_changes(context.diff) if protects is None or not protects(change)]
-        diff = b"".join(change.section for change in changes)
+        diff, context.progress.not_counted = await asyncio.to_thread(_without_protected, context.diff, protects)
         await apply_diff(sandbox, context.request.runtime.workspace.path, diff)
     except ValueError as error:
         return f"the agent's diff does not apply: {error}"
     return ""
+
+
+def _without_protected(diff: bytes, protects: Callable[[FileChange], bool] | None) -> tuple[bytes, list[str]]:
+    """What is left of the diff, and the paths that are not in it any more."""
+    kept: list[bytes] = []
+    dropped: list[str] = []
+    for change in file_changes(diff):
+        if protects is not None and protects(change):
+            dropped.append(change.path.decode(errors="replace"))
+        else:
+            kept.append(change.section)
+    return b"".join(kept), dropped

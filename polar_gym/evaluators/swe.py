@@ -204,8 +204,10 @@ class Swe:
         if options.witnessed and not testimony.began:
             problem = "the tests ran without the witness (a Python that ignores PYTHONPATH, or none?)"
         ended = f"the tests {how_it_ended(result, timeout)}"
+        if files := context.progress.not_counted:
+            ended += f"; not counted: {', '.join(files[:5])}{', ...' if len(files) > 5 else ''}"
         if result.timed_out or not verdict.any_status:
-            problem = f"{ended} and reported nothing" if not result.timed_out else ended
+            problem = ended if result.timed_out else f"{ended} and reported nothing: {log.strip()[-300:]}"
             raise SuspectError(self._result(verdict, problem, log, ended))
         graded = self._result(verdict, problem, log, ended)
         if problem and (verdict.resolved or context.control):

@@ -10,6 +10,7 @@ can still forge it, and is then caught only if it turns the canaries too, or lea
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -84,10 +85,11 @@ class Witness:
             return Testimony()
         except SandboxError:  # it is there, but not the file that it was
             return Testimony(began=True, broken=True)
-        return _heard(record, self._key)
+        return await asyncio.to_thread(heard, record, self._key)
 
 
-def _heard(record: bytes, key: bytes) -> Testimony:
+def heard(record: bytes, key: bytes) -> Testimony:
+    """A record that was begun with this key. Any bytes are one, though mostly a broken one."""
     testimony = Testimony(began=True)
     lines: list[str] = []
     for line in record.splitlines():

@@ -162,7 +162,7 @@ async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
 
 async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     """Apply a patch to a workspace; an empty one changes nothing. Raises `ValueError` where it does not apply."""
-    attributes = b"".join(_ATTRIBUTES.findall(diff))
+    attributes = b"".join(_ATTRIBUTES.findall(diff)) if b"/.gitattributes" in diff else b""
     # Last of all: they would change how the content of other files is written.
     for part in (_ATTRIBUTES.sub(b"", diff), attributes) if attributes else (diff,):
         if part.strip():

@@ -41,8 +41,7 @@ def to_request(
             "python_requirements": [*runtime.workspace.python_requirements, *task.python_requirements],
         }
     )
-    if evaluator.name == "swe":
-        evaluator = EvaluatorSpec.model_validate({**_swe_options(task), **evaluator.model_dump()})
+    evaluator = EvaluatorSpec.model_validate(_with_tests(evaluator.model_dump(), task))
     return TaskRequest(
         task_id=task.instance_id,
         instruction=instruction(task),
@@ -81,6 +80,16 @@ def reference_script(task: Task) -> dict[str, Any]:
         ],
         "final_message": f"Resolved: {title}",
     }
+
+
+def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
+    """An evaluator's spec with the task's tests, where it needs them: as `swe`, or as a part of a `composite`."""
+    if evaluator["name"] == "swe":
+        return {**_swe_options(task), **evaluator}
+    if evaluator["name"] == "composite" and isinstance(evaluator.get("components"), dict):
+        parts = evaluator["components"].items()
+        return {**evaluator, "components": {name: _with_tests(part, task) for name, part in parts}}
+    return evaluator
 
 
 def _swe_options(task: Task) -> dict[str, Any]:

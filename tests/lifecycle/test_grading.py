@@ -1,103 +1,13 @@
 """Grading in real sandboxes: what is worth 1.0, what is not, and what an agent could try to make it so."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from polar_gym.evaluators import EvaluationContext, EvaluatorError
-from polar_gym.evaluators.judge import judge
-from polar_gym.registry import evaluators
-from polar_gym.runtimes import Command, Sandbox, SandboxRequest
-from polar_gym.runtimes.bubblewrap import Bubblewrap
-from polar_gym.runtimes.diff import snapshot_diff
-from polar_gym.schema import (
-    Budget,
-    BuilderSpec,
-    EvaluationResult,
-    EvaluatorSpec,
-    HarnessSpec,
-    RuntimeSpec,
-    Sampling,
-    Session,
-)
+from polar_gym.evaluators import EvaluatorError
 from polar_gym.tasks import Task
-from polar_gym.tasks.bundled import TASKS
-from polar_gym.tasks.request import reference_script, to_request
-from polar_gym.tasks.workspace import make_repository, pack_git_dir
-from tests.requirements import need
-from tests.shell import heredoc
+from polar_gym.tasks.request import reference_script
+from tests.lifecycle.grading_bench import BUNDLED, INTERVALS, bench
 
-BUNDLED = {task.repo.removeprefix("polar/"): task for task in TASKS(TASKS.Options()).load()}
-INTERVALS = BUNDLED["intervals"]
-
-
-class Bench:
-    """A machine to grade on: sandboxes with a task's workspace at its base commit."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.runtime = Bubblewrap(Bubblewrap.Options(scratch=directory))
-
-    def repository(self, task: Task) -> Path:
-        path = self.directory / "repositories" / task.instance_id
-        if not path.exists():
-            assert task.workspace is not None
-            make_repository(Path(task.workspace), path)
-        return path
-
-    @asynccontextmanager
-    async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
-        request = SandboxRequest(
-            session_id="grading", spec=RuntimeSpec(name="bubblewrap"), workspace=self.repository(task)
-        )
-        sandbox = await self.runtime.start(request)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.stop()
-
-    async def diff_after(self, task: Task, *commands: str) -> bytes:
-        """What an agent that ran these shell commands leaves."""
-        async with self.sandbox(task) as sandbox:
-            for command in commands:
-                result = await sandbox.exec(Command(argv=["sh", "-c", command]))
-                assert result.exit_code == 0, result.stderr.decode()
-            return await snapshot_diff(sandbox, "/workspace", pack_git_dir(self.repository(task)))
-
-    async def evaluate(self, task: Task, diff: bytes, **evaluator: Any) -> EvaluationResult:
-        spec = EvaluatorSpec.model_validate({"name": "swe", "timeout_seconds": 30, **evaluator})
-        request = to_request(
-            task,
-            harness=HarnessSpec(name="pi"),
-            runtime=RuntimeSpec(name="bubblewrap"),
-            evaluator=spec,
-            builder=BuilderSpec(name="prefix_merging"),
-            num_samples=1,
-            timeout_seconds=60,
-            sampling=Sampling(),
-            budget=Budget(),
-        )
-        context = EvaluationContext(
-            request=request,
-            session=Session(session_id="s", task_id=request.task_id, sample_index=0, harness="pi", exit_code=0),
-            calls=[],
-            diff=diff,
-            final_message="the answer is 42",
-            fresh_sandbox=lambda: self.sandbox(task),
-        )
-        options = evaluators.options(request.evaluator)
-        return await judge(evaluators.get(request.evaluator.name)(options), context, spec.timeout_seconds + 60)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    bench = Bench(tmp_path)
-    missing = bench.runtime.check()
-    need(not missing, "a working bubblewrap", "; ".join(missing))
-    return bench
+__all__ = ["bench"]
 
 
 def gold(task: Task) -> bytes:
@@ -189,81 +99,6 @@ async def test_agent_cannot_make_the_test_patch_fail(bench):
     assert result.tests[INTERVALS.PASS_TO_PASS[0]] == "PASSED"
 
 
-# What an agent could try ----------------------------------------------------------------------------------------------
-
-HIDDEN = sorted([*INTERVALS.FAIL_TO_PASS, *INTERVALS.PASS_TO_PASS])
-
-
-def writes(path: str, text: str) -> str:
-    return f'mkdir -p "$(dirname {path})" && cat >> {path} {heredoc(text)}'
-
-
-def passing_tests() -> str:
-    """A module whose tests have the hidden tests' names and test nothing."""
-    lines = ["import unittest"]
-    for name in sorted({test.split(".")[2] for test in HIDDEN}):
-        lines.append(f"class {name}(unittest.TestCase):")
-        lines += [f"    def {test.split('.')[3]}(self): pass" for test in HIDDEN if test.split(".")[2] == name]
-    return "\n".join(lines)
-
-
-def forged_log(tests: list[str]) -> str:
-    lines = [f"{test.rpartition('.')[2]} ({test}) ... ok" for test in tests]
-    return "\n".join([*lines, "", "-" * 70, f"Ran {len(tests)} tests in 0.001s", "", "OK", ""])
-
-
-TRICKS = {
-    "edits the tests": "rm tests/test_intervals.py && " + writes("tests/test_intervals.py", passing_tests()),
-    "deletes the tests": "rm tests/test_intervals.py",
-    "shadows the tests by a package": writes("tests/test_intervals/__init__.py", passing_tests()),
-    "shadows the tests by compiled ones": "echo >> README.md\n"
-    + writes("/tmp/t.py", passing_tests())
-    + '\nmkdir tests/__pycache__ && python3 -c \'from py_compile import *; compile("/tmp/t.py", '
-    + '"tests/__pycache__/test_intervals.cpython-311.pyc", '
-    + "invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)'",
-    "replaces unittest": writes("unittest.py", f"import sys\nsys.stderr.write({forged_log(HIDDEN)!r})"),
-    "replaces the tests by a link": "mv tests other && ln -s other tests",
-    "prints that all is well": writes("intervals/__init__.py", f"import sys\nsys.stderr.write({forged_log(HIDDEN)!r})"),
-}
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-async def test_trick_does_not_help(bench, trick):
-    diff = await bench.diff_after(INTERVALS, TRICKS[trick])
-    assert diff
-    result = await bench.evaluate(INTERVALS, diff)
-    assert result.reward == 0.0
-    assert "PASSED" not in {result.tests[test] for test in INTERVALS.FAIL_TO_PASS}
-
-
-async def test_package_in_place_of_a_test_module_does_not_help(bench):
-    """Test discovery notices it by itself, a plain import takes the package."""
-    diff = await bench.diff_after(INTERVALS, TRICKS["shadows the tests by a package"])
-    result = await bench.evaluate(INTERVALS, diff, test_command="python3 -m unittest -v tests.test_intervals")
-    assert result.reward == 0.0
-    assert result.tests[INTERVALS.PASS_TO_PASS[0]] == "PASSED"
-
-
-@pytest.mark.parametrize("trick", ["edits the tests", "deletes the tests"])
-async def test_trick_does_not_harm_a_solution_either(bench, trick):
-    diff = await bench.diff_after(INTERVALS, TRICKS[trick], reference_script(INTERVALS)["commands"][-2])
-    assert (await bench.evaluate(INTERVALS, diff)).reward == 1.0
-
-
-async def test_code_that_hangs_is_worth_nothing(bench):
-    diff = await bench.diff_after(INTERVALS, "printf '\\nwhile True: pass\\n' >> intervals/__init__.py")
-    result = await bench.evaluate(INTERVALS, diff, timeout_seconds=1)
-    assert result.reward == 0.0
-    assert result.detail.endswith("timed out after 1 s")
-
-
-async def test_code_that_ends_the_test_run_is_worth_nothing(bench):
-    diff = await bench.diff_after(INTERVALS, "printf '\\nimport os\\nos._exit(0)\\n' >> intervals/__init__.py")
-    result = await bench.evaluate(INTERVALS, diff)
-    assert result.reward == 0.0
-    assert set(result.tests.values()) == {"MISSING"}
-
-
 # test_on_output -------------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +120,62 @@ async def test_on_output(bench, options, reward, detail):
     result = await bench.evaluate(INTERVALS, diff, name="test_on_output", **options)
     assert result.reward == reward
     assert detail in result.detail
+
+
+PYTEST_LOG = "== short test summary info ==\\nPASSED t.py::a\\nFAILED t.py::b - x\\n== 1 failed, 1 passed in 0.1s =="
+JUNIT = (
+    "<testsuite><testcase classname='t' name='a'/><testcase classname='t' name='b'><failure/></testcase></testsuite>"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "reward", "detail"),
+    [
+        ({"command": "echo ' a '", "exact_output": "a"}, 1.0, "as expected"),
+        ({"command": "echo ab", "exact_output": "a"}, 0.0, "is not 'a'"),
+        ({"command": "exit 7", "expected_exit_code": None}, 1.0, "as expected"),
+        ({"log": PYTEST_LOG}, 0.0, "1 tests are not as expected: t.py::b FAILED"),
+        ({"log": PYTEST_LOG, "expected_tests": ["t.py::a"]}, 1.0, "as expected"),
+        ({"log": PYTEST_LOG, "expected_tests": {"t.py::a": "PASSED", "t.py::b": "FAILED"}}, 1.0, "as expected"),
+        ({"log": PYTEST_LOG, "expected_tests": ["t.py::c"]}, 0.0, "t.py::c MISSING"),
+        ({"log": "nothing"}, 0.0, "the command's log names no test"),
+        ({"junit": "out/r.xml", "command": f'echo "{JUNIT}" > out/r.xml'}, 0.0, "t.b FAILED"),
+        ({"junit": "r.xml", "command": f'echo "{JUNIT}" > r.xml', "expected_tests": ["t.a"]}, 1.0, "as expected"),
+        ({"junit": "r.xml", "command": "echo '<a/>' > r.xml"}, 0.0, "not a JUnit report"),
+        ({"reward_file": "reward", "command": "echo 0.25 > reward"}, 0.25, "reward 0.25"),
+        ({"reward_file": "/tmp/reward", "command": "echo 1 > /tmp/reward"}, 1.0, "as expected"),
+        ({"reward_file": "reward", "command": "echo 7 > reward"}, 0.0, "not between 0 and 1"),
+        ({"reward_file": "reward", "command": "echo nan > reward"}, 0.0, "not between 0 and 1"),
+        ({"reward_file": "reward", "command": "echo much > reward"}, 0.0, "reward_file: could not convert"),
+    ],
+)
+async def test_on_what_the_command_reports(bench, options, reward, detail):
+    options = dict(options)
+    if "log" in options:
+        options |= {"command": f"printf '{options.pop('log')}\\n'", "log_parser": "pytest"}
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    result = await bench.evaluate(INTERVALS, diff, name="test_on_output", **options)
+    assert (result.reward, result.resolved) == (reward, reward == 1.0)
+    assert detail in result.detail
+
+
+@pytest.mark.parametrize(
+    ("forged", "options"),
+    [
+        ("echo 1 > reward", {"reward_file": "reward"}),
+        ("mkdir /tmp/x && echo 1 > /tmp/x/reward && ln -s /tmp/x out", {"reward_file": "out/reward"}),
+        ("mkdir reward && touch reward/x", {"reward_file": "reward"}),
+        ("echo \"<testsuite><testcase name='a'/></testsuite>\" > r.xml", {"junit": "r.xml"}),
+        (
+            "printf '#!/bin/sh\ntrue\n' > check.sh",
+            {"command": "sh check.sh && test -f solved", "protected": ["check.sh"]},
+        ),
+    ],
+)
+async def test_result_that_the_agent_wrote_beforehand_is_not_the_commands(bench, forged, options):
+    diff = await bench.diff_after(INTERVALS, forged)
+    result = await bench.evaluate(INTERVALS, diff, **{"name": "test_on_output", "command": "true", **options})
+    assert result.reward == 0.0
 
 
 async def test_on_output_with_a_diff_that_does_not_apply(bench):

@@ -1,0 +1,212 @@
+"""A machine to grade on, for tests: bubblewrap sandboxes with a task's workspace at its base commit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar_gym.evaluators import EvaluationContext
+from polar_gym.evaluators.judge import judge
+from polar_gym.registry import evaluators
+from polar_gym.runtimes import Command, Mount, Sandbox, SandboxRequest
+from polar_gym.runtimes.bubblewrap import Bubblewrap
+from polar_gym.runtimes.diff import snapshot_diff
+from polar_gym.schema import (
+    Budget,
+    BuilderSpec,
+    EvaluationResult,
+    EvaluatorSpec,
+    HarnessSpec,
+    RuntimeSpec,
+    Sampling,
+    Session,
+)
+from polar_gym.tasks import Task
+from polar_gym.tasks.bundled import TASKS
+from polar_gym.tasks.request import to_request
+from polar_gym.tasks.workspace import make_repository, pack_git_dir
+from tests.requirements import need
+
+BUNDLED = {task.repo.removeprefix("polar/"): task for task in TASKS(TASKS.Options()).load()}
+INTERVALS = BUNDLED["intervals"]
+
+
+GRADING_SLACK = 60.0
+"""Seconds, beside an evaluator's own, in which grading must be done."""
+
+
+class Bench:
+    """A machine to grade on: sandboxes with a task's workspace at its base commit."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.sandboxes = 0
+        """How many were started."""
+        self.spec = RuntimeSpec(name="bubblewrap")
+        self.mounts: list[Mount] = []
+        self.runtime = Bubblewrap(Bubblewrap.Options(scratch=directory))
+
+    def offer_pytest(self) -> None:
+        """The pytest of this environment in every sandbox: it is pure Python."""
+        packages = self.directory / "packages"
+        packages.mkdir()
+        for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+            for file in metadata.distribution(name).files or []:
+                if ".." not in file.parts and "__pycache__" not in file.parts:
+                    target = packages / file
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(str(file.locate()), target)
+        self.mounts.append(Mount(packages, "/opt/packages"))
+        self.spec = self.spec.model_copy(update={"environment": {"PYTHONPATH": "/opt/packages"}})
+
+    def repository(self, task: Task) -> Path:
+        path = self.directory / "repositories" / task.instance_id
+        if not path.exists():
+            assert task.workspace is not None
+            make_repository(Path(task.workspace), path)
+        return path
+
+    @asynccontextmanager
+    async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
+        request = SandboxRequest(
+            session_id="grading", spec=self.spec, workspace=self.repository(task), mounts=self.mounts
+        )
+        self.sandboxes += 1
+        sandbox = await self.runtime.start(request)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
+
+    async def diff_after(self, task: Task, *commands: str) -> bytes:
+        """What an agent that ran these shell commands leaves."""
+        async with self.sandbox(task) as sandbox:
+            for command in commands:
+                result = await sandbox.exec(Command(argv=["sh", "-c", command]))
+                assert result.exit_code == 0, result.stderr.decode()
+            return await snapshot_diff(sandbox, "/workspace", pack_git_dir(self.repository(task)))
+
+    async def evaluate(self, task: Task, diff: bytes, *, diff_problem: str = "", **evaluator: Any) -> EvaluationResult:
+        spec = EvaluatorSpec.model_validate({"name": "swe", "timeout_seconds": 30, **evaluator})
+        request = to_request(
+            task,
+            harness=HarnessSpec(name="pi"),
+            runtime=self.spec,
+            evaluator=spec,
+            builder=BuilderSpec(name="prefix_merging"),
+            num_samples=1,
+            timeout_seconds=60,
+            sampling=Sampling(),
+            budget=Budget(),
+        )
+        context = EvaluationContext(
+            request=request,
+            session=Session(session_id="s", task_id=request.task_id, sample_index=0, harness="pi", exit_code=0),
+            calls=[],
+            diff=diff,
+            diff_problem=diff_problem,
+            final_message="the answer is 42",
+            fresh_sandbox=lambda: self.sandbox(task),
+        )
+        options = evaluators.options(request.evaluator)
+        return await judge(
+            evaluators.get(request.evaluator.name)(options), context, spec.timeout_seconds + GRADING_SLACK
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return make_bench(tmp_path)
+
+
+def make_bench(directory: Path) -> Bench:
+    bench = Bench(directory)
+    missing = bench.runtime.check()
+    need(not missing, "a working bubblewrap", "; ".join(missing))
+    return bench
+
+
+PRICES = {
+    "prices/__init__.py": "from prices.total import total as total\n",
+    "prices/total.py": (
+        "def total(prices, discount=0):\n"
+        '    """The sum, less so many percent."""\n'
+        "    return sum(prices) * (100 - discount) // 10\n"
+    ),
+    "conftest.py": "import pytest\n\n\n@pytest.fixture\ndef basket():\n    return [100, 250]\n",
+    "setup.cfg": "[tool:pytest]\naddopts = --strict-markers\n",
+    "tests/test_prices.py": "from prices import total\n\n\ndef test_nothing_is_free():\n    assert total([]) == 0\n",
+}
+HIDDEN_TESTS = """
+
+def test_no_discount(basket):
+    assert total(basket) == 350
+
+
+def test_discount(basket):
+    assert total(basket, discount=10) == 315
+"""
+EVAL_SCRIPT = """#!/bin/bash
+set -uxo pipefail
+cd /workspace
+git status > /dev/null
+git checkout HEAD tests/test_prices.py
+git apply -v - <<'EOF_TESTS'
+{test_patch}
+EOF_TESTS
+: '>>>>> Start Test Output'
+python3 -m pytest -rA --color=no tests/test_prices.py
+: '>>>>> End Test Output'
+git checkout HEAD tests/test_prices.py
+"""
+
+
+def prices_task(directory: Path, **fields: Any) -> Task:
+    """A task whose tests are pytest's; its workspace is made below `directory`."""
+    source = directory / "prices-source"
+    for name, text in PRICES.items():
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    right = PRICES["prices/total.py"].replace("// 10\n", "// 100\n")
+    tests = "tests/test_prices.py"
+    values = {
+        "instance_id": "polar__prices-1",
+        "problem_statement": "total() is ten times too much\n",
+        "repo": "polar/prices",
+        "workspace": str(source),
+        "patch": _patch(directory, {"prices/total.py": right}),
+        "test_patch": _patch(directory, {tests: PRICES[tests] + HIDDEN_TESTS}),
+        "test_command": f"python3 -m pytest -rA --color=no {tests}",
+        "log_parser": "pytest",
+        "FAIL_TO_PASS": [f"{tests}::test_no_discount", f"{tests}::test_discount"],
+        "PASS_TO_PASS": [f"{tests}::test_nothing_is_free"],
+    }
+    return Task.model_validate({**values, **fields})
+
+
+def scripted(task: Task) -> Task:
+    """The same task as swebench has it, with an eval script and a log parser of swebench's."""
+    script = EVAL_SCRIPT.format(test_patch=task.test_patch)
+    update = {"test_command": "", "eval_script": script, "log_parser": "parse_log_pytest", "version": "1.0"}
+    return task.model_copy(update=update)
+
+
+def _patch(directory: Path, files: dict[str, str]) -> str:
+    """The git patch that gives these files of `PRICES` a new content."""
+    patch = ""
+    for name, text in files.items():
+        for side, content in (("a", PRICES[name]), ("b", text)):
+            path = directory / side / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        command = ["git", "diff", "--no-index", "--no-prefix", f"a/{name}", f"b/{name}"]
+        patch += subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False).stdout
+    return patch

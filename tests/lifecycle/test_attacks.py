@@ -1,0 +1,80 @@
+"""Every attack is worth nothing, is never masked, and does not cost an honest solution its reward."""
+
+import importlib.util
+
+import pytest
+
+from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, task_for
+from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
+from tests.requirements import need
+
+__all__ = ["bench"]
+
+BY_NAME = {attack.name: attack for attack in ATTACKS}
+IN_SWEBENCH = ("prints a log at the end", "sys.settrace", "overwrites the record")
+"""Attacks whose end differs where swebench reads the log."""
+
+
+def needs(ground: Ground, bench: Bench) -> None:
+    if ground != "unittest":
+        bench.offer_pytest()
+    if ground == "swebench":
+        need(importlib.util.find_spec("swebench"), "swebench", "pip install 'polar-gym[swe]'")
+
+
+def grounds(attack: Attack) -> list[Ground]:
+    """Where CI tries it; `make show-attacks` tries all everywhere. Files that do not count do not count anywhere."""
+    in_tested_code = any("PACKAGE" in path for path in attack.files)
+    chosen: list[Ground] = ["pytest"] if "pytest" in attack.grounds else []
+    if "unittest" in attack.grounds and (in_tested_code or not chosen):
+        chosen.append("unittest")
+    return [*chosen, "swebench"] if attack.name in IN_SWEBENCH else chosen
+
+
+CASES = [(ground, attack) for attack in ATTACKS for ground in grounds(attack)]
+
+
+@pytest.mark.parametrize(("ground", "attack"), CASES, ids=[f"{ground}: {attack.name}" for ground, attack in CASES])
+async def test_attack_is_worth_nothing(bench: Bench, ground: Ground, attack: Attack) -> None:
+    needs(ground, bench)
+    task = task_for(ground, bench.directory)
+    diff = await bench.diff_after(task, attack.script(ground))
+    result = await bench.evaluate(task, diff, timeout_seconds=3 if attack.name == "hangs" else 30)
+    assert (result.reward, result.resolved) == (0.0, False), result.log
+    assert result.detail
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+async def test_honest_solution_is_rewarded(bench: Bench, ground: Ground) -> None:
+    needs(ground, bench)
+    task = task_for(ground, bench.directory)
+    result = await bench.evaluate(task, task.patch.encode())
+    assert (result.reward, result.resolved) == (1.0, True), result.log
+    assert set(result.tests) == {*task.FAIL_TO_PASS, *task.PASS_TO_PASS}
+
+
+@pytest.mark.parametrize(
+    "name", ["edits the tests", "deletes the tests", "conftest.py", "a plugin by setup.cfg", "pytest.py"]
+)
+async def test_what_does_not_count_does_no_harm_either(bench: Bench, name: str) -> None:
+    """An honest agent edits tests and configuration, too."""
+    needs("pytest", bench)
+    task = task_for("pytest", bench.directory)
+    solve = "sed -i 's,// 10$,// 100,' prices/total.py"
+    diff = await bench.diff_after(task, BY_NAME[name].script("pytest"), solve)
+    assert (await bench.evaluate(task, diff)).reward == 1.0
+
+
+async def test_solution_survives_a_test_directory_that_is_gone(bench: Bench) -> None:
+    diff = await bench.diff_after(INTERVALS, "rm -rf tests", f"git apply <<'P'\n{INTERVALS.patch}P")
+    assert (await bench.evaluate(INTERVALS, diff)).reward == 1.0
+
+
+@pytest.mark.parametrize("ground", ["unittest", "pytest"])
+async def test_hidden_tests_are_nowhere_in_the_agents_sandbox(bench: Bench, ground: Ground) -> None:
+    task = task_for(ground, bench.directory)
+    hidden = {"unittest": "test_add_fills_a_hole_exactly", "pytest": "test_no_discount"}[ground]
+    assert hidden in task.test_patch
+    search = f"git rev-list --all --objects | cut -c 1-40 | git cat-file --batch | cat - $(git ls-files) > /tmp/all; \
+        ! grep -q {hidden} /tmp/all && ! grep -rqs {hidden} . /tmp ~"
+    await bench.diff_after(task, search)

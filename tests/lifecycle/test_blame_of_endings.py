@@ -1,0 +1,138 @@
+"""A session that ends badly: what the agent brought about is scored, what the machinery did is masked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polar_gym.registry import Options
+from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
+from polar_gym.runtimes import diff as diff_module
+from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
+from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec, Workspace
+from tests.lifecycle.test_session_endings import asking, node, task
+from tests.requirements import need_program
+
+
+@pytest.fixture(autouse=True)
+def _bubblewrap() -> None:
+    need_program("bwrap", "apt-get install bubblewrap")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("text\n")
+    return Workspace(source=str(source))
+
+
+async def run(tmp_path: Path, workspace: Workspace, rest: str, runtime: str = "bubblewrap") -> Episode:
+    """An episode of a harness that asks once, and then does this, graded by whether `made` is there."""
+    spec = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
+    agent: HarnessSpec = asking(f"ask()\n{rest}")
+    async with node(tmp_path) as local:
+        return await local.rollout(
+            task(agent=agent, evaluator=spec, runtime=RuntimeSpec(name=runtime, workspace=workspace))
+        )
+
+
+ENDINGS = {
+    "killed": "os.kill(os.getpid(), 9)",
+    "terminated": "os.kill(os.getpid(), 15)",
+    "aborted, as Node without memory": "os.abort()",
+    "home made read-only": "os.chmod(os.environ['HOME'], 0o500); sys.exit(1)",
+    "workspace removed": "__import__('shutil').rmtree('.', ignore_errors=True); os.chmod('/tmp', 0o500); sys.exit(1)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_harness_that_the_agent_killed_or_made_impossible_is_scored(
+    tmp_path: Path, workspace: Workspace, ending: str
+) -> None:
+    """Else an agent that sees no way to succeed could have its failure masked."""
+    episode = await run(tmp_path, workspace, ENDINGS[ending])
+    assert episode.session.failure is None
+    assert episode.session.exit_code != 0
+    assert episode.reward == 0.0
+
+
+async def test_what_a_killed_harness_left_is_graded(tmp_path: Path, workspace: Workspace) -> None:
+    episode = await run(tmp_path, workspace, "open('made', 'w'); os.kill(os.getpid(), 9)")
+    assert (episode.session.exit_code, episode.reward) == (137, 1.0)
+
+
+async def test_harness_that_gives_up_in_a_sound_sandbox_is_masked(tmp_path: Path, workspace: Workspace) -> None:
+    episode = await run(tmp_path, workspace, "sys.exit('no more ideas')")
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "harness_error"
+
+
+async def test_kill_before_any_answer_is_masked(tmp_path: Path, workspace: Workspace) -> None:
+    """No answer of the policy's has reached the sandbox: it cannot be its doing."""
+    agent = asking("os.kill(os.getpid(), 9)")
+    async with node(tmp_path) as local:
+        episode = await local.rollout(task(agent=agent, runtime=RuntimeSpec(name="bubblewrap", workspace=workspace)))
+    assert episode.reward is None
+
+
+class Vanishing:
+    """Bubblewrap whose sandbox is gone once the harness has ended, as after `docker kill` from outside."""
+
+    Options = Options
+
+    def __init__(self, options: Options) -> None:
+        self._real = Bubblewrap(Bubblewrap.Options())
+
+    async def start(self, request: SandboxRequest) -> BubblewrapSandbox:
+        sandbox = await self._real.start(request)
+        execute = sandbox.exec
+        ran: list[bool] = []
+
+        async def once(command: Command) -> ExecResult:
+            if ran:
+                raise SandboxError("the container is gone")
+            if request.serve is not None and "python3" in command.argv[0]:
+                ran.append(True)
+            return await execute(command)
+
+        sandbox.exec = once  # pyright: ignore[reportAttributeAccessIssue]
+        return sandbox
+
+    def check(self) -> list[str]:
+        return []
+
+    def caveats(self) -> list[str]:
+        return []
+
+    async def reap(self, session_ids: object) -> int:
+        return 0
+
+    async def close(self) -> None:
+        await self._real.close()
+
+
+@pytest.mark.parametrize("rest", ["os.kill(os.getpid(), 9)", "sys.exit(1)", ""])
+async def test_sandbox_that_vanishes_is_masked(tmp_path: Path, workspace: Workspace, rest: str) -> None:
+    episode = await run(tmp_path, workspace, rest, runtime=f"{__name__}:Vanishing")
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert "the container is gone" in episode.session.failure.message
+
+
+async def test_diff_that_is_too_long_is_scored(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diff_module, "MAX_DIFF", 1000)
+    episode = await run(tmp_path, workspace, "open('made', 'w').write('x\\n' * 1000)")
+    assert episode.reward == 0.0
+    assert episode.evaluation is not None
+    assert "longer than 1000 bytes" in episode.evaluation.detail
+
+
+async def test_files_that_are_not_carried_are_named(tmp_path: Path, workspace: Workspace) -> None:
+    episode = await run(tmp_path, workspace, "open('/tmp/elsewhere', 'w'); open('made', 'w')")
+    assert episode.reward == 1.0
+    assert episode.artifacts.not_carried == ["/tmp/elsewhere"]

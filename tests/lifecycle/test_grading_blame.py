@@ -1,0 +1,169 @@
+"""Who is to blame when grading fails: the grader only for what fails before the diff is there, or without it too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from polar_gym.evaluators import EvaluationContext, EvaluatorError
+from polar_gym.evaluators.grading import carry
+from polar_gym.evaluators.judge import MaskedError
+from polar_gym.registry import Options
+from polar_gym.runtimes import Command, SandboxError
+from polar_gym.schema import EvaluationResult, EvaluatorSpec
+from tests.lifecycle.grading_bench import INTERVALS, Bench, bench, prices_task
+
+__all__ = ["bench"]
+
+HANG = "printf '\\nwhile True: pass\\n' >> intervals/__init__.py"
+
+
+class GraderOptions(Options):
+    how: str
+    when: str
+
+
+class Grader:
+    """Fails as its option says, where its other option says."""
+
+    Options = GraderOptions
+
+    def __init__(self, options: GraderOptions) -> None:
+        self._options = options
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        async with context.fresh_sandbox() as sandbox:
+            if self._options.when == "before":
+                await self._fail()
+            assert await carry(context, sandbox) == ""
+            made = await sandbox.exec(Command(argv=["test", "-f", "made.txt"]))
+            if self._options.when == "always" or made.exit_code == 0:
+                await self._fail()
+        return EvaluationResult(evaluator="grader", reward=1.0)
+
+    async def _fail(self) -> None:
+        if self._options.how == "hangs":
+            await asyncio.sleep(600)
+        raise {"raises": ZeroDivisionError, "gives up": EvaluatorError, "loses its sandbox": SandboxError}[
+            self._options.how
+        ]("failed")
+
+
+@pytest.mark.parametrize("how", ["raises", "gives up", "loses its sandbox", "hangs"])
+@pytest.mark.parametrize(("when", "sandboxes"), [("before", 1), ("always", 2), ("with the diff", None)])
+async def test_only_what_fails_with_the_diff_alone_is_scored(
+    bench: Bench, how: str, when: str, sandboxes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    monkeypatch.setattr("tests.lifecycle.grading_bench.GRADING_SLACK", 1.0)
+    before = bench.sandboxes
+    grading = bench.evaluate(INTERVALS, diff, name=f"{__name__}:Grader", how=how, when=when, timeout_seconds=0.5)
+    if sandboxes is None:
+        result = await grading
+        assert result.reward == 0.0
+        assert "with the agent's changes, and not without them" in result.detail
+    else:
+        with pytest.raises(MaskedError):
+            await grading
+        assert bench.sandboxes - before == sandboxes
+
+
+async def test_a_sandbox_that_is_lost_once_is_not_the_agents_doing(bench: Bench) -> None:
+    """The daemon was restarted: the agent's work is graded again."""
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    LosesOne.left = 1
+    result = await bench.evaluate(INTERVALS, diff, name=f"{__name__}:LosesOne")
+    assert result.reward == 1.0
+
+
+class LosesOne:
+    left = 0
+
+    def __init__(self, options: Options) -> None: ...
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        async with context.fresh_sandbox() as sandbox:
+            await carry(context, sandbox)
+            if type(self).left and not context.control:
+                type(self).left -= 1
+                raise SandboxError("gone")
+        return EvaluationResult(evaluator="grader", reward=1.0)
+
+
+async def test_tests_that_hang_by_themselves_mask(bench: Bench) -> None:
+    with pytest.raises(EvaluatorError, match=r"timed out after 2 s; and without the agent's changes: .* timed out"):
+        await bench.evaluate(INTERVALS, INTERVALS.patch.encode(), test_command="sleep 60", timeout_seconds=2)
+
+
+async def test_image_in_which_the_tests_cannot_run_masks(bench: Bench) -> None:
+    """Such an image once gave every solution a zero, whatever it was worth."""
+    task = prices_task(bench.directory)  # and no pytest
+    with pytest.raises(EvaluatorError, match="No module named pytest"):
+        await bench.evaluate(task, task.patch.encode())
+
+
+async def test_command_that_escapes_the_witness_masks(bench: Bench) -> None:
+    command = INTERVALS.test_command.replace("python3", "python3 -E")
+    with pytest.raises(EvaluatorError, match="without the witness"):
+        await bench.evaluate(INTERVALS, INTERVALS.patch.encode(), test_command=command)
+
+
+async def test_command_that_selects_tests_gets_no_canary(bench: Bench) -> None:
+    bench.offer_pytest()
+    task = prices_task(bench.directory)
+    command = f"{task.test_command} -k discount"
+    result = await bench.evaluate(task, task.patch.encode(), test_command=command, PASS_TO_PASS=[])
+    assert result.reward == 1.0
+    assert "assertRaises" not in result.log
+
+
+async def test_workspace_without_a_diff_is_scored(bench: Bench) -> None:
+    for name in ("swe", "test_on_output"):
+        more = {} if name == "swe" else {"command": "true"}
+        result = await bench.evaluate(INTERVALS, b"", name=name, diff_problem="the diff is longer than 1 byte", **more)
+        assert (result.reward, result.detail) == (0.0, "the diff is longer than 1 byte")
+
+
+# composite ------------------------------------------------------------------------------------------------------------
+
+
+async def test_composite_reports_each_component(bench: Bench) -> None:
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    components = {
+        "made": {"name": "test_on_output", "command": "test -f made.txt"},
+        "solved": {"name": "test_on_output", "command": "test -f solved"},
+        "done": {"name": "session_completion"},
+    }
+    result = await bench.evaluate(INTERVALS, diff, name="composite", components=components, weights={"solved": 2})
+    assert result.components == {"made": 1.0, "solved": 0.0, "done": 0.0}  # no model call was made
+    assert result.reward == 0.25
+    assert result.resolved is False
+    assert "solved 0: the command exited with 1" in result.detail
+
+
+async def test_composite_is_masked_as_a_whole(bench: Bench) -> None:
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    components = {
+        "made": {"name": "test_on_output", "command": "test -f made.txt"},
+        "broken": {"name": "test_on_output", "command": "sleep 60", "timeout_seconds": 0.5},
+    }
+    with pytest.raises(MaskedError, match="timed out"):
+        await bench.evaluate(INTERVALS, diff, name="composite", components=components)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"components": {}}, "components"),
+        ({"components": {"a": {"name": "nope"}}}, "unknown evaluator 'nope'"),
+        ({"components": {"a": {"name": "test_on_output"}}}, "command"),
+        ({"components": {"a": {"name": "session_completion"}}, "weights": {"b": 1}}, "no component is named b"),
+        ({"components": {"a": {"name": "session_completion"}}, "weights": {"a": 0}}, "not all 0"),
+    ],
+)
+def test_composite_says_what_is_wrong_with_it(options: dict[str, object], says: str) -> None:
+    from polar_gym.registry import evaluators
+
+    with pytest.raises(ValueError, match=says):
+        evaluators.options(EvaluatorSpec.model_validate({"name": "composite", **options}))

@@ -1,0 +1,95 @@
+"""An image's git repository loses its future before the agent sees it."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes.diff import apply_diff, snapshot_diff
+from polar_gym.runtimes.history import cut_history, pack_baseline
+from polar_gym.tasks.workspace import make_repository
+from tests.lifecycle.runtime_kinds import make, sh, started
+from tests.requirements import need_program
+
+CLONE = r"""
+set -e
+git init -q -b trunk . && git config user.name a && git config user.email a@a
+commit() { echo "$1" > "$1"; git add -A; git commit -qm "$1"; }
+commit before; printf 'ignored\n' > .gitignore; commit base
+base=$(git rev-parse HEAD)
+commit secret-fix; git tag secret-tag; git branch secret-branch; git update-ref refs/remotes/origin/trunk HEAD
+git notes add -m secret-note
+git reset -q --hard "$base"
+git worktree add -q /tmp/secret-worktree secret-branch
+echo secret-stash > before; git stash -q
+git init -q /tmp/alternate
+(cd /tmp/alternate; git config user.name a; git config user.email a@a; commit secret-alternate)
+echo /tmp/alternate/.git/objects > .git/objects/info/alternates
+commit secret-lost; git reset -q --hard "$base"; git gc -q; git pack-refs --all
+git checkout -q --detach; echo changed > base; echo x > untracked; echo x > ignored
+"""
+SECRETS = (
+    "git rev-list --all --reflog --objects; git cat-file --batch-all-objects --batch --unordered;git fsck --unreachable"
+)
+
+
+@pytest.fixture
+async def cloned():
+    need_program("bwrap", "apt-get install bubblewrap")
+    async with started(make("bubblewrap")) as sandbox:
+        done = await sh(sandbox, CLONE)
+        assert done.exit_code == 0, done.stderr.decode()
+        assert b"secret" in (await sh(sandbox, SECRETS)).stdout
+        yield sandbox
+
+
+async def test_nothing_but_the_past_is_left(cloned):
+    status = (await sh(cloned, "git status --porcelain; git rev-parse HEAD")).stdout
+    await cut_history(cloned, "/workspace")
+    left = (await sh(cloned, SECRETS)).stdout
+    assert b"secret" not in left
+    assert b"unreachable" not in left
+    assert (await sh(cloned, "git log --format=%s")).stdout == b"base\nbefore\n"
+    assert (await sh(cloned, "git status --porcelain; git rev-parse HEAD")).stdout == status
+    assert (await sh(cloned, "git tag; git stash list; git reflog; git notes list; git remote")).stdout == b""
+    assert (
+        b"secret" not in (await sh(cloned, "cat .git/objects/info/alternates; ls -R .git; cat .git/packed-refs")).stdout
+    )
+
+
+async def test_diff_is_against_the_files_that_the_image_has(cloned):
+    """Files that the image changed or added are not the agent's work, and once made its diff fail to apply."""
+    await cut_history(cloned, "/workspace")
+    git_dir = await pack_baseline(cloned, "/workspace")
+    assert await snapshot_diff(cloned, "/workspace", git_dir) == b""
+    await sh(cloned, "echo more >> untracked; git add -A; git -c user.name=a -c user.email=a@a commit -qm all")
+    diff = await snapshot_diff(cloned, "/workspace", git_dir)
+    assert diff.count(b"diff --git") == 1
+    await sh(cloned, "git checkout -q HEAD~1; echo x > untracked; echo changed > base")
+    await apply_diff(cloned, "/workspace", diff)
+    assert (await sh(cloned, "cat untracked")).stdout == b"x\nmore\n"
+
+
+async def test_image_without_a_repository(tmp_path: Path):
+    need_program("bwrap", "apt-get install bubblewrap")
+    async with started(make("bubblewrap")) as sandbox:
+        await sh(sandbox, "echo x > file")
+        await cut_history(sandbox, "/workspace")
+        git_dir = await pack_baseline(sandbox, "/workspace")
+        assert await snapshot_diff(sandbox, "/workspace", git_dir) == b""
+        with pytest.raises(SandboxError, match="cannot be recorded"):
+            await pack_baseline(sandbox, "/no-such-workspace")
+
+
+def test_repository_made_from_a_clone_has_no_future_either(tmp_path: Path):
+    """The same law for a workspace that is a repository on the gateway's machine."""
+    source = tmp_path / "source"
+    source.mkdir()
+    clone = CLONE.replace("/tmp/", f"{tmp_path}/")
+    subprocess.run(["sh", "-c", clone], cwd=source, check=True, capture_output=True)
+    make_repository(source, tmp_path / "made")
+    found = subprocess.run(["sh", "-c", SECRETS], cwd=tmp_path / "made", capture_output=True, check=True)
+    assert b"secret" not in found.stdout
+    assert b"unreachable" not in found.stdout
+    assert b"before" in found.stdout

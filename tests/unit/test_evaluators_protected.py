@@ -1,0 +1,142 @@
+"""Which changes of an agent's count, by path."""
+
+import pytest
+
+from polar_gym.evaluators.canary import make_canary, runs_whole_files
+from polar_gym.evaluators.patch import FileChange
+from polar_gym.evaluators.protected import TaskFiles, is_test_module, named_by
+
+FILES = TaskFiles(
+    owned=["pkg/tests/unit/test_a.py", "checks/test_b.py"],
+    tests=["lib/test_c.py::test_x", "tests.test_d.T.test_y", "test_z (mod.test_e.T)"],
+    command="python runtests.py --flag=scripts/run.sh && make all",
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pkg/tests/unit/test_a.py",
+        "pkg/tests/helpers/data.json",
+        "pkg/tests/__init__.py",
+        "pkg/tests.py",
+        "checks/test_b.py",
+        "checks/test_b/__init__.py",
+        "checks/test_b.cpython-311-x86_64-linux-gnu.so",
+        "checks.py",
+        "lib/test_c.py",
+        "tests/test_d.py",
+        "sub/tests/test_d.py",
+        "mod/test_e.py",
+        "conftest.py",
+        "deep/down/conftest.py",
+        "conftest/__init__.py",
+        "conftest.cpython-311-x86_64-linux-gnu.so",
+        "pytest.ini",
+        "sub/.pytest.ini",
+        "pyproject.toml",
+        "setup.cfg",
+        "tox.ini",
+        "sitecustomize.py",
+        "usercustomize/__init__.py",
+        "evil.pth",
+        "evil.egg-info/entry_points.txt",
+        "evil-1.0.dist-info/entry_points.txt",
+        "pkg/x.pyc",
+        "unittest.py",
+        "unittest/__init__.py",
+        "_pytest/config.py",
+        "pluggy.so",
+    ],
+)
+def test_the_tasks_own(path):
+    assert FILES.protects(FileChange(path.encode(), True, b""))
+
+
+@pytest.mark.parametrize("path", ["runtests.py", "scripts/run.sh"])
+def test_what_the_command_names_is_the_tasks_where_the_base_has_it(path):
+    assert FILES.protects(FileChange(path.encode(), False, b""))
+    assert not FILES.protects(FileChange(path.encode(), True, b""))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pkg/core.py",
+        "pkg/testing.py",
+        "checks/core.py",
+        "checks/__init__.py",
+        "src/_pytest/runner.py",
+        "lib/test_f.py",
+        "setup.py",
+        "Makefile",
+        "mod/e.py",
+        "tests_of_taste.py",
+        "pkg/conftest_tools.py",
+    ],
+)
+def test_the_agents_own(path):
+    assert not FILES.protects(FileChange(path.encode(), True, b""))
+
+
+def test_the_runner_itself_may_be_what_is_worked_on():
+    assert not FILES.protects(FileChange(b"pytest.py", False, b""))
+
+
+def test_named_files_and_directories():
+    protects = named_by(["a/b", "c.txt"])
+    wanted = {b"a/b": True, b"a/b/c": True, b"c.txt": True, b"a/bc": False, b"d/c.txt": False}
+    assert {path: protects(FileChange(path, True, b"")) for path in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "is_test"), [("a/test_b.py", True), ("a/b_test.py", True), ("tests.py", True), ("a.py", False)]
+)
+def test_test_modules(path, is_test):
+    assert is_test_module(path) is is_test
+    assert not is_test_module(path.replace(".py", ".js"))
+
+
+# Canaries -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [
+        ("pytest -rA tests/test_a.py", True),
+        ("python -m unittest discover -v -p test_a.py", True),
+        ("./tests/runtests.py --verbosity 2 a.b --parallel 1", True),
+        ("pytest tests/test_a.py::test_b", False),
+        ("pytest -k name", False),
+        ("pytest -x tests", False),
+        ("pytest --maxfail=1", False),
+        ("python -m unittest -f tests", False),
+        ("pytest --deselect=a.py", False),
+    ],
+)
+def test_canaries_go_where_all_tests_run(command, whole):
+    assert runs_whole_files(command) is whole
+
+
+def test_canary_judges_what_is_said_of_it():
+    canary = make_canary()
+    first, second, third = canary.names
+    assert all(f"def {name}(" in canary.text for name in canary.names)
+    assert canary.problem({f"t.py::{first}": "FAILED", "t.py::other": "PASSED"}, "the log") == ""
+    assert "is reported as passed" in canary.problem({f"t.py::{first}": "FAILED", f"t.T.{second}": "PASSED"}, "the log")
+    assert "not reported" in canary.problem({"t.py::other": "PASSED"}, "the log")
+    assert "not reported" in canary.problem({f"t.py::{third}": "SKIPPED"}, "the log")
+
+
+def test_canaries_are_tests_that_fail():
+    canary = make_canary()
+    space: dict[str, object] = {}
+    exec(canary.text, space)
+    for name, value in list(space.items()):
+        if name.startswith("test_"):
+            with pytest.raises(AssertionError):
+                value()  # pyright: ignore[reportCallIssue]
+        elif name.startswith("Test"):
+            for test in (each for each in dir(value) if each.startswith("test_")):
+                with pytest.raises(AssertionError):
+                    getattr(value(test), test)()  # pyright: ignore[reportCallIssue]
