@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -41,6 +42,8 @@ cat /etc/passwd
 printf '\\0'
 for loader in {" ".join(LOADERS)}; do [ ! -e "$loader" ] || printf yes; done
 printf '\\0'
+command -v git
+printf '\\0'
 cat /proc/self/environ
 """
 
@@ -58,6 +61,7 @@ class Image:
     passwd: str
     glibc: bool
     """Whether programs that were built for glibc find their loader in it."""
+    git: bool
 
 
 @dataclass
@@ -142,14 +146,16 @@ class Images:
 
     def _look_into(self, name: str, path: Path, *, own_usr: bool) -> Image:
         if not own_usr:
-            return Image(name=name, path=path, environment=agent.ENVIRONMENT, passwd=agent.ETC["passwd"], glibc=True)
+            return Image(
+                name=name, path=path, environment=agent.ENVIRONMENT, passwd=agent.ETC["passwd"], glibc=True, git=True
+            )
         done = self._run("exec", *CONTAINED, str(path), "/bin/sh", "-c", FACTS)
-        if done.returncode != 0 or done.stdout.count(b"\0") < 2:
+        if done.returncode != 0 or done.stdout.count(b"\0") < 3:
             raise SandboxError(f"runtime.image: {name!r} does not run here; it needs /bin/sh and cat: {_said(done)}")
-        passwd, loader, environment = done.stdout.decode(errors="replace").split("\0", 2)
+        passwd, loader, git, environment = done.stdout.decode(errors="replace").split("\0", 3)
         pairs = (entry.partition("=") for entry in environment.split("\0") if not entry.startswith(_APPTAINERS_OWN))
         known = {variable: value for variable, equals, value in pairs if equals and variable not in _NOT_THE_IMAGES}
-        return Image(name=name, path=path, environment=known, passwd=passwd, glibc=bool(loader))
+        return Image(name=name, path=path, environment=known, passwd=passwd, glibc=bool(loader), git=bool(git))
 
     def _run(self, *arguments: str, scratch: str | None = None) -> subprocess.CompletedProcess[bytes]:
         with contextlib.ExitStack() as stack:
@@ -158,7 +164,7 @@ class Images:
                 [self.program, "--quiet", *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                env=environment(own, self.cache),
+                env=environment(own, self.cache) | _daemon(),
                 cwd="/",
                 timeout=CONVERSION_SECONDS,
                 check=False,
@@ -174,6 +180,12 @@ def environment(configuration: str, cache: Path) -> dict[str, str]:
         "APPTAINER_CACHEDIR": str(cache / "layers"),
         "APPTAINER_TMPDIR": configuration,
     }
+
+
+def _daemon() -> dict[str, str]:
+    """Which Docker daemon has the images that are asked for by name."""
+    host = os.environ.get("DOCKER_HOST")
+    return {"DOCKER_HOST": host} if host else {}
 
 
 def _own_format(path: Path) -> Path:

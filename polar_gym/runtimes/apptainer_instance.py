@@ -93,7 +93,7 @@ class Instance:
         if request.spec.image is None:
             mounts += [Mount(Path("/usr"), "/usr"), *(Mount(path.resolve(), str(path)) for path in agent.host_etc())]
         elif not image.glibc and any(map(glibc.is_toolchain, mounts)):
-            mounts += glibc.support(mounts)
+            mounts += glibc.support(mounts, git=not image.git)
         mounts.append(Mount(self.scratch / "etc" / "passwd", "/etc/passwd"))
         own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
         writable = [(self.scratch / name, inside, "rw") for name, inside in own.items()]

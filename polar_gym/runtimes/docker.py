@@ -230,7 +230,7 @@ class Docker:
             raise SandboxError("runtime.image is not set: name an image, or set runtime.host_usr=true")
         tag = skeleton_tag()
         import_skeleton(client, tag)
-        return Image(name=tag, id=tag, glibc=True)
+        return Image(name=tag, id=tag, glibc=True, git=True)
 
 
 RUNTIME = Docker

@@ -14,7 +14,9 @@ import docker
 from docker import errors
 
 from polar_gym.runtimes import SandboxError
-from polar_gym.runtimes.glibc import LOADERS
+from polar_gym.runtimes.glibc import GIT, LOADERS
+
+GITS = (GIT, "/usr/local/bin/git", "/bin/git")
 
 PullPolicy = Literal["never", "missing", "always"]
 
@@ -27,6 +29,7 @@ class Image:
     id: str
     glibc: bool
     """Whether programs that were built for glibc find their loader in it."""
+    git: bool
 
 
 class Images:
@@ -36,8 +39,8 @@ class Images:
         self._policy: PullPolicy = policy
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._pulled: set[str] = set()
-        self._glibc: dict[str, bool] = {}
-        """Image id -> whether it has glibc."""
+        self._has: dict[str, tuple[bool, bool]] = {}
+        """Image id -> whether it has glibc, and git."""
         self.run_node: set[str] = set()
         """Ids of images in which the toolchain's node is known to start."""
 
@@ -55,9 +58,10 @@ class Images:
                     f"runtime.image: {name!r} is not on this machine; get it with: docker pull {name}, or set "
                     "runtime.pull=missing"
                 )
-            if found not in self._glibc:
-                self._glibc[found] = _has_glibc(client, found)
-        return Image(name=name, id=found, glibc=self._glibc[found])
+            if found not in self._has:
+                self._has[found] = _look_into(client, found)
+            has_glibc, has_git = self._has[found]
+        return Image(name=name, id=found, glibc=has_glibc, git=has_git)
 
     def _pull(self, client: docker.DockerClient, name: str) -> None:
         try:
@@ -76,11 +80,12 @@ class Images:
             return None
 
 
-def _has_glibc(client: docker.DockerClient, image: str) -> bool:
-    """Asks a container that is never started."""
+def _look_into(client: docker.DockerClient, image: str) -> tuple[bool, bool]:
+    """Whether an image has glibc, and git, as a container says that is never started."""
     container = client.api.create_container(image, entrypoint=["/bin/sh"], network_disabled=True)["Id"]
     try:
-        return any(_has_file(client, container, loader) for loader in LOADERS)
+        glibc, git = (any(_has_file(client, container, path) for path in paths) for paths in (LOADERS, GITS))
+        return glibc, git
     finally:
         client.api.remove_container(container, force=True, v=True)
 

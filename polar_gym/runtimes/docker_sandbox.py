@@ -55,6 +55,7 @@ WAIT = "while :; do sleep 3600 & wait $!; done"
 PREPARE = """
 set -e
 mkdir -p "$1" "$2"
+[ -d /tmp ] || mkdir -m 1777 /tmp
 chown 1000:1000 "$1"
 chown -R 1000:1000 "$2"
 grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo "agent:x:1000:1000:agent:$1:/bin/sh" >> /etc/passwd
@@ -168,7 +169,9 @@ class DockerSandbox:
         )
         try:
             container.start()
-        except errors.NotFound as error:
+        except errors.APIError as error:
+            if "/bin/sh" not in str(error.explanation):
+                raise
             raise SandboxError(f"runtime.image: {self._image.name!r} has no /bin/sh: {error.explanation}") from error
         container.reload()
         return container.attrs["State"]["Pid"]
@@ -178,7 +181,7 @@ class DockerSandbox:
         if self._request.spec.image is None:
             mounts += [Mount(Path("/usr"), "/usr"), *(Mount(path.resolve(), str(path)) for path in agent.host_etc())]
         elif not self._image.glibc and any(map(glibc.is_toolchain, mounts)):
-            mounts += glibc.support(mounts)
+            mounts += glibc.support(mounts, git=not self._image.git)
         if self._relay_directory is not None:
             mounts.append(Mount(self._relay_directory / "socket", relay.INSIDE))
         return [docker_types.Mount(each.inside, str(each.host), type="bind", read_only=True) for each in mounts]

@@ -8,6 +8,7 @@ theirs changes; an image that has glibc keeps its own.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -18,17 +19,21 @@ from polar_gym.runtimes import TOOLCHAIN, Mount
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 """Where programs expect glibc's loader: one of these exists in an image that has it."""
 
+GIT = "/usr/bin/git"
+
 FAMILY = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "libresolv.so.2", "librt.so.1", "libutil.so.1")
 """glibc's own parts, for programs inside packages, which are not looked at."""
 
 
-def support(mounts: Sequence[Mount]) -> list[Mount]:
-    """More mounts, with which the programs among these start without the image's help. Blocks."""
-    programs = [mount.host for mount in mounts if is_toolchain(mount) and mount.host.is_file()]
-    needed = {path for program in (Path("/bin/sh"), *programs) for path in _needed(program)}
+def support(mounts: Sequence[Mount], *, git: bool) -> list[Mount]:
+    """More mounts, with which the programs among these start without the image's help; `git`: it is needed too, as the
+    image has none, and changes to a workspace are read with it. Blocks."""
+    more = [Mount(Path(found).resolve(), GIT)] if git and (found := shutil.which("git")) else []
+    programs = [mount.host for mount in (*mounts, *more) if mount in more or is_toolchain(mount)]
+    needed = {path for program in (Path("/bin/sh"), *programs) if program.is_file() for path in _needed(program)}
     for library in [path for path in needed if path.name == "libc.so.6"]:
         needed |= {sibling for name in FAMILY if (sibling := library.with_name(name)).exists()}
-    return [Mount(path.resolve(), str(path)) for path in sorted(needed)]
+    return [*more, *(Mount(path.resolve(), str(path)) for path in sorted(needed))]
 
 
 def is_toolchain(mount: Mount) -> bool:

@@ -1,0 +1,180 @@
+"""Any image will do: with nothing in it but busybox, from a daemon, an archive or a file, and wrong ones are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from polar_gym.config import cache_dir
+from polar_gym.harnesses.install import toolchain_mounts
+from polar_gym.registry import harnesses
+from polar_gym.runtimes import HOME, NODE, Command, Mount, SandboxError
+from polar_gym.schema import RuntimeSpec, Workspace
+from tests import apptainer
+from tests.docker_daemon import docker_host
+from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
+from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
+from tests.requirements import need_program
+
+__all__ = ["docker_host", "make_runtime"]
+
+FETCH = """
+const http = require("http");
+http.get("http://127.0.0.1:8080/", answer => answer.pipe(process.stdout));
+"""
+
+with_images = pytest.mark.parametrize("make_runtime", ["docker", "apptainer"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def busybox(docker_host: str) -> Iterator[str]:
+    """An image with a static busybox, a repository of root's, and a variable: no libc, no node, no user of ours."""
+    with imported(docker_host, BUSYBOX_FILES, changes=["ENV PATH=/bin", "ENV FROM_IMAGE=yes\\ it\\'s"]) as tag:
+        yield tag
+
+
+class Named:
+    """Says images as the runtime at hand takes them: Docker's by their tag, Apptainer's as archives."""
+
+    def __init__(self, make_runtime: MakeRuntime, host: str, directory: Path) -> None:
+        self.runtime = make_runtime()
+        self._host = host
+        self._directory = directory
+
+    def spec(self, tag: str, **values: object) -> RuntimeSpec:
+        kind = type(self.runtime).__name__.lower()
+        image = tag if kind == "docker" else archive(self._host, tag, self._directory / "image.tar")
+        return RuntimeSpec.model_validate({"name": kind, "image": image, **values})
+
+
+@pytest.fixture
+def named(make_runtime: MakeRuntime, docker_host: str, tmp_path: Path) -> Named:
+    return Named(make_runtime, docker_host, tmp_path)
+
+
+def node() -> Mount:
+    need_program("node", "https://nodejs.org (>= 20)")
+    mounts, _ = toolchain_mounts(harnesses.get("pi"), cache_dir())
+    return next(mount for mount in mounts if mount.inside == NODE)
+
+
+@with_images
+async def test_an_image_keeps_its_variables_and_its_files_become_the_agents(named: Named, busybox: str):
+    spec = named.spec(busybox, workspace=Workspace(path="/testbed"))
+    async with started(named.runtime, spec=spec) as sandbox:
+        script = (
+            "echo more >> code.txt; cat code.txt; id -un; echo $FROM_IMAGE ${PATH%%:*} $HOME; pwd; touch ~/x /tmp/x"
+        )
+        result = await sh(sandbox, script)
+    expected = f"of the image\nmore\nagent\nyes it's /bin {HOME}\n/testbed\n"
+    assert (result.stdout.decode(), result.stderr) == (expected, b"")
+    await named.runtime.close()
+
+
+@with_images
+async def test_the_toolchains_node_runs_in_an_image_without_any_library(named: Named, busybox: str):
+    async with started(
+        named.runtime, spec=named.spec(busybox), mounts=[node()], serve=gateway("heard in busybox")
+    ) as sandbox:
+        result = await sandbox.exec(Command(argv=[NODE, "-e", FETCH]))
+        assert (result.stdout, result.stderr) == (b"heard in busybox", b"")
+        assert (await sh(sandbox, "ls -l /bin/ls | cut -c1")).stdout == b"l\n", "the image's programs are its own"
+    await named.runtime.close()
+
+
+@with_images
+async def test_an_image_that_node_does_not_start_in_is_named_before_the_harness_starts(named: Named, docker_host: str):
+    """As one whose glibc is older than node's: here its loader is not even a program."""
+    files = {**BUSYBOX_FILES, "lib64/ld-linux-x86-64.so.2": "#!/bin/sh\nexit 1\n"}
+    with imported(docker_host, files) as tag:
+        spec = named.spec(tag)
+        with pytest.raises(SandboxError, match=r"runtime\.image: the harness's node does not start in .*glibc"):
+            async with started(named.runtime, spec=spec, mounts=[node()]):
+                pass
+        async with started(named.runtime, spec=spec) as sandbox:
+            assert (await sh(sandbox, "echo fine without")).stdout == b"fine without\n"
+    await named.runtime.close()
+
+
+@with_images
+async def test_an_image_without_a_shell_is_named(named: Named, docker_host: str):
+    with (
+        imported(docker_host, {"etc/passwd": ""}, busybox=False) as tag,
+        pytest.raises(SandboxError, match=r"runtime\.image: .*/bin/sh"),
+    ):
+        async with started(named.runtime, spec=named.spec(tag)):
+            pass
+    await named.runtime.close()
+
+
+async def test_never_pulls_where_it_is_told_not_to(docker_host: str):
+    runtime = make("docker", host=docker_host, pull="never")
+    with pytest.raises(SandboxError, match=r"runtime\.pull=missing"):
+        async with started(runtime, spec=RuntimeSpec(name="docker", image="registry.invalid/none:1")):
+            pass
+    await runtime.close()
+
+
+async def test_an_image_that_cannot_be_pulled_is_named(docker_host: str):
+    runtime = make("docker", host=docker_host)
+    with pytest.raises(SandboxError, match=r"'registry\.invalid/none:1' could not be pulled.*docker pull"):
+        await runtime.prepare(["registry.invalid/none:1"])
+    await runtime.close()
+
+
+async def test_always_asks_the_registry_even_for_what_is_there(docker_host: str, busybox: str):
+    """And `missing` does not: no registry knows these images."""
+    present, always = (make("docker", host=docker_host, pull=policy) for policy in ("missing", "always"))
+    await present.prepare([busybox])
+    with pytest.raises(SandboxError, match="could not be pulled"):
+        await always.prepare([busybox])
+    await present.close()
+    await always.close()
+
+
+@pytest.fixture
+def program() -> str:
+    return apptainer.program()
+
+
+async def test_apptainer_converts_an_image_once(docker_host: str, busybox: str, program: str, tmp_path: Path):
+    """Known by its id, wherever it comes from; also in two runs at once."""
+    first, second = (make("apptainer", program=program, images=tmp_path / "images") for _ in range(2))
+    saved = [archive(docker_host, busybox, tmp_path / name) for name in ("a.tar", "b.tar")]
+    await first.prepare([saved[0]])
+    (converted,) = (path for path in (tmp_path / "images").iterdir() if path.is_dir())
+    made = converted.stat().st_ino
+    await second.prepare([saved[1]])
+    (converted,) = (path for path in (tmp_path / "images").iterdir() if path.is_dir())
+    assert converted.stat().st_ino == made
+    async with started(second, spec=RuntimeSpec(name="apptainer", image=str(converted))) as sandbox:
+        assert (await sh(sandbox, "echo $FROM_IMAGE")).stdout == b"yes it's\n"
+    with pytest.raises(SandboxError, match=r"no sandbox of Apptainer's"):
+        await first.prepare([str(tmp_path)])
+
+
+async def test_apptainer_runs_sif_files(docker_host: str, busybox: str, program: str, tmp_path: Path):
+    need_program("mksquashfs", "apt-get install squashfs-tools")
+    maker = make("apptainer", program=program, images=tmp_path / "images", form="sif")
+    await maker.prepare([archive(docker_host, busybox, tmp_path / "image.tar")])
+    (sif,) = (tmp_path / "images").glob("*.sif")
+    spec = RuntimeSpec(name="apptainer", image=str(sif), workspace=Workspace(path="/testbed"))
+    async with started(make("apptainer", program=program), spec=spec) as sandbox:
+        assert (await sh(sandbox, "echo more >> code.txt; cat code.txt")).stdout == b"of the image\nmore\n"
+
+
+async def test_apptainer_finds_images_of_the_docker_daemon(
+    docker_host: str, busybox: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    runtime = make("apptainer", program=program, images=tmp_path / "images")
+    async with started(runtime, spec=RuntimeSpec(name="apptainer", image=busybox)) as sandbox:
+        assert (await sh(sandbox, "echo $FROM_IMAGE")).stdout == b"yes it's\n"
+
+
+async def test_an_absent_apptainer_is_named_with_the_way_to_get_one():
+    (message,) = make("apptainer", program="/nowhere/apptainer").check()
+    assert "/nowhere/apptainer is missing" in message
+    assert "runtime.program" in message

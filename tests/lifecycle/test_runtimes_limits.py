@@ -1,0 +1,194 @@
+"""What a sandbox may use of the machine, as a whole; and what its container is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from pathlib import Path
+
+import docker
+import pytest
+
+from polar_gym.runtimes import Command, Runtime, Sandbox
+from polar_gym.runtimes.docker import Starts
+from polar_gym.runtimes.docker_sandbox import NODE_LABEL, SESSION_LABEL
+from tests.docker_daemon import docker_host
+from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
+from tests.requirements import need, need_program
+
+__all__ = ["docker_host", "make_runtime"]
+
+ALLOCATE = """
+import json, subprocess, sys
+program = "import sys; held = b'x' * (100 << 20); print('up', flush=True); sys.stdin.read()"
+children = [subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) for _ in range(4)]
+for child in children:
+    child.stdout.readline()
+for child in children:
+    child.stdin.close()
+print(json.dumps([child.wait() for child in children]))
+"""
+"""Four processes hold 100 MiB each at the same time; prints how each ended."""
+
+FORK = """
+import json, subprocess
+children = []
+try:
+    for _ in range(200):
+        children.append(subprocess.Popen(["sleep", "60"]))
+except OSError as error:
+    print(json.dumps([len(children), error.errno]))
+"""
+
+BURN = """
+import time
+end = time.monotonic() + 1
+while time.monotonic() < end: pass
+print(time.process_time())
+"""
+
+
+async def limited(make_runtime: MakeRuntime, **options: object) -> Runtime:
+    runtime = make_runtime(**options)
+    caveats = await asyncio.to_thread(runtime.caveats)
+    lacking = [caveat for caveat in caveats if "control group" in caveat]
+    need(not lacking, f"control groups ({lacking})", "run the tests as root outside of a container")
+    return runtime
+
+
+async def python(sandbox: Sandbox, program: str) -> str:
+    result = await sandbox.exec(Command(argv=["python3", "-c", program]))
+    assert result.exit_code == 0, result.stderr.decode()
+    return result.stdout.decode()
+
+
+async def test_memory_is_limited_for_all_processes_together(make_runtime: MakeRuntime):
+    runtime = await limited(make_runtime, memory_mb=256)
+    async with started(runtime) as sandbox:
+        codes = json.loads(await python(sandbox, ALLOCATE))
+        assert (await sh(sandbox, "echo usable")).stdout == b"usable\n"
+    assert 0 in codes, "each of them alone is within the limit"
+    assert -9 in codes, "all of them together are not"
+    await runtime.close()
+
+
+async def test_processes_are_limited_and_the_sandbox_stays_usable(make_runtime: MakeRuntime):
+    runtime = await limited(make_runtime, pids=60)
+    async with started(runtime) as sandbox:
+        count, _ = json.loads(await python(sandbox, FORK))
+        assert 30 < count < 60
+        assert (await sh(sandbox, "echo usable")).stdout == b"usable\n"
+    await runtime.close()
+
+
+async def test_processor_time_is_limited(make_runtime: MakeRuntime):
+    runtime = await limited(make_runtime, cpus=0.25)
+    async with started(runtime) as sandbox:
+        assert float(await python(sandbox, BURN)) < 0.6
+    await runtime.close()
+
+
+async def test_a_file_is_limited(make_runtime: MakeRuntime, request: pytest.FixtureRequest):
+    """On a disk whose quotas Docker cannot use, its limit falls back to this."""
+    name = "disk_mb" if "docker" in request.node.name else "file_mb"
+    runtime = make_runtime(**{name: 2})
+    async with started(runtime) as sandbox:
+        result = await sh(sandbox, "head -c 4000000 /dev/zero > ~/big; wc -c < ~/big")
+    assert int(result.stdout) <= 2 << 20
+    await runtime.close()
+
+
+async def test_docker_says_once_that_it_cannot_limit_the_disk(docker_host: str, caplog: pytest.LogCaptureFixture):
+    runtime = make("docker", host=docker_host)
+    with caplog.at_level(logging.WARNING, logger="polar_gym"):
+        for _ in range(2):
+            async with started(runtime):
+                pass
+    said = [record for record in caplog.records if "runtime.disk_mb" in record.message]
+    assert len(said) == any("each file alone" in caveat for caveat in await asyncio.to_thread(runtime.caveats))
+    await runtime.close()
+
+
+async def test_container_has_labels_and_no_rights(docker_host: str):
+    runtime = make("docker", host=docker_host, memory_mb=300, pids=99, cpus=1.5)
+    async with started(runtime, session_id="labelled", node="node-7"):
+        with contextlib.closing(docker.DockerClient(base_url=docker_host)) as client:
+            (container,) = client.containers.list(filters={"label": f"{SESSION_LABEL}=labelled"})
+    assert container.labels[NODE_LABEL] == "node-7"
+    host = container.attrs["HostConfig"]
+    assert host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert not host["Privileged"]
+    assert host["NetworkMode"] == "none"
+    assert (host["Memory"], host["MemorySwap"], host["PidsLimit"], host["NanoCpus"]) == (
+        *(300 << 20, 300 << 20),
+        *(99, 1_500_000_000),
+    )
+    await runtime.close()
+
+
+def test_containers_of_one_daemon_begin_at_a_pace_that_all_runtimes_share():
+    host = "unix:///nowhere/a.sock"
+    begun = time.monotonic()
+    for starts in (Starts.of(host), Starts.of(host), Starts.of(host)):
+        starts.wait(per_second=10)
+    assert time.monotonic() - begun >= 0.2
+    begun = time.monotonic()
+    Starts.of("unix:///nowhere/b.sock").wait(per_second=0.01)
+    assert time.monotonic() - begun < 5, "another daemon's starts were waited for"
+
+
+async def test_workspace_is_not_copied_where_overlays_can_be_mounted(tmp_path: Path):
+    need_program("bwrap", "apt-get install bubblewrap")
+    runtime = make("bubblewrap", scratch=tmp_path)
+    lacking = [caveat for caveat in await asyncio.to_thread(runtime.caveats) if "overlay" in caveat]
+    need(not lacking, f"overlays ({lacking})", "a kernel >= 5.11")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "big").write_bytes(bytes(8 << 20))
+    async with started(runtime, workspace=source) as sandbox:
+        await sh(sandbox, "echo new > small; chmod 600 big")
+        (scratch,) = tmp_path.glob("polar-gym-*")
+        assert (scratch / "upper" / "small").read_text() == "new\n"
+        on_disk = sum(path.lstat().st_blocks * 512 for path in scratch.rglob("*"))
+        assert on_disk < 1 << 20
+    assert (source / "big").stat().st_size == 8 << 20
+    await runtime.close()
+
+
+async def test_auto_asks_a_silent_daemon_off_the_event_loop_and_hands_its_options_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    need_program("bwrap", "apt-get install bubblewrap")
+    asked = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        asked.set()
+        await hang_up.wait()
+        writer.close()
+
+    hang_up = asyncio.Event()
+    daemon = tmp_path / "d.sock"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(mode=0o755)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{daemon}")
+    runtime = make("auto", scratch=scratch, memory_mb=256)
+    async with await asyncio.start_unix_server(listen, daemon), asyncio.TaskGroup() as group:
+        starting = group.create_task(_look_at(runtime, scratch))
+        await asyncio.wait_for(asked.wait(), 20)  # never comes to be, where the loop itself waits for the daemon
+        hang_up.set()
+    assert starting.result() == 1
+    assert list(scratch.iterdir()) == []
+    await runtime.close()
+
+
+async def _look_at(runtime: Runtime, scratch: Path) -> int:
+    """How many sandboxes have their files in the scratch directory while one runs; its memory is limited."""
+    async with started(runtime) as sandbox:
+        result = await sandbox.exec(Command(argv=["python3", "-c", "x = b'x' * (1 << 30)"]))
+        assert result.exit_code not in (0, None)
+        return len(list(scratch.iterdir()))
