@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar_gym.evaluators.swe import SweOptions
+from polar_gym.registry import evaluators
 from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
@@ -45,6 +46,16 @@ def test_swe_evaluator_is_filled_from_the_task():
 def test_options_of_the_evaluator_win_over_the_task():
     evaluator = EvaluatorSpec.model_validate({"name": "swe", "test_command": "make test"})
     assert request_for(BUNDLED[0], evaluator).evaluator.options["test_command"] == "make test"
+
+
+def test_parts_of_a_composite_are_filled_from_the_task_too():
+    components = {"tests": {"name": "swe"}, "done": {"name": "session_completion"}}
+    evaluator = EvaluatorSpec.model_validate({"name": "composite", "components": components})
+    request = request_for(BUNDLED[0], evaluator)
+    filled = evaluators.options(request.evaluator).components
+    assert filled["tests"].options["FAIL_TO_PASS"] == BUNDLED[0].FAIL_TO_PASS
+    assert filled["done"].options == {}
+    assert TaskRequest.from_json(request.to_json()) == request
 
 
 def test_other_evaluators_see_no_hidden_tests():
