@@ -11,8 +11,8 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from polar_gym.evaluators.judge import judge
 from polar_gym.gateway.building import build
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.generation import GenerationGate
+from polar_gym.gateway.grading_sandboxes import GradingSandboxes
 from polar_gym.harnesses import Harness, LaunchContext
 from polar_gym.harnesses.install import InstallError, toolchain_mounts
 from polar_gym.runtimes import (
@@ -117,9 +118,7 @@ class SessionLife:
         self._mounts: list[Mount] = []
         self._executable: list[str] = []
         self._sandbox: Sandbox | None = None
-        self._spare: asyncio.Future[Sandbox | None] | None = None
-        """A sandbox for grading that comes up while the agent runs; its result is None where it could not."""
-        self._spare_taken = asyncio.Event()
+        self._grading = GradingSandboxes(session.session_id, lambda: self._start_sandbox(None), self._stop)
         self._output = ExecResult(exit_code=None, stdout=b"", stderr=b"")
         self._diff_problem = ""
         self._not_carried: list[str] = []
@@ -358,7 +357,7 @@ class SessionLife:
             diff=diff,
             diff_problem=self._diff_problem,
             final_message=self.final_message,
-            fresh_sandbox=self._fresh_sandbox,
+            fresh_sandbox=self._grading.fresh,
         )
         try:
             return await judge(
@@ -369,35 +368,9 @@ class SessionLife:
             return None
 
     async def prewarm(self) -> None:
-        """Have a sandbox for grading at hand when the agent is done. Returns when it is taken; cancelled, removes it
-        again."""
-        if not getattr(self._evaluator, "needs_sandbox", False) or self._spare_taken.is_set():
-            return
-        self._spare = spare = asyncio.get_running_loop().create_future()
-        sandbox = None
-        try:
-            sandbox = await self._start_sandbox(None)
-            spare.set_result(sandbox)
-            await self._spare_taken.wait()
-        except (SandboxError, OSError) as error:  # the evaluation will start one of its own, and say why if it cannot
-            log.warning("session %s: no sandbox could be prepared for grading: %s", self.session.session_id, error)
-        finally:
-            if not spare.done():
-                spare.set_result(None)
-            if sandbox is not None and not self._spare_taken.is_set():
-                await self._stop(sandbox)
-
-    @asynccontextmanager
-    async def _fresh_sandbox(self) -> AsyncIterator[Sandbox]:
-        spare, self._spare = self._spare, None
-        sandbox = await spare if spare is not None else None
-        self._spare_taken.set()
-        if sandbox is None:
-            sandbox = await self._start_sandbox(None)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.stop()
+        """Have a sandbox for grading at hand when the agent is done, where the evaluator says that it will need one."""
+        if getattr(self._evaluator, "needs_sandbox", False):
+            await self._grading.prewarm()
 
     @property
     def final_message(self) -> str:
