@@ -120,16 +120,16 @@ def refusals(known: dict[type[Exception], int]) -> Any:
 
 class Listener:
     """An application on a port, with a limit on the time that a connection may take for its first request's head:
-    aiohttp limits only the pause between requests. `async with Listener(...)`; `port` is the one that was bound."""
+    aiohttp limits only the pause between requests. `async with Listener(...)`; `port` is the one that was bound.
+
+    Handlers are not cancelled when their client hangs up: what was begun for it (a task, a delivery) is done whole."""
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
         self._host, self.port = host, port
         self._silent: set[RequestHandler] = set()
         """Connections whose first request is not there yet."""
         app.middlewares.insert(0, self._note)  # type: ignore[union-attr]
-        self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=75.0, handler_cancellation=True, shutdown_timeout=2.0
-        )
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=2.0)
 
     @web.middleware
     async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -198,11 +198,11 @@ class _Handlers:
             if rows:
                 deadline = 0.0  # there was one; what else is there already is sent too
                 continue
-            left = None if follow else deadline - asyncio.get_running_loop().time()
-            if not live or (left is not None and (left <= 0 or not await _set_within(news, left))):
+            left = KEEP_ALIVE_SECONDS if follow else deadline - asyncio.get_running_loop().time()
+            gone = http.transport is None or http.transport.is_closing()
+            if not live or left <= 0 or gone:
                 break
-            if follow:
-                await news.wait()
+            await _set_within(news, min(left, KEEP_ALIVE_SECONDS))
         await response.write_eof()
         return response
 

@@ -171,7 +171,7 @@ class RolloutService:
             await self.book.lost(heartbeat.node, replaced.placed, "its gateway was started anew")
         if self._orphans.pop(heartbeat.node, None) is not None:
             await self._adopt(member)
-        unwanted = await self._hear(heartbeat, member)
+        unwanted = await self._hear(heartbeat)
         if missing := member.missing():
             await self.book.lost(heartbeat.node, missing, "its gateway does not know it any more")
         self.book.room_changed.set()
@@ -272,9 +272,9 @@ class RolloutService:
 
     # Inside: nodes ----------------------------------------------------------------------------------------------------
 
-    async def _hear(self, heartbeat: Heartbeat, member: Member) -> list[str]:
-        """Take in how far the node's sessions are; the ids of those that are not wanted there. Where the node has a
-        newer attempt too, only the old one is called off."""
+    async def _hear(self, heartbeat: Heartbeat) -> list[str]:
+        """Take in how far the node's sessions are; the ids of those that are not wanted anywhere. Of a session that
+        goes on, perhaps on this node, only the old attempt is called off."""
         unwanted = []
         events: list[Event] = []
         for session in heartbeat.sessions:
@@ -283,7 +283,7 @@ class RolloutService:
             if task is None or sample is None or not _same_attempt(sample, session, heartbeat):
                 if session.status.final:
                     continue  # it is on its way here, and will be kept as excluded
-                if session.session_id in member.placed:
+                if sample is not None and sample.phase is not Phase.ENDED:
                     self._dispatcher.call_off([(session.session_id, heartbeat.node, session.attempt)])
                 else:
                     unwanted.append(session.session_id)

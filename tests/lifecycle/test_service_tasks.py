@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.protocol import TaskStatus
-from polar_gym.rollout.client import RolloutServiceError
+from polar_gym.protocol import TaskState, TaskStatus
+from polar_gym.rollout.client import RolloutServiceError, SyncRolloutClient
 from polar_gym.schema import Retries, Status
 from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
-from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
+from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
 
 
 async def test_samples_run_and_their_episodes_arrive_in_order(tmp_path: Path) -> None:
@@ -145,6 +145,44 @@ async def test_pausing_reaches_all_nodes_and_those_that_come_later(tmp_path: Pat
         assert set(state.unreached) == {"later"}
         assert not state.settled
         assert not (await node.beat()).generation.paused
+
+
+async def test_the_synchronous_client_does_the_same(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+
+        def train() -> tuple[list[float | None], TaskState, list[str]]:
+            with SyncRolloutClient(client.url, SERVICE_KEY) as own:
+                own.submit(make_request("t", num_samples=2))
+                assert own.pause().settled
+                assert own.resume().settled
+                assert own.set_weights("v").weight_version == "v"
+                rewards = [episode.reward for episode in own.episodes("t")]
+                assert [state.node for state in own.nodes()] == ["a"]
+                return rewards, own.wait("t"), [event.kind for event in own.events("t")]
+
+        training = asyncio.create_task(asyncio.to_thread(train))
+        for order in await node.take(2):
+            await node.finish(order)
+        rewards, state, kinds = await training
+        assert (rewards, state.usable, kinds[-1]) == ([1.0, 1.0], 2, "task.ended")
+
+
+async def test_a_task_runs_whose_trainer_hung_up_before_the_answer(tmp_path: Path) -> None:
+    """Guards against handlers that are cancelled between writing a task down and beginning it."""
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=40) as node:
+        for number in range(20):
+            body = make_request(f"t{number}").to_json()
+            _, writer = await asyncio.open_connection("127.0.0.1", int(client.url.rpartition(":")[2]))
+            head = ["POST /v1/tasks HTTP/1.1", "Host: x", f"Authorization: Bearer {SERVICE_KEY}"]
+            writer.write("\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+            await writer.drain()
+            await asyncio.sleep(number / 5000)  # some hang up before, some while, some after it is written down
+            writer.transport.abort()
+        begun = {task.task_id for task in (await client.tasks(status=TaskStatus.QUEUED)).tasks}
+        begun |= {task.task_id for task in (await client.tasks(status=TaskStatus.RUNNING)).tasks}
+        assert begun
+        orders = await node.take(len(begun))
+        assert begun <= {order.request.task_id for order in orders}
 
 
 async def test_tasks_are_listed_in_pages(tmp_path: Path) -> None:
