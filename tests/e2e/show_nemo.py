@@ -10,6 +10,7 @@ once or excluded by name. Exits with 1 where one does not.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,11 +25,14 @@ from rich.table import Table
 from polar_gym.cli.console import make_console
 from polar_gym.nemo import ENVIRONMENT, component_root
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, serving
+from tests.e2e.test_vllm_episode import SHELL_CALLS, observed
 from tests.e2e.vllm_server import INSTALL as INSTALL_VLLM
-from tests.e2e.vllm_server import run_server, trained_model, vllm_python
+from tests.e2e.vllm_server import VllmServer, run_server, vllm_python
 from tests.unit.test_nemo import check_envelope, consumed
 
 Answer = dict[str, Any]
+
+SAYS = [*[f"<tool_call>\n{SHELL_CALLS['pi']}\n</tool_call>"] * 2, "All done."]
 
 EMBEDDED = {"runtime": "bubblewrap", "rollout": {"timeout_seconds": 200}}
 VLLM = {
@@ -68,10 +72,12 @@ class Case:
     reward: float | None = None
     traces: int = 1
     """At least so many."""
+    calls: int = 1
+    """At least so many: one call continues nothing."""
 
 
 CASES = (
-    Case("vLLM on the CPU", "polar_swe_agent", rows=5, repeats=2),
+    Case("vLLM on the CPU", "polar_swe_agent", rows=5, repeats=2, calls=3),
     Case("reference solutions", "solving_agent", rows=5, repeats=2, reward=1.0),
     Case("a sub-agent", "delegating_agent", reward=1.0, traces=2),
     Case("a compaction", "compacting_agent", reward=1.0, traces=2),
@@ -159,6 +165,7 @@ def check_answer(answer: Answer, case: Case) -> None:
     assert walk, "NeMo RL takes no sample without tokens"
     envelope = answer["training_traces"]
     assert len(envelope["traces"]) >= case.traces, f"{len(envelope['traces'])} traces"
+    assert answer["model_calls"] >= case.calls, f"{answer['model_calls']:.0f} model calls"
     trained = {call for trace in envelope["traces"] for call in trace["model_call_ids"]}
     check_envelope(envelope, trained, answer["response"]["metadata"]["session_id"])
     delivered = sum(sum(trace["loss_mask"]) for trace in envelope["traces"])
@@ -183,6 +190,13 @@ def show(version: str, policy: str) -> list[Outcome]:
             return [run_case(gym, case) for case in CASES]
 
 
+async def show_on(server: VllmServer, versions: Sequence[str]) -> list[Outcome]:
+    """vLLM's own grammar has its tiny model call two tools and end; the tokens are sampled all the same."""
+    async with observed(server, SAYS) as (url, _):
+        shown = [await asyncio.to_thread(show, version, url) for version in versions]
+    return [outcome for outcomes in shown for outcome in outcomes]
+
+
 def _server(settings: dict[str, Any]) -> dict[str, Any]:
     return {"responses_api_agents": {"polar_agent": {"entrypoint": "app.py", "domain": "coding", **settings}}}
 
@@ -199,13 +213,8 @@ def main(versions: Sequence[str]) -> int:
         sys.exit(f"no vLLM here; install it with: {INSTALL_VLLM}")
     if missing := [version for version in versions if not installed(version)]:
         sys.exit(f"no NeMo Gym {', '.join(missing)} here; install it with: {INSTALL}")
-    outcomes: list[Outcome] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="vllm-") as directory,
-        run_server(python, Path(directory), trained_model(python)) as server,
-    ):
-        for version in versions:
-            outcomes += show(version, server.url)
+    with tempfile.TemporaryDirectory(prefix="vllm-") as directory, run_server(python, Path(directory)) as server:
+        outcomes = asyncio.run(show_on(server, versions))
     table = Table(title="NeMo Gym rollouts", title_justify="left", header_style="bold")
     for heading in HEADINGS:
         table.add_column(heading, overflow="fold", justify="right" if heading in FIGURES else "left")
