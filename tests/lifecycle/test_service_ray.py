@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,16 +29,19 @@ TAKES_A_WHILE = asking("ask(); import time; time.sleep(3)")
 
 
 @pytest.fixture
-def machines() -> Iterator[Any]:
+def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     need(RAY, "ray", "pip install 'polar-gym[ray]'")
     need_program("bwrap", "apt-get install bubblewrap")
     from ray.cluster_utils import Cluster
 
+    directory = tempfile.mkdtemp(prefix="ray-")  # not tmp_path: names of sockets must be short
+    monkeypatch.setenv("RAY_TMPDIR", directory)
     cluster = Cluster()
     for _ in range(3):
         cluster.add_node(num_cpus=1, resources={"gateway": 1}, object_store_memory=80 * 2**20)
     yield cluster
     cluster.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @asynccontextmanager
@@ -62,7 +67,7 @@ async def test_the_sessions_of_a_lost_machine_finish_on_the_others(machines: Any
     """The lease is an hour: that the node is dead, Ray has said."""
     async with on_ray(machines, tmp_path) as (_, client):
         async with asyncio.timeout(90):
-            while len(await client.nodes()) < 3:  # that a node has come is told by no event
+            while len(await client.nodes()) < 3:  # noqa: ASYNC110 - that a node has come is told by no event
                 await asyncio.sleep(0.2)
         await client.submit(task(num_samples=6, agent=TAKES_A_WHILE))
         running: dict[str, str] = {}
