@@ -30,6 +30,7 @@ from polar_gym.gateway.metrics import NodeMetrics
 from polar_gym.gateway.salvage import salvage
 from polar_gym.gateway.service import NodeService
 from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.state import StateDirectory, StateError
 from polar_gym.schema import PluginSpec
 
@@ -38,7 +39,9 @@ log = logging.getLogger(__name__)
 FAREWELL_SECONDS = 10.0
 """How long the last episodes may take to be delivered at the end; the next process delivers the others."""
 KEEPALIVE_SECONDS = 75.0
-"""How long a connection may be idle, or take to send a request's headers."""
+"""How long a connection may be idle."""
+HEAD_SECONDS = 15.0
+"""How long a connection may take for its first request's head."""
 LINGERING_SECONDS = 1.0
 """How long a body that nobody reads any more is waited for before its connection is closed."""
 ANEW_SECONDS = 5.0
@@ -74,8 +77,10 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         service = NodeService(node, state, settings, _engine_key(config.engine))
         await service.find()
         metrics = NodeMetrics(service)
+        silent, app = SilentConnections(HEAD_SECONDS), control_app(service, metrics, key)
+        app.middlewares.insert(0, silent.middleware)
         runner = web.AppRunner(
-            control_app(service, metrics, key),
+            app,
             access_log=None,
             keepalive_timeout=KEEPALIVE_SECONDS,
             lingering_time=LINGERING_SECONDS,
@@ -83,7 +88,9 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener).start()
+        assert runner.server is not None
+        server = await asyncio.get_running_loop().create_server(silent.watched(runner.server), sock=listener)
+        stack.callback(server.close)
         own_url = settings.url or f"http://{_host_of(settings)}:{listener.getsockname()[1]}"
         background = [service.keep_evicting, metrics.watch_the_loop]
         if settings.server is not None:

@@ -13,6 +13,7 @@ import logging
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from aiohttp import web
 
 from polar_gym.gateway.capture import SessionCapture, make_call
 from polar_gym.gateway.generation import GenerationGate
+from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.splicing import Plan, Splicer
 from polar_gym.inference import ChatRequest, Completion, Delta, Engine, EngineError
 from polar_gym.inference.received import Received
@@ -43,6 +45,12 @@ RETRY_AFTER_SECONDS = 5
 TRANSIENT = ("overloaded", "server")
 """Kinds of errors after which the same request may succeed."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
+HEAD_SECONDS = 60.0
+"""How long a connection may take for its first request's head."""
+BODY_SECONDS = 120.0
+"""How long a request's body may take to come."""
+LOGGED = (401, 403, 408, 413)
+"""Refusals that are no mistake of a client that means well."""
 
 
 class RefusedError(Exception):
@@ -124,6 +132,7 @@ class Proxy:
         """Recorded calls by outcome."""
         self.sampled_tokens = 0
         self._captures: dict[str, SessionCapture] = {}
+        self._silent = SilentConnections(HEAD_SECONDS)
 
     def add(self, capture: SessionCapture) -> None:
         self._captures[capture.key] = capture
@@ -131,14 +140,16 @@ class Proxy:
     def remove(self, capture: SessionCapture) -> None:
         self._captures.pop(capture.key, None)
 
-    def server_for(self, bound: SessionCapture | None) -> web.Server:
+    def server_for(self, bound: SessionCapture | None) -> Callable[[], asyncio.BaseProtocol]:
         """A protocol factory for `loop.create_server`; `bound` is the only session whose key it accepts."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            self._silent.heard(request.protocol)
             return await self._handle(request, bound)
 
         # no access log: some clients have their key in the URL
-        return web.Server(handle, handler_cancellation=True, access_log=None)  # pyright: ignore[reportArgumentType]
+        server = web.Server(handle, handler_cancellation=True, access_log=None)  # pyright: ignore[reportArgumentType]
+        return self._silent.watched(server)
 
     async def _handle(self, http: web.BaseRequest, bound: SessionCapture | None) -> web.StreamResponse:
         if http.path == "/" and http.method in ("GET", "HEAD"):  # clients look whether anyone is there
@@ -163,6 +174,8 @@ class Proxy:
         except BadRequestError as error:
             return _error(provider, 400, error.code, str(error))
         except RefusedError as error:
+            if error.status in LOGGED:
+                log.warning("%s %s refused: %s", http.method, http.path[:200], error.message)
             return _error(provider, error.status, error.kind, error.message)
         except EngineError as error:
             return _error(provider, error.status, _error_kind(error), error.message)
@@ -328,9 +341,11 @@ async def _whole(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, M
             raise
         raise _broken(exchange, error) from error
     answer = orjson.dumps(exchange.provider.render(exchange.request, completion, exchange.call_id))
-    if not response.prepared:
-        response.content_length = len(answer)
-    await _write(exchange, response, answer)
+    if response.prepared:
+        await response.write(answer)
+    else:
+        response = web.Response(body=answer, content_type="application/json")
+        await response.prepare(exchange.http)  # its head goes with its body, in one piece
     await response.write_eof()
     return response
 
@@ -350,10 +365,14 @@ async def _write(exchange: _Exchange, response: web.StreamResponse, data: bytes)
 
 async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
     raw = bytearray()
-    async for chunk in http.content.iter_any():
-        raw += chunk
-        if len(raw) > MAX_BODY_BYTES:
-            raise RefusedError(413, "invalid_request", f"the body is over {MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in http.content.iter_any():
+                raw += chunk
+                if len(raw) > MAX_BODY_BYTES:
+                    raise RefusedError(413, "invalid_request", f"the body is over {MAX_BODY_BYTES} bytes")
+    except TimeoutError as error:
+        raise RefusedError(408, "invalid_request", f"the body did not come within {BODY_SECONDS:g} seconds") from error
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

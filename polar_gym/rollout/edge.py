@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
 from polar_gym.config import explain
+from polar_gym.gateway.silence import SilentConnections
 from polar_gym.protocol import ErrorAnswer
 from polar_gym.record import Record
 
@@ -126,39 +126,18 @@ class Listener:
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
         self._host, self.port = host, port
-        self._silent: set[RequestHandler] = set()
-        """Connections whose first request is not there yet."""
-        app.middlewares.insert(0, self._note)  # type: ignore[union-attr]
+        self._silent = SilentConnections(HEAD_SECONDS)
+        app.middlewares.insert(0, self._silent.middleware)  # type: ignore[union-attr]
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=2.0)
-
-    @web.middleware
-    async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._silent.discard(request.protocol)
-        return await handler(request)
 
     async def __aenter__(self) -> Listener:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         server = self._runner.server
         assert server is not None
-
-        def connect() -> asyncio.Protocol:
-            protocol = server()
-            self._silent.add(protocol)
-            loop.call_later(HEAD_SECONDS, self._cut_silent, protocol)
-            return protocol
-
-        self._server = await loop.create_server(connect, self._host, self.port)
+        self._server = await loop.create_server(self._silent.watched(server), self._host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
-
-    def _cut_silent(self, protocol: RequestHandler) -> None:
-        if protocol not in self._silent:
-            return
-        self._silent.discard(protocol)
-        if protocol.transport is not None:
-            log.warning("a connection sent no request within %g seconds: closed", HEAD_SECONDS)
-            protocol.transport.abort()
 
     async def __aexit__(self, *exception: object) -> None:
         self._server.close()

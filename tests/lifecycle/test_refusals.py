@@ -1,0 +1,211 @@
+"""Attacks on the three ports (server, node, model proxy): refused, logged, and nothing is changed by them.
+
+What each port's own tests hold already is not repeated: keys, ids and bodies of the server (`test_service_edge`), keys
+and ids of a node (`test_node_control`), keys of the proxy (`test_gateway`), callbacks (`test_service_callbacks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from polar_gym.gateway import control, process, proxy
+from polar_gym.gateway.capture import SessionCapture
+from polar_gym.gateway.node import Node
+from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.protocol import Callback
+from polar_gym.rollout import callbacks
+from tests.lifecycle.callback_receiver import Receiver
+from tests.lifecycle.nodes import node_here, order
+from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
+from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, rollout_server
+from tests.lifecycle.test_session_endings import task
+
+BODY = b'{"model": "policy", "messages": [{"role": "user", "content": "x"}]}'
+REQUESTS: list[tuple[str, dict[str, str]]] = [
+    ("/v1/chat/completions", {"Authorization": "Bearer {key}"}),
+    ("/v1/responses", {"Authorization": "Bearer {key}"}),
+    ("/v1/messages", {"x-api-key": "{key}"}),
+    ("/v1beta/models/policy:generateContent?key={key}", {}),
+]
+
+
+@asynccontextmanager
+async def running(tmp_path: Path) -> AsyncIterator[tuple[Node, SessionCapture]]:
+    engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="Done.")]))
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as node, node.session(task()) as life:
+        life.capture.running = True
+        yield node, life.capture
+
+
+async def ask(url: str, key: str, path: str, headers: dict[str, str], body: bytes = BODY) -> int:
+    given = {name: value.format(key=key) for name, value in headers.items()}
+    async with (
+        aiohttp.ClientSession(headers=given) as http,
+        http.post(url + path.format(key=key), data=body) as response,
+    ):
+        await response.read()
+        return response.status
+
+
+def journals(tmp_path: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in (tmp_path / "state").rglob("*.jsonl")}
+
+
+def address(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
+
+# The model proxy ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_old_key_opens_nothing_after_its_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On the loopback port, where other sessions go on; the session's own listener is gone with its sandbox."""
+    async with running(tmp_path) as (node, alive):
+        async with node.session(task(task_id="over")) as life:
+            life.capture.running = True
+            assert await ask(node.url, life.capture.key, *REQUESTS[0]) == 200
+            await life.capture.end()
+            assert await ask(node.url, life.capture.key, *REQUESTS[0]) == 403, "it has ended, and is being evaluated"
+        before = journals(tmp_path)
+        for path, headers in REQUESTS:
+            caplog.clear()
+            assert await ask(node.url, life.capture.key, path, headers) in (400, 401, 403), path
+            assert "opens no session" in caplog.text, path
+            assert life.capture.key not in caplog.text
+        assert journals(tmp_path) == before
+        assert [len(life.capture.calls), len(alive.calls), alive.admitted] == [1, 0, 0]
+
+
+async def test_another_sessions_key_is_refused_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(tmp_path) as (node, mine), node.session(task(task_id="other")) as other:
+        other.capture.running = True
+        server = await asyncio.get_running_loop().create_server(node.proxy.server_for(mine), "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        before = journals(tmp_path)
+        for path, headers in REQUESTS:
+            caplog.clear()
+            assert await ask(url, other.capture.key, path, headers) in (400, 401, 403), path
+            assert "refused: the API key opens no session" in caplog.text, path
+            assert other.capture.key not in caplog.text
+        server.close()
+        assert journals(tmp_path) == before
+        assert [mine.admitted, other.capture.admitted] == [0, 0]
+
+
+async def test_a_body_that_is_too_large_is_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(proxy, "MAX_BODY_BYTES", 1000)
+    async with running(tmp_path) as (node, capture):
+        assert await ask(node.url, capture.key, *REQUESTS[0], b'{"model":"%b"}' % (b"x" * 2000)) == 413
+        assert (capture.calls, capture.admitted) == ([], 0)
+        assert "the body is over 1000 bytes" in caplog.text
+        assert await ask(node.url, capture.key, *REQUESTS[0]) == 200, "the session goes on"
+
+
+async def test_a_body_that_comes_slowly_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against harnesses, or what they run, that hold the gateway's memory with requests that never end."""
+    monkeypatch.setattr(proxy, "BODY_SECONDS", 0.2)
+    async with running(tmp_path) as (node, capture):
+        reader, writer = await asyncio.open_connection(*address(node.url))
+        head = f"Host: x\r\nAuthorization: Bearer {capture.key}\r\nContent-Length: 99"
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n{{".encode())
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+        assert (capture.calls, capture.admitted) == ([], 0)
+        assert "refused: the body did not come" in caplog.text
+
+
+HALF_A_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HEAD])
+async def test_a_head_that_comes_slowly_is_cut_off_by_the_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    monkeypatch.setattr(proxy, "HEAD_SECONDS", 0.2)
+    async with running(tmp_path) as (node, capture):
+        await _is_cut_off(node.url, sent)
+        assert "sent no request" in caplog.text
+        assert await ask(node.url, capture.key, *REQUESTS[0]) == 200
+
+
+async def _is_cut_off(url: str, sent: bytes) -> None:
+    reader, writer = await asyncio.open_connection(*address(url))
+    writer.write(sent)
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(reader.readexactly(1), 10)
+    writer.close()
+
+
+# The node's control port ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HEAD])
+async def test_a_head_that_comes_slowly_is_cut_off_by_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    monkeypatch.setattr(process, "HEAD_SECONDS", 0.2)
+    async with node_here(tmp_path) as (gateway, node):
+        await _is_cut_off(gateway.url, sent)
+        assert "sent no request" in caplog.text
+        assert (await node.ask("GET", "/v1/sessions"))[1] == []
+
+
+async def test_an_order_that_is_too_large_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_BODY_BYTES", 1000)
+    async with node_here(tmp_path) as (gateway, node):
+        status, _ = await node.put(order(metadata={"x": "y" * 2000}))
+        assert status == 413
+        assert gateway.service.sessions == []
+
+
+# The rollout server ---------------------------------------------------------------------------------------------------
+
+
+async def test_names_of_artifacts_are_never_opened(tmp_path: Path) -> None:
+    """A node says where its journal is and what was not carried: the server keeps the words and follows none."""
+    secret = tmp_path / "secret"
+    secret.write_text("of this machine")
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        (given,) = await node.take()
+        episode = make_episode(given)
+        episode.artifacts.journal = str(secret)
+        episode.artifacts.not_carried = ["../../../etc/passwd", "/etc/passwd\0"]
+        assert await node.deliver(episode, 0)
+        (told,) = [episode async for episode in client.episodes("t")]
+        assert told.artifacts == episode.artifacts
+        assert "of this machine" not in told.to_json().decode()
+    written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.parts[0] for path in written} == {"state", "secret"}
+
+
+async def test_a_callback_that_is_made_up_changes_nothing_at_the_receiver(tmp_path: Path) -> None:
+    """By somebody who knows the form, but not the key; and one who sends a genuine one again under a new key."""
+    async with Receiver(CALLBACK_KEY) as receiver, rollout_server(tmp_path) as (_, client):
+        await client.submit(make_request("t", callback_url=receiver.url))
+        await client.cancel("t")
+        await receiver.wait_for(2)
+        before = dict(receiver.results)
+        made_up = Callback(kind="task", task_id="t", task=await client.task("t")).to_json()
+        headers, body = receiver.requests[0]
+        sent_again = {name: value for name, value in headers.items() if name.startswith("Polar")}
+        async with aiohttp.ClientSession() as http:
+            stamp = sent_again[callbacks.TIME_HEADER]
+            forged = {callbacks.TIME_HEADER: stamp, callbacks.SIGNATURE_HEADER: callbacks.sign("guess", stamp, made_up)}
+            async with http.post(receiver.url, headers=forged, data=made_up) as response:
+                assert response.status == 401
+            async with http.post(receiver.url, headers=sent_again, data=body) as response:
+                assert response.status == 200, "the same again is known, and not a second result"
+        assert receiver.forged == 1
+        assert receiver.results == before
