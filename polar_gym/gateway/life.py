@@ -23,13 +23,11 @@ from polar_gym.gateway.building import build
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.grading_sandboxes import GradingSandboxes
-from polar_gym.harnesses import Harness, LaunchContext
+from polar_gym.gateway.harness_run import NO_OUTPUT, blame, run_harness
+from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.harnesses.install import InstallError, toolchain_mounts
 from polar_gym.runtimes import (
     HOME,
-    TOOLCHAIN,
-    Command,
-    ExecResult,
     Mount,
     Runtime,
     Sandbox,
@@ -38,8 +36,7 @@ from polar_gym.runtimes import (
     Serve,
 )
 from polar_gym.runtimes.agent import PATH
-from polar_gym.runtimes.diff import UnreadableWorkspaceError, is_intact, left_behind, snapshot_diff
-from polar_gym.runtimes.files import write_files
+from polar_gym.runtimes.diff import UnreadableWorkspaceError, left_behind, snapshot_diff
 from polar_gym.runtimes.history import cut_history, pack_baseline
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.schema import (
@@ -60,15 +57,6 @@ log = logging.getLogger(__name__)
 
 OUTPUT_TAIL = 64 * 1024
 """Bytes of the harness's stdout and stderr that an episode keeps."""
-
-PAUSES_SECONDS = 24 * 3600.0
-"""How long generation may be paused, all together, while one harness runs."""
-
-ENDING_SECONDS = 60.0
-"""How long a runtime may take to end a command that was told to end; then it is cancelled, and its output is lost."""
-
-SIGNALLED = 128
-"""An exit code above it says that a signal ended the process."""
 
 DIFF_SECONDS = 600.0
 STOP_SECONDS = 120.0
@@ -119,7 +107,7 @@ class SessionLife:
         self._executable: list[str] = []
         self._sandbox: Sandbox | None = None
         self._grading = GradingSandboxes(session.session_id, lambda: self._start_sandbox(None), self._stop)
-        self._output = ExecResult(exit_code=None, stdout=b"", stderr=b"")
+        self._output = NO_OUTPUT
         self._diff_problem = ""
         self._not_carried: list[str] = []
         self._waits_since = time.monotonic()
@@ -219,14 +207,23 @@ class SessionLife:
         self.capture.running = True
         with self._failing(Status.RUNNING, self.request.timeout_seconds):
             try:
-                await self._run_harness(self._sandbox)
+                self._output = await run_harness(
+                    self._launch(self._sandbox),
+                    self._sandbox,
+                    self.request,
+                    self.session,
+                    self.capture,
+                    self._around.generation,
+                )
             finally:
                 await self.capture.end()
                 self.session.timing.running = time.monotonic() - started
-            await self._judge_end(self._sandbox)
+            failure = await blame(self.session, self.request, self.capture.calls, self._output, self._sandbox)
+            if failure is not None:
+                self.fail(failure.stage, failure.kind, failure.message)
 
-    async def _run_harness(self, sandbox: Sandbox) -> None:
-        launch = self._harness.launch(
+    def _launch(self, sandbox: Sandbox) -> Launch:
+        return self._harness.launch(
             LaunchContext(
                 spec=self.request.agent,
                 base_url=sandbox.base_url,
@@ -238,66 +235,6 @@ class SessionLife:
                 executable=self._executable,
             )
         )
-        if launch.files:
-            await write_files(sandbox, launch.files)
-        path = self.request.runtime.environment.get("PATH", PATH)
-        command = Command(
-            argv=launch.argv,
-            environment={"PATH": f"{path}:{TOOLCHAIN}/bin", **launch.environment},
-            stdin=launch.stdin,
-            timeout_seconds=self.request.timeout_seconds + PAUSES_SECONDS,
-            end=asyncio.Event(),
-        )
-        await self._run_command(sandbox, command)
-        self.session.exit_code = self._output.exit_code
-        if self.session.truncated_by is None and self.capture.cut_by_budget:
-            self.session.truncated_by = "tokens"
-
-    async def _run_command(self, sandbox: Sandbox, command: Command) -> None:
-        """Until it ends, or a budget does. The time while generation is paused is not the agent's."""
-        assert command.end is not None
-        exhausted = self.capture.exhausted
-        running = asyncio.create_task(sandbox.exec(command))
-        time_is_up = asyncio.create_task(self._around.generation.sleep(self.request.timeout_seconds))
-        try:
-            await asyncio.wait({running, time_is_up, exhausted}, return_when=asyncio.FIRST_COMPLETED)
-            if exhausted.done():
-                self.session.truncated_by = exhausted.result()
-            elif not running.done():
-                self.session.truncated_by = "time"
-            command.end.set()
-            await asyncio.wait({running}, timeout=ENDING_SECONDS)
-        finally:
-            time_is_up.cancel()
-            if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-        if not running.cancelled():
-            self._output = running.result()
-
-    async def _judge_end(self, sandbox: Sandbox) -> None:
-        """Exit codes lie in both directions: a harness's run is judged by its calls too. One that a budget ended is the
-        agent's doing, unless it was waiting for an engine that failed; so is one that outgrew the context, and one that
-        the agent killed or made impossible: then what it left is graded. (Where the sandbox itself was lost, the diff
-        cannot be read, and that is a failure.)"""
-        calls = [call for call in self.capture.calls if call.outcome != "abandoned"]
-        outgrown = any(call.error_kind == "context_length" for call in calls)
-        engine_failed = bool(calls) and calls[-1].outcome == "failed" and calls[-1].error_kind != "context_length"
-        if self.session.truncated_by is not None and not engine_failed:
-            return
-        stderr = self._output.stderr.decode(errors="replace").strip()[-4000:]
-        name, code = self.request.agent.name, self.session.exit_code
-        if not any(call.outcome == "delivered" for call in calls):
-            reason = next((call.error for call in calls if call.error), None)
-            kind = "engine_error" if reason else "harness_error"
-            said = reason or stderr or self._output.stdout.decode(errors="replace").strip()[-4000:]
-            self.fail(Status.RUNNING, kind, f"{name} exited with {code} and no answered model call: {said}")
-        elif engine_failed:
-            self.fail(Status.RUNNING, "engine_error", f"the last model call failed: {calls[-1].error}")
-        elif code == 0 or calls[-1].finish_reason == "length" or outgrown:  # some exit 1 after either
-            return
-        elif (code is None or code <= SIGNALLED) and await is_intact(sandbox, self.request.runtime.workspace.path):
-            self.fail(Status.RUNNING, "harness_error", f"{name} exited with {code}: {stderr}")
 
     # POSTRUN ----------------------------------------------------------------------------------------------------------
 
