@@ -127,6 +127,7 @@ class Proxy:
         self.streaming: Streaming = streaming
         self.splicer = Splicer(engine, enabled=splice, keep_reasoning=keep_reasoning)
         self.providers = providers
+        self._routes = routes(providers)
         self.generation = GenerationGate()
         self.calls: Counter[str] = Counter()
         """Recorded calls by outcome."""
@@ -189,7 +190,7 @@ class Proxy:
 
     def _route(self, http: web.BaseRequest) -> tuple[Provider, Route | None]:
         """The provider and route of a path; for an unknown path the provider whose key header it carries."""
-        for provider, route in routes(self.providers):
+        for provider, route in self._routes:
             if route.matches(http.method, http.path, http.headers):
                 return provider, route
         keyed = (provider for provider in self.providers if provider.session_key(http.headers) is not None)

@@ -59,9 +59,10 @@ def _count_continuations(balance: Fidelity, calls: Sequence[ModelCall]) -> None:
 
 def first_difference(parent: ModelCall, child: ModelCall) -> int | None:
     """The first position at which the child's prompt is not the parent's prompt and answer; None where it is."""
-    known = np.concatenate([parent.prompt_ids, parent.response_ids])
-    length = min(len(known), len(child.prompt_ids))
-    different = np.flatnonzero(known[:length] != child.prompt_ids[:length])
-    if len(different):
-        return int(different[0])
-    return None if length == len(known) else length
+    read, known = len(parent.prompt_ids), len(parent.prompt_ids) + len(parent.response_ids)
+    for start, ids in ((0, parent.prompt_ids), (read, parent.response_ids)):
+        again = child.prompt_ids[start : start + len(ids)]
+        different = np.flatnonzero(ids[: len(again)] != again)
+        if len(different):
+            return start + int(different[0])
+    return None if len(child.prompt_ids) >= known else len(child.prompt_ids)

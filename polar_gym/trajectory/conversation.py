@@ -122,9 +122,10 @@ class Conversations:
             if message["role"] != "assistant":
                 running.update(canonical(message))
                 continue
-            candidates = self._candidates(message, running.digest(), origins.get(index))
+            history = running.digest()
+            candidates = self._candidates(message, history, origins.get(index))
             if len(candidates) == 1:
-                walk.linked.append((index, candidates[0], running.digest()))
+                walk.linked.append((index, candidates[0], history))
             else:
                 walk.unlinked = "ambiguous" if candidates else "unknown_turn"
             running.update(candidates[0].identity if candidates else canonical(message))

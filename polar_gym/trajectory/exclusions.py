@@ -14,6 +14,10 @@ from polar_gym.inference.splice import has_media
 from polar_gym.schema import BuilderSpec, ModelCall
 
 
+TOLD_APART_BY = 64
+"""How many tokens at their ends tell most prompts apart, before all of them are looked at."""
+
+
 def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
     """Call id -> the reason why none of its tokens is trained on: `abandoned`, `failed`, `sampling_mismatch`,
     `multimodal` (a trace carries ids, not media), `superseded`, `rejected`, or `kind:<kind>`."""
@@ -42,12 +46,20 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
 
 def _same_prompt(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
     """Calls with identical prompts, where there are several, in the order of their end."""
+    alike: dict[tuple[int, bytes], list[ModelCall]] = {}
+    for call in calls:
+        alike.setdefault((len(call.prompt_ids), call.prompt_ids[-TOLD_APART_BY:].tobytes()), []).append(call)
+    for some in alike.values():
+        for group in _identical(some) if len(some) > 1 else ():
+            if len(group) > 1:
+                yield sorted(group, key=lambda call: (call.started_at + call.duration, call.index))
+
+
+def _identical(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
     groups: dict[bytes, list[ModelCall]] = {}
     for call in calls:
         groups.setdefault(call.prompt_ids.tobytes(), []).append(call)
-    for group in groups.values():
-        if len(group) > 1:
-            yield sorted(group, key=lambda call: (call.started_at + call.duration, call.index))
+    yield from groups.values()
 
 
 def _losers(group: Sequence[ModelCall], continued: set[str | None]) -> Iterator[ModelCall]:

@@ -14,6 +14,7 @@ from polar_gym.registry import UnknownNameError
 from polar_gym.schema import BuilderSpec, ModelCall, Trajectory
 from polar_gym.trajectory import build_trajectory
 from polar_gym.trajectory.trace import verify_trace
+from polar_gym.trajectory.tree import token_tree
 from tests.unit.calls import make_call
 
 OUTCOMES = st.sampled_from(["delivered", "delivered", "delivered", "abandoned", "failed"])
@@ -68,6 +69,18 @@ def test_laws(name: str, calls: list[ModelCall]) -> None:
     }
     assert {call_id for call_id, times in trained.items() if times} == wanted
     assert all(times <= 1 for times in trained.values())
+
+
+@given(calls=sessions())
+def test_a_calls_parent_is_the_longest_earlier_sequence_that_its_prompt_begins_with(calls: list[ModelCall]) -> None:
+    """The definition, call by call: guards against a tree that is fast and wrong."""
+    nodes = token_tree(calls)
+    assert [node.call for node in nodes] == [call for call in calls if len(call.response_ids)]
+    for place, node in enumerate(nodes):
+        prompt = node.call.prompt_ids.tobytes()
+        earlier = [(each.call.prompt_ids.tobytes() + each.call.response_ids.tobytes(), each) for each in nodes[:place]]
+        continued = [(len(known), each.call.index, each) for known, each in earlier if prompt.startswith(known)]
+        assert node.parent is (max(continued)[2] if continued else None)
 
 
 @given(calls=sessions())
