@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from polar_gym.inference.splice import has_media
 from polar_gym.schema import BuilderSpec, ModelCall
 
-
 TOLD_APART_BY = 64
 """How many tokens at their ends tell most prompts apart, before all of them are looked at."""
 
