@@ -16,6 +16,7 @@ from polar_gym.evaluators import EvaluationContext
 from polar_gym.evaluators.judge import judge
 from polar_gym.runtimes import Mount, Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.agent import PATH
+from polar_gym.runtimes.history import set_base
 from polar_gym.schema import (
     Budget,
     BuilderSpec,
@@ -29,7 +30,7 @@ from polar_gym.schema import (
 )
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import to_request
-from polar_gym.tasks.venv import ensure_venv
+from polar_gym.tasks.venv import ensure_venv, inside, variables
 from polar_gym.tasks.workspace import make_repository
 
 
@@ -82,8 +83,11 @@ class Bench:
     @asynccontextmanager
     async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
         """A sandbox with the task's workspace at its base commit, and no network."""
-        sandbox = await self._runtime.start(await asyncio.to_thread(self._sandbox_request, task))
+        request = await asyncio.to_thread(self._sandbox_request, task)
+        sandbox = await self._runtime.start(request)
         try:
+            if task.workspace is None and request.spec.image is not None:
+                await set_base(sandbox, request.spec.workspace, for_agent=False)
             yield sandbox
         finally:
             await sandbox.stop()
@@ -107,8 +111,8 @@ class Bench:
         mounts: list[Mount] = []
         if spec.workspace.python_requirements:
             venv = ensure_venv(spec.workspace.python_requirements, self.cache)
-            mounts.append(Mount(venv, str(venv)))
-            spec.environment |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{spec.environment.get('PATH', PATH)}"}
+            mounts.append(Mount(venv, inside(venv)))
+            spec.environment |= variables(venv, spec.environment.get("PATH", PATH))
         return SandboxRequest(
             session_id=f"bench-{uuid.uuid4().hex[:12]}", spec=spec, workspace=self._repository(task), mounts=mounts
         )

@@ -37,7 +37,7 @@ from polar_gym.runtimes import (
 )
 from polar_gym.runtimes.agent import PATH
 from polar_gym.runtimes.diff import UnreadableWorkspaceError, left_behind, snapshot_diff
-from polar_gym.runtimes.history import cut_history, pack_baseline
+from polar_gym.runtimes.history import pack_baseline, set_base
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.schema import (
     Artifacts,
@@ -50,7 +50,7 @@ from polar_gym.schema import (
     TaskRequest,
     Trajectory,
 )
-from polar_gym.tasks.venv import VenvError, ensure_venv
+from polar_gym.tasks.venv import VenvError, ensure_venv, inside, variables
 from polar_gym.tasks.workspace import WorkspaceError, make_repository, pack_git_dir
 
 log = logging.getLogger(__name__)
@@ -169,16 +169,16 @@ class SessionLife:
             self._git_dir = await asyncio.to_thread(pack_git_dir, self._repository)
         if workspace.python_requirements:
             venv = await asyncio.to_thread(ensure_venv, workspace.python_requirements, cache)
-            self._mounts.append(Mount(venv, str(venv)))
+            self._mounts.append(Mount(venv, inside(venv)))
             environment = self.request.runtime.environment
-            environment |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{environment.get('PATH', PATH)}"}
+            environment |= variables(venv, environment.get("PATH", PATH))
 
     async def _start_sandbox(self, serve: Serve | None) -> Sandbox:
         """A sandbox with the workspace as it is before the agent, whose git history ends there."""
         sandbox = await self._around.runtime.start(self._sandbox_request(serve))
         try:
             if self.request.runtime.workspace.source is None and self.request.runtime.image is not None:
-                await cut_history(sandbox, self.request.runtime.workspace.path)
+                await set_base(sandbox, self.request.runtime.workspace, for_agent=serve is not None)
         except BaseException:
             await sandbox.stop()
             raise

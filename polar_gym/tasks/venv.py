@@ -1,9 +1,10 @@
 """Virtual environments for tasks that need packages.
 
-A virtual environment holds absolute paths, so it must be mounted inside a sandbox at the very path where it was built,
-and it must be built with the interpreter that the sandbox has: `/usr/bin/python3`. It is built once for each set of
-requirements and interpreter; a lock file keeps other processes from using it half-built, and a marker file, written
-last, tells a finished one from the ruins of a build that was killed.
+A sandbox has it at a path of its own (`inside`): the one where it was built may lie in a directory that the agent's
+user cannot enter. Its programs name that path; on the gateway's machine only its `bin/python` is to be used. It must be
+built with the interpreter that the sandbox has: `/usr/bin/python3`. It is built once for each set of requirements and
+interpreter; a lock file keeps other processes from using it half-built, and a marker file, written last, tells a
+finished one from the ruins of a build that was killed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 INTERPRETER = "/usr/bin/python3"
+ENVIRONMENTS = "/opt/polar-gym-environments"
 _TIMEOUT_SECONDS = 1800
 
 
@@ -24,12 +27,22 @@ class VenvError(Exception):
     """A virtual environment could not be built. The message holds the command and what it said."""
 
 
+def inside(venv: Path) -> str:
+    """Where a sandbox has it."""
+    return f"{ENVIRONMENTS}/{venv.name}"
+
+
+def variables(venv: Path, path: str) -> dict[str, str]:
+    """The environment variables that choose it inside a sandbox whose `PATH` is `path`."""
+    return {"VIRTUAL_ENV": inside(venv), "PATH": f"{inside(venv)}/bin:{path}"}
+
+
 def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
     """The virtual environment with `requirements`, built below `cache` if it is not there yet.
 
     The path is absolute and final. Blocks while it, or another process, builds. Raises `VenvError`.
     """
-    key = json.dumps([INTERPRETER, _run([INTERPRETER, "-VV"]).strip(), list(requirements)])
+    key = json.dumps([ENVIRONMENTS, INTERPRETER, _run([INTERPRETER, "-VV"]).strip(), list(requirements)])
     cache = cache.resolve()
     cache.mkdir(parents=True, exist_ok=True)
     venv = cache / hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -53,6 +66,10 @@ def _build(venv: Path, requirements: Sequence[str]) -> None:
         raise VenvError(f"python3-venv is missing; install it with: apt-get install python3-venv\n{error}") from error
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
     _run([*pip, "--", *requirements])
+    for script in (venv / "bin").iterdir():
+        text = b"" if script.is_symlink() else script.read_bytes()
+        if text.startswith(b"#!") or script.name.lower().startswith("activate"):
+            script.write_bytes(text.replace(os.fsencode(venv), inside(venv).encode()))
 
 
 def _run(command: list[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.tasks.venv import INTERPRETER, VenvError, ensure_venv
+from polar_gym.tasks.venv import INTERPRETER, VenvError, ensure_venv, inside, variables
 from tests.requirements import need
 
 
@@ -30,6 +30,16 @@ def _venv_module():
     probe = [INTERPRETER, "-c", "import venv, ensurepip"]
     present = Path(INTERPRETER).exists() and subprocess.run(probe, check=False).returncode == 0
     need(present, "the system's python3-venv", "apt-get install python3-venv")
+
+
+def test_its_programs_run_where_a_sandbox_has_it(tmp_path):
+    """Guards against mounting it where it was built, which may lie in a directory that is closed to the agent."""
+    venv = ensure_venv([str(make_wheel(tmp_path))], tmp_path / "cache")
+    pip = (venv / "bin" / "pip").read_text()
+    assert pip.startswith(f"#!{inside(venv)}/bin/python")
+    for script in (venv / "bin").iterdir():
+        assert script.is_symlink() or str(venv) not in script.read_text(errors="replace"), script
+    assert variables(venv, "/usr/bin") == {"VIRTUAL_ENV": inside(venv), "PATH": f"{inside(venv)}/bin:/usr/bin"}
 
 
 def test_built_once_also_by_two_at_a_time_and_rebuilt_when_unfinished(tmp_path):
