@@ -8,7 +8,7 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice show-nemo vllm nemo lint format image clean core dev
+.PHONY: help demo test test-e2e show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice show-nemo show-faults show-load show-utilisation show-ray vllm nemo lint format image clean core dev
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -63,6 +63,26 @@ show-attacks: ## Try to be rewarded for nothing, in every way we know, and show 
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
 	$(BIN)/python -m tests.lifecycle.show_attacks $(ARGS)
+
+show-faults: ## Run 200 sessions while every process of the service is killed at random (5 min; ARGS="--nodes 3")
+	@.ci/needs demo
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.faults.show_faults $(ARGS)
+
+show-load: ## Run 500 sessions at once on one node, then 100 heavier ones: memory, latency, errors (8 min)
+	@.ci/needs demo
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.faults.show_load $(ARGS)
+
+show-utilisation: ## Show how busy the places to run are: staged pools against one pool for everything (3 min)
+	@.ci/needs demo
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.faults.show_utilisation $(ARGS)
+
+show-ray: ## Lose one of three machines of a Ray cluster while sessions run on it, and show where they end (1 min)
+	@.ci/needs demo
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.faults.show_ray $(ARGS)
 
 show-splice: vllm ## Prove token-in/token-out on a real vLLM: many random sessions, with splicing and without (10 min)
 	$(BIN)/python -m tests.e2e.splice_sessions $(or $(ARGS),200)

@@ -1,0 +1,164 @@
+"""What must hold when everything that was killed is up again and every session has ended. Each law gives its breaches.
+
+*Sampled* means received by the gateway. So of what the engine answered, an answer may be in no episode where it never
+reached the gateway: its gateway died just then, or the engine itself, or the call was cut off before (its harness was
+killed), and then the call is in the episode as such. An answer that a harness has read to its end is in an episode,
+without exception: it was in the journal before it left.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from polar_gym.gateway.journal import read_journal
+from polar_gym.protocol import TaskState
+from polar_gym.schema import Episode, ModelCall
+from tests.faults.engine import ANSWER, RUN
+from tests.faults.kills import Killer, marked
+from tests.faults.processes import Service
+
+AROUND_A_KILL_SECONDS = (1.0, 3.0)
+"""An answer that the engine gave so long before, or after, a process was killed may have died with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that is left of a run to look at."""
+
+    states: list[TaskState]
+    episodes: dict[tuple[str, int], Episode]
+    """All that the server has, accepted or excluded."""
+    calls: dict[tuple[str, int], list[ModelCall]]
+    """What the nodes' journals hold."""
+    answers: list[dict[str, object]]
+    """What the engine answered."""
+    results: list[tuple[str, str, str, int]]
+    """What the receiver stored: key, kind, id, attempt."""
+    arrivals: int
+    refused: int
+
+    @property
+    def accepted(self) -> dict[str, Episode]:
+        attempts = {s.session_id: s.attempt for state in self.states for s in state.sessions}
+        keys = [key for key in self.episodes if attempts.get(key[0]) == key[1]]
+        return {key[0]: self.episodes[key] for key in keys}
+
+
+def find(service: Service, states: list[TaskState], episodes: Iterable[Episode]) -> Found:
+    by_key = {(e.session.session_id, e.session.attempt): e for e in episodes}
+    calls = {key: read_journal(Path(e.artifacts.journal)) for key, e in by_key.items() if e.artifacts.journal}
+    answers = [orjson.loads(line) for line in service.answers.read_bytes().split(b"\n")[:-1]]
+    with sqlite3.connect(service.results) as store:
+        results = store.execute("SELECT key, kind, id, attempt FROM results").fetchall()
+        (arrivals,) = store.execute("SELECT count(*) FROM arrivals").fetchone()
+        (refused,) = store.execute("SELECT count(*) FROM refused").fetchone()
+    return Found(states, by_key, calls, answers, results, arrivals, refused)
+
+
+def every_session_ends(found: Found) -> list[str]:
+    sessions = [session for state in found.states for session in state.sessions]
+    wrong = [f"session {s.session_id} is {s.status}" for s in sessions if not s.status.final]
+    wrong += [f"task {state.task_id} is {state.status}" for state in found.states if state.finished_at is None]
+    lacking = [s for s in sessions if s.session_id not in found.accepted]
+    return wrong + [f"session {s.session_id}.{s.attempt} has no accepted episode: {s.failure}" for s in lacking]
+
+
+def balances_are_exact(found: Found) -> list[str]:
+    """Every episode accounts for the journal's calls, to the token; a trace holds what the engine said it sampled."""
+    sampled = {answer["nonce"]: answer["ids"] for answer in found.answers}
+    wrong = []
+    for key, episode in found.episodes.items():
+        fidelity, calls = episode.trajectory.fidelity, found.calls.get(key, [])
+        tokens = sum(len(call.response_ids) for call in calls)
+        if not fidelity.balanced or (fidelity.calls, fidelity.sampled_tokens) != (len(calls), tokens):
+            wrong.append(f"episode {key}: {fidelity!r} of {len(calls)} calls with {tokens} tokens")
+        traced = {call_id for trace in episode.trajectory.traces for call_id in trace.call_ids}
+        for call in calls:
+            nonce = nonce_of(call)
+            if nonce is not None and call.response_ids.tolist() != sampled.get(nonce, call.response_ids.tolist()):
+                wrong.append(f"episode {key}: call {call.call_id} has other ids than the engine sampled")
+            if nonce is not None and call.outcome == "delivered" and call.call_id not in traced:
+                wrong.append(f"episode {key}: call {call.call_id} was delivered and is in no trace")
+    return wrong
+
+
+def no_call_is_lost(found: Found, killer: Killer) -> tuple[list[str], Counter[str]]:
+    """The breaches, and what became of the engine's answers."""
+    nonces = {nonce for calls in found.calls.values() for call in calls if (nonce := nonce_of(call))}
+    received = killer.witnessed | {nonce for episode in found.episodes.values() for nonce in printed(episode)}
+    wrong = [f"a harness received {nonce}, which is in no episode" for nonce in received - nonces]
+    cut = Counter(
+        (run_of(call), len(call.messages)) for calls in found.calls.values() for call in calls if not nonce_of(call)
+    )
+    service, became = killer.service, Counter[str]()
+    gateway_kills = [at for node in service.nodes for at in node.kills]
+    for answer in found.answers:
+        nonce, at = str(answer["nonce"]), float(str(answer["at"]))
+        if nonce in nonces:
+            became["in an episode"] += 1
+        elif cut[str(answer["run"]), int(str(answer["messages"]))]:
+            became["cut off, in an episode as that"] += 1
+        elif _near(at, gateway_kills):
+            became["never reached its gateway, which was killed"] += 1
+        elif _near(at, service.engine.kills):
+            became["never left the engine, which was killed"] += 1
+        else:
+            became["lost"] += 1
+            wrong.append(f"the engine's answer {nonce} is in no episode: {answer}")
+    became["received by a harness"] = len(received)
+    return wrong, became
+
+
+def every_result_arrives_once(found: Found) -> list[str]:
+    """At a receiver that keeps each key once: the accepted attempt of each session, and the end of each task."""
+    wanted = Counter(("session", s.session_id, s.attempt) for state in found.states for s in state.sessions)
+    wanted += Counter(("task", state.task_id, 0) for state in found.states)
+    got = Counter((kind, who, attempt) for _, kind, who, attempt in found.results)
+    wrong = [f"{what} arrived {got[what]} times" for what in wanted | got if got[what] != wanted[what]]
+    return wrong + ([f"{found.refused} callbacks were refused"] if found.refused else [])
+
+
+def no_sandbox_is_left(service: Service, mark: str, session_ids: Iterable[str]) -> list[str]:
+    known = set(session_ids)
+    left = [f"process {pid}: {' '.join(argv)[:100]}" for pid, argv in marked(mark)]
+    left += [
+        f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(service.directory) in line
+    ]
+    for path in Path("/sys/fs/cgroup").glob("**/polar-gym-*"):
+        if path.is_dir() and path.name.removeprefix("polar-gym-").rpartition("-")[0] in known:
+            left.append(f"control group {path}")
+    for node in service.nodes:
+        left += [f"sandbox {path}" for path in node.scratch.iterdir()]
+        left += [f"scratch {path}" for path in (service.directory / node.name / "scratch").glob("*/*")]
+    return left
+
+
+def nonce_of(call: ModelCall) -> str | None:
+    content = (call.response or {}).get("content")
+    return content.removeprefix(ANSWER) if isinstance(content, str) and content.startswith(ANSWER) else None
+
+
+def run_of(call: ModelCall) -> str:
+    return str(call.messages[0]["content"]).removeprefix(RUN).split()[0]
+
+
+def printed(episode: Episode) -> list[str]:
+    """The nonces that its harness said it had received."""
+    lines = [line.split() for line in episode.artifacts.stdout.splitlines()]
+    return [words[1] for words in lines if len(words) == 2]
+
+
+def _near(at: float, kills: Iterable[float]) -> bool:
+    before, after = AROUND_A_KILL_SECONDS
+    return any(kill - before <= at <= kill + after for kill in kills)
+
+
+def attempts(found: Found) -> Mapping[tuple[str, int], int]:
+    """(status, attempts) -> sessions."""
+    return Counter((str(s.status), s.attempt + 1) for state in found.states for s in state.sessions)

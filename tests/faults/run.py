@@ -1,0 +1,194 @@
+"""Sessions by the hundred while processes are killed, then the laws: what the command and the test share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from polar_gym.protocol import TaskState
+from polar_gym.rollout.auth import SERVICE_KEY
+from polar_gym.rollout.client import RolloutClient
+from polar_gym.schema import Episode
+from tests.faults import laws
+from tests.faults.kills import Killer
+from tests.faults.processes import KEYS, NODE_HEADERS, Service
+from tests.faults.sessions import request
+
+SAMPLES = 10
+"""Of each task, at most."""
+SETTLE_SECONDS = 120.0
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """One run, and what is asked of it."""
+
+    sessions: int
+    """At least: there are more where the kills take longer."""
+    open_sessions: int = 40
+    """At once; so there are sessions in every stage while processes are killed."""
+    pools: dict[str, int] = field(default_factory=lambda: {"init": 2, "ready": 4, "run": 8, "postrun": 2})
+    nodes: int = 1
+    seed: int = 0
+    rounds: int = 3
+    """How often every kind of kill is done."""
+    engine_kills: int = 2
+    engine_away_seconds: float = 30.0
+    receiver_away_seconds: float = 2.0
+    pause_seconds: tuple[float, float] = (0.5, 2.5)
+    """Between two kills."""
+    delay_seconds: float = 0.15
+    """What the engine takes for an answer, about."""
+    limit_seconds: float = 900.0
+
+
+@dataclass
+class Outcome:
+    killer: Killer
+    found: laws.Found
+    seconds: float
+    breaches: dict[str, list[str]] = field(default_factory=dict)
+    answers: Mapping[str, int] = field(default_factory=dict)
+
+
+async def run(faults: Faults, directory: Path) -> Outcome:
+    dice, mark, begun = random.Random(faults.seed), f"faults-{secrets.token_hex(8)}", time.monotonic()
+    service = Service(directory, faults.nodes, faults.delay_seconds, faults.pools)
+    async with (
+        asyncio.timeout(faults.limit_seconds),
+        service,
+        RolloutClient(service.server.url, KEYS[SERVICE_KEY], keep_trying_seconds=120) as client,
+    ):
+        killer = Killer(service, mark, dice, faults.engine_away_seconds, faults.receiver_away_seconds)
+        killing = asyncio.create_task(_kill(faults, killer, dice))
+        names = await _feed(faults, client, service, mark, killing)
+        await killing
+        states = [await _ended(client, name) for name in names]
+        await _delivered(service, sum(len(state.sessions) + 1 for state in states))
+        episodes = [episode async for episode in _episodes(client, names)]
+        found = await asyncio.to_thread(laws.find, service, states, episodes)
+        outcome = Outcome(killer, found, time.monotonic() - begun)
+        lost, outcome.answers = laws.no_call_is_lost(found, killer)
+        session_ids = [session.session_id for state in states for session in state.sessions]
+        outcome.breaches = {
+            "every kind of process was killed": [kind for kind in killer.kinds if not killer.done[kind]],
+            "every session ends, with an episode": laws.every_session_ends(found),
+            "no captured call is lost": lost,
+            "balances are exact": laws.balances_are_exact(found),
+            "no sandbox is left": await _nothing_left(service, mark, session_ids),
+            "every result arrives exactly once": laws.every_result_arrives_once(found),
+        }
+    return outcome
+
+
+async def _feed(
+    faults: Faults, client: RolloutClient, service: Service, mark: str, killing: asyncio.Task[None]
+) -> list[str]:
+    """Submit tasks as others end, until there were enough sessions and nothing is killed any more; their ids."""
+    dice, names, submitted, still_open = random.Random(faults.seed + 1), [], 0, list[str]()
+    while submitted < faults.sessions or not killing.done():
+        states = [await client.task(name) for name in still_open]
+        still_open = [state.task_id for state in states if state.finished_at is None]
+        sessions = [session for state in states for session in state.sessions if not session.status.final]
+        if len(sessions) < faults.open_sessions:
+            samples = max(2, min(SAMPLES, faults.sessions - submitted, faults.open_sessions - len(sessions)))
+            order = request(f"task{len(names)}", samples, service.callback_url, mark, dice)
+            await client.submit(order)
+            submitted += samples
+            names.append(order.task_id)
+            still_open.append(order.task_id)
+        await asyncio.sleep(0.2)
+    return names
+
+
+async def _kill(faults: Faults, killer: Killer, dice: random.Random) -> None:
+    """Every kind in each round, in an order of its own. The engine and the receiver are away beside other kills."""
+    async with asyncio.TaskGroup() as away:
+        for number in range(faults.rounds):
+            kinds = [kind for kind in killer.kinds if kind != "engine" or number < faults.engine_kills]
+            for kind in dice.sample(kinds, len(kinds)):
+                await asyncio.sleep(dice.uniform(*faults.pause_seconds))
+                if kind in ("engine", "receiver"):
+                    away.create_task(killer.kill(kind))
+                else:
+                    await killer.kill(kind)
+
+
+async def _ended(client: RolloutClient, task_id: str) -> TaskState:
+    while True:
+        state = await client.task(task_id)
+        if state.finished_at is not None:
+            return state
+        await asyncio.sleep(0.25)
+
+
+async def _delivered(service: Service, results: int) -> None:
+    """Until the nodes hold nothing, late attempts included, and the receiver has been told everything."""
+    with contextlib.suppress(TimeoutError):  # then the laws say what is missing
+        async with asyncio.timeout(SETTLE_SECONDS), aiohttp.ClientSession(headers=NODE_HEADERS) as http:
+            for node in service.nodes:
+                while await _held(http, node.url):  # noqa: ASYNC110 - other processes tell no events
+                    await asyncio.sleep(0.1)
+            while await asyncio.to_thread(_stored, service.results) < results:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+async def _held(http: aiohttp.ClientSession, url: str) -> int:
+    async with http.get(f"{url}/v1/sessions") as response:
+        return len(await response.json())
+
+
+def _stored(results: Path) -> int:
+    with sqlite3.connect(results) as store:
+        return store.execute("SELECT count(*) FROM results").fetchone()[0]
+
+
+async def _episodes(client: RolloutClient, names: list[str]) -> AsyncIterator[Episode]:
+    for name in names:
+        async for episode in client.episodes(name, excluded=True):
+            yield episode
+
+
+async def _nothing_left(service: Service, mark: str, session_ids: list[str]) -> list[str]:
+    """The kernel takes a moment to bury the dead."""
+    deadline = time.monotonic() + 10
+    while True:
+        left = laws.no_sandbox_is_left(service, mark, session_ids)
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(0.2)
+
+
+def table_of(outcome: Outcome) -> list[tuple[str, str]]:
+    """What happened, in lines for a person."""
+    killer, found = outcome.killer, outcome.found
+    kinds = Counter(killer.done)
+    lines = [(f"killed: {kind}", str(kinds[kind])) for kind in killer.kinds]
+    lines += [(f"nothing to kill: {kind}", str(count)) for kind, count in killer.missed.items()]
+    lines += [
+        (f"sessions {status} after {tries} attempts", str(n))
+        for (status, tries), n in sorted(laws.attempts(found).items())
+    ]
+    lines += [("episodes accepted", str(len(found.accepted)))]
+    lines += [("episodes excluded", str(len(found.episodes) - len(found.accepted)))]
+    lines += [(f"answers {what}", str(count)) for what, count in outcome.answers.items()]
+    sampled = [episode.trajectory.fidelity for episode in found.episodes.values()]
+    lines += [("tokens sampled", str(sum(each.sampled_tokens for each in sampled)))]
+    lines += [
+        (
+            "tokens trainable (accepted)",
+            str(sum(e.trajectory.fidelity.trainable_tokens for e in found.accepted.values())),
+        )
+    ]
+    lines += [("results at the receiver", f"{len(found.results)}, sent {found.arrivals} times")]
+    return [*lines, ("seconds", f"{outcome.seconds:.0f}")]

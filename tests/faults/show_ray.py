@@ -1,0 +1,87 @@
+"""A Ray cluster of three machines (Ray's own cluster utilities, on this one) that loses one mid-run: `make show-ray`.
+
+Ray places a gateway node on each. When every machine runs a session, one machine is removed, with all of its processes.
+Its sessions must finish on the others, and every session with one usable episode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ray.cluster_utils import Cluster
+from rich.console import Console
+from rich.table import Table
+
+from polar_gym.protocol import TaskState, TaskStatus
+from polar_gym.rollout.client import RolloutClient
+from tests.lifecycle.test_service_ray import TAKES_A_WHILE, on_ray
+from tests.lifecycle.test_session_endings import task
+
+MACHINES = 3
+
+
+async def show(machines: Any, sessions: int, directory: Path) -> tuple[TaskState, str, dict[str, str], float]:
+    """The task's end, the node that was lost, what ran on each node then, and the seconds from there to the end."""
+    async with on_ray(machines, directory) as (_, client):
+        await client.submit(task(num_samples=sessions, agent=TAKES_A_WHILE))
+        running = await _on_every_machine(client)
+        lost = machines.list_all_nodes()[-1]
+        name = f"ray-{lost.node_id[:16]}"
+        await asyncio.to_thread(machines.remove_node, lost, allow_graceful=False)
+        begun = time.monotonic()
+        state = await asyncio.wait_for(client.wait("t"), 300)
+        return state, name, running, time.monotonic() - begun
+
+
+async def _on_every_machine(client: RolloutClient) -> dict[str, str]:
+    async with asyncio.timeout(120):
+        while True:
+            sessions = (await client.task("t")).sessions
+            running = {s.node: s.session_id for s in sessions if s.node and s.status == "RUNNING"}
+            if len(running) == MACHINES:
+                return running
+            await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make show-ray", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=18)
+    given = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="ray-"))  # names of sockets must be short
+    os.environ["RAY_TMPDIR"] = str(directory)
+    machines = Cluster()
+    try:
+        for _ in range(MACHINES):
+            machines.add_node(num_cpus=1, resources={"gateway": 1}, object_store_memory=80 * 2**20)
+        state, lost, running, seconds = asyncio.run(show(machines, given.sessions, directory))
+    finally:
+        machines.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)
+    _print(state, lost, running, seconds)
+    again = {session.session_id: session for session in state.sessions if session.attempt}
+    if state.status is not TaskStatus.COMPLETED or state.usable != given.sessions:
+        sys.exit(f"{state.usable} of {given.sessions} sessions are usable: {state.failures}")
+    if running[lost] not in again or again[running[lost]].node == lost:
+        sys.exit("what ran on the lost machine did not finish on another one")
+
+
+def _print(state: TaskState, lost: str, running: dict[str, str], seconds: float) -> None:
+    where = Counter(session.node for session in state.sessions)
+    again = Counter(session.node for session in state.sessions if session.attempt)
+    table = Table("node", "finished there", "of those begun again", "", title=f"{len(state.sessions)} sessions on Ray")
+    for node in running:
+        table.add_row(node, str(where[node]), str(again[node]), "lost mid-run" if node == lost else "")
+    Console(width=100).print(table, f"usable: {state.usable}; the last one {seconds:.1f} s after the loss")
+
+
+if __name__ == "__main__":
+    main()
