@@ -47,6 +47,17 @@ class Workspace(Record):
     """Where it is inside the sandbox, and the harness's working directory."""
     python_requirements: list[str] = Field(default_factory=list)
     """Requirements of a virtual environment that is built once, cached by hash, and mounted read-only."""
+    base_patch: str = ""
+    """A git patch that the base commit has and the image's repository lacks: a planted bug. With it the repository has
+    one commit and no past."""
+    hidden_files: list[str] = Field(default_factory=list)
+    """Files of the image's repository that the agent does not get to see; grading has them."""
+
+    @model_validator(mode="after")
+    def _of_an_image(self) -> Self:
+        if self.source is not None and (self.base_patch or self.hidden_files):
+            raise ValueError("base_patch and hidden_files are for an image's repository; leave `source` out")
+        return self
 
 
 class RuntimeSpec(PluginSpec):

@@ -11,6 +11,7 @@ from polar_gym.evaluators.parsers import PASSED
 from polar_gym.runtimes import SandboxError
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
+from polar_gym.tasks.request import UngradableError
 from polar_gym.tasks.venv import VenvError
 from polar_gym.tasks.workspace import WorkspaceError
 
@@ -43,7 +44,7 @@ async def validate(task: Task, bench: Bench) -> Verdict:
     try:
         gold = await bench.evaluate(task, task.patch.encode())
         no_op = await bench.evaluate(task, NO_OP)
-    except (EvaluatorError, SandboxError, VenvError, WorkspaceError, TimeoutError) as error:
+    except (EvaluatorError, SandboxError, UngradableError, VenvError, WorkspaceError, TimeoutError) as error:
         return Verdict(task=task, problem=str(error) or "timed out")
     return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
 

@@ -28,6 +28,10 @@ TIMEOUT_SECONDS = 300.0
 INSTALL = "pip install 'polar-gym[swe]'"
 
 
+_PARSER = re.compile(r"^(?:def )?(parse_log_\w+)(?:\(| = parse_log_)", re.MULTILINE)
+"""A parser, or another name for one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What swebench says to one log."""
@@ -46,7 +50,7 @@ def known_parsers() -> frozenset[str]:
     if spec is None or spec.origin is None:
         return frozenset()
     files = (Path(spec.origin).parent / "harness" / "log_parsers").glob("*.py")
-    return frozenset(name for file in files for name in re.findall(r"^def (parse_log_\w+)\(", file.read_text(), re.M))
+    return frozenset(name for file in files for name in _PARSER.findall(file.read_text()))
 
 
 async def reports(instance: dict[str, Any], logs: list[str]) -> list[Report]:

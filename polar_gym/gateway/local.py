@@ -14,7 +14,7 @@ from polar_gym.gateway.node import Node, Pools
 from polar_gym.inference import Engine
 from polar_gym.schema import PluginSpec, TaskRequest
 from polar_gym.tasks import Task, TaskSource
-from polar_gym.tasks.request import reference_script, to_request
+from polar_gym.tasks.request import UngradableError, reference_script, to_request
 
 
 def load_tasks(config: RunConfig) -> list[Task]:
@@ -31,19 +31,21 @@ def load_tasks(config: RunConfig) -> list[Task]:
 
 def make_request(config: RunConfig, task: Task) -> TaskRequest:
     """Raises `ConfigError` for a task that the evaluator cannot grade."""
-    request = to_request(
-        task,
-        harness=config.harness,
-        runtime=config.runtime,
-        evaluator=config.evaluator,
-        builder=config.builder,
-        num_samples=config.rollout.num_samples,
-        timeout_seconds=config.rollout.timeout_seconds,
-        sampling=config.sampling,
-        budget=config.budget,
-    )
     try:
+        request = to_request(
+            task,
+            harness=config.harness,
+            runtime=config.runtime,
+            evaluator=config.evaluator,
+            builder=config.builder,
+            num_samples=config.rollout.num_samples,
+            timeout_seconds=config.rollout.timeout_seconds,
+            sampling=config.sampling,
+            budget=config.budget,
+        )
         check_plugin("evaluator", registry.evaluators, request.evaluator)
+    except UngradableError as error:
+        raise ConfigError(f"tasks: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"task {task.instance_id}: {error}") from error
     return request

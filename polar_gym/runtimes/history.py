@@ -5,11 +5,15 @@ commit, on a branch, under a tag, in the reflog, the stash, another worktree or 
 object that nothing names any more. So before anything else runs in a sandbox, the repository is replaced by one that
 holds the commit at HEAD and what it descends from: fetched, not cleaned, so that nothing else was ever in it. The
 files stay as they are.
+
+A base commit that the image does not have yet, because a bug is to be planted, is made first; it has no parent, or its
+diff would be the solution.
 """
 
 from __future__ import annotations
 
 from polar_gym.runtimes import Command, Sandbox, SandboxError
+from polar_gym.schema import Workspace
 
 SECONDS = 300.0
 MAX_BASELINE = 256 * 1024 * 1024
@@ -35,6 +39,21 @@ git -c safe.directory='*' read-tree HEAD
 git -c safe.directory='*' update-index -q --refresh || true
 """
 
+_PLANT = r"""
+set -e
+cd "$1"
+shift
+[ -e .git ] || { echo 'holds no git repository' >&2; exit 1; }
+git() { command git -c safe.directory='*' -c user.name=polar-gym -c user.email=polar-gym@localhost "$@"; }
+patch=$(mktemp /tmp/.patch-XXXXXXXX)
+trap 'rm -f "$patch"' EXIT
+cat > "$patch"
+[ ! -s "$patch" ] || git apply --whitespace=nowarn "$patch"
+[ $# = 0 ] || rm -f -- "$@"
+git add -A
+git update-ref HEAD "$(git commit-tree "$(git write-tree)" -m 'Initial commit')"
+"""
+
 _BASELINE = r"""
 set -e
 cd "$1"
@@ -56,6 +75,16 @@ tar -c -C "$base" .
 """
 
 
+async def set_base(sandbox: Sandbox, workspace: Workspace, *, for_agent: bool) -> None:
+    """Have the image's repository hold the base commit and what it descends from, and nothing else. Raises
+    `SandboxError`."""
+    hidden = workspace.hidden_files if for_agent else []
+    if workspace.base_patch or hidden:
+        problem = "base_patch, hidden_files: the base commit cannot be made"
+        await _run(sandbox, _PLANT, workspace.path, problem, *hidden, stdin=workspace.base_patch.encode())
+    await cut_history(sandbox, workspace.path)
+
+
 async def cut_history(sandbox: Sandbox, workspace_path: str) -> None:
     """Remove all of the workspace's git history that HEAD does not descend from. Raises `SandboxError`."""
     await _run(sandbox, _CUT, workspace_path, "its git history cannot be cut")
@@ -67,9 +96,12 @@ async def pack_baseline(sandbox: Sandbox, workspace_path: str) -> bytes:
     return await _run(sandbox, _BASELINE, workspace_path, "its content cannot be recorded")
 
 
-async def _run(sandbox: Sandbox, script: str, workspace_path: str, problem: str) -> bytes:
+async def _run(
+    sandbox: Sandbox, script: str, workspace_path: str, problem: str, *arguments: str, stdin: bytes = b""
+) -> bytes:
     command = Command(
-        argv=["sh", "-c", script, "sh", workspace_path],
+        argv=["sh", "-c", script, "sh", workspace_path, *arguments],
+        stdin=stdin,
         environment={"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C.UTF-8"},
         workdir="/",
         timeout_seconds=SECONDS,

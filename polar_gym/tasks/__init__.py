@@ -29,6 +29,12 @@ class Task(BaseModel):
     image: str | None = None
     workspace: str | None = None
     """A directory with the repository at its base commit, relative to the task file."""
+    workspace_path: str = ""
+    """Where the image has the repository; empty: where `runtime.workspace.path` says."""
+    base_patch: str = ""
+    """A git patch that the base commit has and the image's repository lacks: a planted bug."""
+    hidden_files: list[str] = []
+    """Files of the image's repository that only grading has: tests that the image shows."""
     test_command: str = ""
     """Run by `sh -c` in the workspace after the hidden tests are in place."""
     eval_script: str = ""
@@ -37,6 +43,8 @@ class Task(BaseModel):
     eval_type: str = "pass_and_fail"
     version: str = ""
     python_requirements: list[str] = []
+    place: str = ""
+    """Where the row is, `file:line`, for errors."""
 
 
 class TaskSource(Protocol):

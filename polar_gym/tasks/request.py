@@ -21,6 +21,10 @@ yourself, and stop when you are done.
 """The instruction of every task."""
 
 
+class UngradableError(ValueError):
+    """A task that `swe` cannot grade. The message says where it is, what it lacks and how to get it."""
+
+
 def to_request(
     task: Task,
     *,
@@ -34,10 +38,13 @@ def to_request(
     budget: Budget,
 ) -> TaskRequest:
     """The request for `task`. Where the task brings an image, packages or tests, they are filled in; options that the
-    evaluator already has win over the task's."""
+    evaluator already has win over the task's. Raises `UngradableError`."""
     workspace = runtime.workspace.model_copy(
         update={
             "source": task.workspace or runtime.workspace.source,
+            "path": task.workspace_path or runtime.workspace.path,
+            "base_patch": task.base_patch or runtime.workspace.base_patch,
+            "hidden_files": [*runtime.workspace.hidden_files, *task.hidden_files],
             "python_requirements": [*runtime.workspace.python_requirements, *task.python_requirements],
         }
     )
@@ -85,14 +92,21 @@ def reference_script(task: Task) -> dict[str, Any]:
 def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
     """An evaluator's spec with the task's tests, where it needs them: as `swe`, or as a part of a `composite`."""
     if evaluator["name"] == "swe":
-        return {**_swe_options(task), **evaluator}
+        options = {**swe_options(task), **evaluator}
+        if not (options.get("test_command") or options.get("eval_script")):
+            raise UngradableError(
+                f"{task.place or task.instance_id}: test_command, eval_script: {task.instance_id!r} has neither, so it "
+                "does not say how its tests run; rows of SWE-bench, SWE-Gym and SWE-smith get it from: "
+                "polar-gym tasks prepare FILE --out FILE"
+            )
+        return options
     if evaluator["name"] == "composite" and isinstance(evaluator.get("components"), dict):
         parts = evaluator["components"].items()
         return {**evaluator, "components": {name: _with_tests(part, task) for name, part in parts}}
     return evaluator
 
 
-def _swe_options(task: Task) -> dict[str, Any]:
+def swe_options(task: Task) -> dict[str, Any]:
     """What the task says of its grading, as it says it."""
     names = {"test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "test_command", "eval_script", "log_parser", "eval_type"}
     if task.log_parser.startswith("parse_log_"):  # some of swebench's parsers differ by repository and version

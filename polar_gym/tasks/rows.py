@@ -2,7 +2,8 @@
 
 Rows of SWE-bench, SWE-bench Verified, SWE-Gym and SWE-smith differ in little: test lists are lists or the JSON text of
 one, the image is `image`, `image_name` or `docker_image`, or follows from the instance's name. How the tests run
-(`test_command`, or `eval_script`) and how their log is read (`log_parser`) must be in the row.
+(`test_command`, or `eval_script`) and how their log is read (`log_parser`) must be in the row to grade it;
+`polar-gym tasks prepare` puts it there.
 """
 
 from __future__ import annotations
@@ -54,8 +55,12 @@ class FileSelection(Selection):
 def load_tasks(path: Path, selection: Selection) -> list[Task]:
     """The selected tasks of a JSONL or Parquet file, in its order. Raises `ValueError` naming the file, the line and
     the field."""
-    rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
-    return select(str(path), rows, path.parent, selection)
+    return select(str(path), read_rows(path), path.parent, selection)
+
+
+def read_rows(path: Path) -> Iterator[PlacedRow]:
+    """The rows of a JSONL or Parquet file as they are. Raises `ValueError` naming the file and the line."""
+    return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
 
 
 def select(source: str, rows: Iterable[PlacedRow], directory: Path, selection: Selection) -> list[Task]:
@@ -63,7 +68,7 @@ def select(source: str, rows: Iterable[PlacedRow], directory: Path, selection: S
     image = selection.image if isinstance(selection, FileSelection) else None
     tasks: dict[str, Task] = {}
     for place, row in rows:
-        task = _task(place, row, directory, image)
+        task = to_task(place, row, directory, image)
         if task.instance_id in tasks:
             raise ValueError(
                 f"{place}: instance_id: {task.instance_id!r} occurs twice in this file; remove one of them"
@@ -117,7 +122,8 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
         raise ValueError(f"{path}: not a Parquet file: {error}") from error
 
 
-def _task(place: str, row: dict[str, Any], directory: Path, image: str | None) -> Task:
+def to_task(place: str, row: dict[str, Any], directory: Path, image: str | None) -> Task:
+    """The task in a row. Raises `ValueError` naming the place and the field."""
     row = {name: value for name, value in row.items() if value is not None or name in _TEST_LISTS}
     lists = {name: _test_list(place, name, row[name]) for name in _TEST_LISTS if name in row}
     try:
@@ -128,9 +134,9 @@ def _task(place: str, row: dict[str, Any], directory: Path, image: str | None) -
     for name in ("instance_id", "problem_statement"):
         if not getattr(task, name).strip():
             raise ValueError(f"{place}: {name}: must not be empty")
-    image = next((row[name] for name in _IMAGE_NAMES if row.get(name)), None) or _derived(image, task.instance_id)
+    image = next((row[name] for name in _IMAGE_NAMES if row.get(name)), None) or derived_image(image, task.instance_id)
     workspace = _workspace(place, task, directory, image)
-    return task.model_copy(update={"workspace": workspace, "image": image})
+    return task.model_copy(update={"workspace": workspace, "image": image, "place": place})
 
 
 def _problem(problem: Any) -> str:
@@ -140,7 +146,8 @@ def _problem(problem: Any) -> str:
     return f"{place}: {problem['msg']}, got {_short(problem['input'])}"
 
 
-def _derived(image: str | None, instance_id: str) -> str | None:
+def derived_image(image: str | None, instance_id: str) -> str | None:
+    """`FileSelection.image` for this instance."""
     docker_id = instance_id.lower().replace("__", "_1776_")
     return image.format(instance_id=instance_id, docker_id=docker_id) if image else None
 
@@ -166,6 +173,8 @@ def _workspace(place: str, task: Task, directory: Path, image: str | None) -> st
                 "e.g. tasks.image='REPOSITORY/sweb.eval.x86_64.{docker_id}:latest'"
             )
         return None
+    if task.base_patch or task.hidden_files:
+        raise ValueError(f"{place}: base_patch, hidden_files: are for images; a task with a workspace cannot have them")
     workspace = (directory / task.workspace).resolve()
     if not workspace.is_dir():
         raise ValueError(f"{place}: workspace: {workspace} is not a directory; it is relative to the task file")

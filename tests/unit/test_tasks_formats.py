@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from polar_gym.registry import task_sources
 from polar_gym.schema import (
@@ -18,9 +19,10 @@ from polar_gym.schema import (
     RuntimeSpec,
     Sampling,
     TaskRequest,
+    Workspace,
 )
 from polar_gym.tasks import Task
-from polar_gym.tasks.request import to_request
+from polar_gym.tasks.request import UngradableError, to_request
 
 CORE = {
     "repo": "pallets/flask",
@@ -102,7 +104,7 @@ def test_rows_of_every_form_load_from_both_kinds_of_file(tmp_path, write):
         (SWE_GYM, "hub/sweb.eval.x86_64.getmoto_1776_moto-5752:latest"),
         (SWE_SMITH, "smith/oauthlib"),
     ):
-        path = write(tmp_path / f"tasks.{suffix}", row)
+        path = write(tmp_path / f"tasks.{suffix}", {"eval_script": "pytest", **row})
         (task,) = load(suffix, path=path, image="hub/sweb.eval.x86_64.{docker_id}:latest")
         assert task.instance_id == row["instance_id"]
         assert task.FAIL_TO_PASS == ["tests/test_a.py::test_b"]
@@ -131,6 +133,25 @@ def test_rows_of_our_own_need_neither_repository_nor_version_to_be_graded(tmp_pa
     row = {**SWE_SMITH, "test_command": "pytest"}
     (task,) = load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", row))
     assert set(request(task).evaluator.options) == {"FAIL_TO_PASS", "PASS_TO_PASS", "test_command", "log_parser"}
+
+
+@pytest.mark.parametrize("row", [VERIFIED, SWE_GYM, SWE_SMITH])
+def test_a_row_that_cannot_be_graded_says_where_it_is_and_what_prepares_it(tmp_path, row):
+    (task,) = load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", row), image="x:{docker_id}")
+    wrong = r"tasks\.jsonl:1: test_command, eval_script: .*has neither.*polar-gym tasks prepare FILE --out FILE"
+    with pytest.raises(UngradableError, match=wrong):
+        request(task)
+
+
+def test_a_planted_bug_and_hidden_files_reach_the_workspace_and_are_for_images_only(tmp_path):
+    row = {**SWE_BENCH_5, "base_patch": "x", "hidden_files": ["tests/test_a.py"], "workspace_path": "/testbed"}
+    (task,) = load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", row))
+    workspace = request(task).runtime.workspace
+    assert (workspace.path, workspace.base_patch, workspace.hidden_files) == ("/testbed", "x", ["tests/test_a.py"])
+    with pytest.raises(ValueError, match=r"tasks\.jsonl:1: base_patch, hidden_files: are for images"):
+        load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", {**row, "workspace": "."}))
+    with pytest.raises(ValidationError, match="are for an image's repository"):
+        Workspace(source=".", base_patch="x")
 
 
 def test_a_row_without_an_image_says_how_to_name_one(tmp_path):
