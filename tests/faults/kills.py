@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import docker
+from docker import errors
 
+from polar_gym.runtimes.docker_sandbox import SESSION_LABEL
 from polar_gym.schema import Status
 from tests.faults.processes import NODE_HEADERS, Process, Service
 from tests.faults.sessions import RECEIVED
@@ -21,6 +26,9 @@ from tests.faults.sessions import RECEIVED
 STAGES = (Status.INITIALIZING, Status.READY, Status.RUNNING, Status.BUILDING, Status.EVALUATING)
 CAUGHT_SECONDS = 10.0
 """How long is looked for a session in the wanted stage, or for a process in a sandbox."""
+
+CONTAINER = re.compile("[0-9a-f]{64}")
+"""A container's id, in the name of its control group."""
 
 
 @dataclass
@@ -31,12 +39,12 @@ class Killer:
     mark: str
     dice: random.Random
     engine_away_seconds: float
-    receiver_away_seconds: float = 2.0
+    receiver_away_seconds: float
+    docker_host: str | None = None
+    """Of the daemon whose containers are the sandboxes; None: they are bubblewrap's."""
     done: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
     """Kinds for which there was nothing to kill."""
-    inside: list[float] = field(default_factory=list)
-    """When something in a sandbox was killed, Unix time."""
     witnessed: set[str] = field(default_factory=set)
     """Nonces that harnesses had written down when their gateway was killed."""
 
@@ -48,14 +56,15 @@ class Killer:
             **gateways,
             "server": lambda: self._restart(self.service.server),
             "harness": lambda: self._inside("python3"),
-            "sandbox": lambda: self._inside("bwrap"),
+            "sandbox": lambda: self._inside("bwrap") if self.docker_host is None else self._container(),
             "engine": lambda: self._restart(self.service.engine, self.engine_away_seconds),
             "receiver": lambda: self._restart(self.service.receiver, self.receiver_away_seconds),
         }
 
-    async def kill(self, kind: str) -> None:
-        counted = self.done if await self.kinds[kind]() else self.missed
-        counted[kind] += 1
+    async def kill(self, kind: str) -> bool:
+        found = await self.kinds[kind]()
+        (self.done if found else self.missed)[kind] += 1
+        return found
 
     async def _restart(self, process: Process, away_seconds: float = 0.0) -> bool:
         await process.kill()
@@ -72,7 +81,7 @@ class Killer:
                     for node in nodes:
                         if await _has(http, node, stage):
                             await node.kill()
-                            self.witnessed |= witnessed(node)
+                            self.witnessed |= witnessed(node, self.mark)
                             await node.start()
                             return True
                     await asyncio.sleep(0.005)
@@ -80,13 +89,24 @@ class Killer:
 
         return kill
 
+    async def _container(self) -> bool:
+        """Kill the container in which something of ours runs."""
+        deadline = time.monotonic() + CAUGHT_SECONDS
+        while time.monotonic() < deadline:
+            for pid, _ in marked(self.mark):
+                with contextlib.suppress(OSError, errors.APIError, StopIteration):  # it has just ended
+                    found = next(CONTAINER.finditer(Path(f"/proc/{pid}/cgroup").read_text()))
+                    await asyncio.to_thread(_kill_container, str(self.docker_host), found[0])
+                    return True
+            await asyncio.sleep(0.02)
+        return False
+
     async def _inside(self, program: str) -> bool:
         """Kill a harness, or the PID 1 of a sandbox."""
         deadline = time.monotonic() + CAUGHT_SECONDS
         while time.monotonic() < deadline:
             found = [pid for pid, argv in marked(self.mark) if Path(argv[0]).name == program and _is_inside(pid)]
             if found:
-                self.inside.append(time.time())
                 try:
                     os.kill(self.dice.choice(found), signal.SIGKILL)
                     return True
@@ -96,10 +116,25 @@ class Killer:
         return False
 
 
-def witnessed(node: Process) -> set[str]:
-    """What harnesses had received, as the sandboxes of a node that is not running hold it."""
-    lines = [line for file in node.scratch.glob(f"*/tmp/{RECEIVED}") for line in file.read_text().splitlines()]
-    return {line.split()[1] for line in lines}
+def witnessed(node: Process, mark: str) -> set[str]:
+    """What harnesses had received, as the sandboxes of a node that is not running hold it, and harnesses that have
+    outlived it in a container."""
+    files = [*node.scratch.glob(f"*/tmp/{RECEIVED}")]
+    files += [Path(f"/proc/{pid}/root/tmp/{RECEIVED}") for pid, _ in marked(mark)]
+    found = set[str]()
+    for file in files:
+        with contextlib.suppress(OSError):  # it was no harness, or has ended
+            found |= {line.split()[1] for line in file.read_text().splitlines() if line.count(" ") == 1}
+    return found
+
+
+def containers(host: str | None, session_ids: Collection[str]) -> list[str]:
+    """Those of these sessions that a daemon has, running or not."""
+    if host is None:
+        return []
+    with contextlib.closing(docker.DockerClient(base_url=host)) as client:
+        found = client.api.containers(all=True, filters={"label": SESSION_LABEL})
+    return [each["Id"] for each in found if each["Labels"][SESSION_LABEL] in session_ids]
 
 
 def marked(mark: str) -> Iterator[tuple[int, list[str]]]:
@@ -112,6 +147,11 @@ def marked(mark: str) -> Iterator[tuple[int, list[str]]]:
                 continue
             if any(mark in argument for argument in argv):
                 yield int(path.name), argv
+
+
+def _kill_container(host: str, container: str) -> None:
+    with contextlib.closing(docker.DockerClient(base_url=host)) as client:
+        client.api.kill(container, signal="SIGKILL")
 
 
 def _is_inside(pid: int) -> bool:

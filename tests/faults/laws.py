@@ -20,7 +20,7 @@ from polar_gym.gateway.journal import read_journal
 from polar_gym.protocol import TaskState
 from polar_gym.schema import Episode, ModelCall
 from tests.faults.engine import ANSWER, RUN
-from tests.faults.kills import Killer, marked
+from tests.faults.kills import Killer, containers, marked
 from tests.faults.processes import Service
 
 AROUND_A_KILL_SECONDS = (1.0, 3.0)
@@ -124,9 +124,10 @@ def every_result_arrives_once(found: Found) -> list[str]:
     return wrong + ([f"{found.refused} callbacks were refused"] if found.refused else [])
 
 
-def no_sandbox_is_left(service: Service, mark: str, session_ids: Iterable[str]) -> list[str]:
-    known = set(session_ids)
-    left = [f"process {pid}: {' '.join(argv)[:100]}" for pid, argv in marked(mark)]
+def no_sandbox_is_left(killer: Killer, session_ids: Iterable[str]) -> list[str]:
+    known, service = set(session_ids), killer.service
+    left = [f"process {pid}: {' '.join(argv)[:100]}" for pid, argv in marked(killer.mark)]
+    left += [f"container {each}" for each in containers(killer.docker_host, known)]
     left += [
         f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(service.directory) in line
     ]

@@ -18,7 +18,7 @@ import aiohttp
 from polar_gym.protocol import TaskState
 from polar_gym.rollout.auth import SERVICE_KEY
 from polar_gym.rollout.client import RolloutClient
-from polar_gym.schema import Episode
+from polar_gym.schema import Episode, RuntimeSpec
 from tests.faults import laws
 from tests.faults.kills import Killer
 from tests.faults.processes import KEYS, NODE_HEADERS, Service
@@ -26,6 +26,7 @@ from tests.faults.sessions import request
 
 SAMPLES = 10
 """Of each task, at most."""
+TURNS = 4
 SETTLE_SECONDS = 120.0
 
 
@@ -39,6 +40,8 @@ class Faults:
     """At once; so there are sessions in every stage while processes are killed."""
     pools: dict[str, int] = field(default_factory=lambda: {"init": 2, "ready": 4, "run": 8, "postrun": 2})
     nodes: int = 1
+    docker_host: str | None = None
+    """Of the daemon whose containers are the sandboxes; None: bubblewrap makes them."""
     seed: int = 0
     rounds: int = 3
     """How often every kind of kill is done."""
@@ -69,7 +72,9 @@ async def run(faults: Faults, directory: Path) -> Outcome:
         service,
         RolloutClient(service.server.url, KEYS[SERVICE_KEY], keep_trying_seconds=120) as client,
     ):
-        killer = Killer(service, mark, dice, faults.engine_away_seconds, faults.receiver_away_seconds)
+        killer = Killer(
+            service, mark, dice, faults.engine_away_seconds, faults.receiver_away_seconds, faults.docker_host
+        )
         killing = asyncio.create_task(_kill(faults, killer, dice))
         names = await _feed(faults, client, service, mark, killing)
         await killing
@@ -85,7 +90,7 @@ async def run(faults: Faults, directory: Path) -> Outcome:
             "every session ends, with an episode": laws.every_session_ends(found),
             "no captured call is lost": lost,
             "balances are exact": laws.balances_are_exact(found),
-            "no sandbox is left": await _nothing_left(service, mark, session_ids),
+            "no sandbox is left": await _nothing_left(killer, session_ids),
             "every result arrives exactly once": laws.every_result_arrives_once(found),
         }
     return outcome
@@ -95,6 +100,9 @@ async def _feed(
     faults: Faults, client: RolloutClient, service: Service, mark: str, killing: asyncio.Task[None]
 ) -> list[str]:
     """Submit tasks as others end, until there were enough sessions and nothing is killed any more; their ids."""
+    runtime = RuntimeSpec(name="bubblewrap")
+    if faults.docker_host is not None:
+        runtime = RuntimeSpec.model_validate({"name": "docker", "host": faults.docker_host})
     dice, names, submitted, still_open = random.Random(faults.seed + 1), [], 0, list[str]()
     while submitted < faults.sessions or not killing.done():
         states = [await client.task(name) for name in still_open]
@@ -102,7 +110,7 @@ async def _feed(
         sessions = [session for state in states for session in state.sessions if not session.status.final]
         if len(sessions) < faults.open_sessions:
             samples = max(2, min(SAMPLES, faults.sessions - submitted, faults.open_sessions - len(sessions)))
-            order = request(f"task{len(names)}", samples, service.callback_url, mark, dice)
+            order = request(f"task{len(names)}", samples, service.callback_url, mark, dice, runtime)
             await client.submit(order)
             submitted += samples
             names.append(order.task_id)
@@ -116,12 +124,13 @@ async def _kill(faults: Faults, killer: Killer, dice: random.Random) -> None:
     async with asyncio.TaskGroup() as away:
         for number in range(faults.rounds):
             kinds = [kind for kind in killer.kinds if kind != "engine" or number < faults.engine_kills]
-            for kind in dice.sample(kinds, len(kinds)):
+            deck = dice.sample(kinds, len(kinds))
+            for kind in deck:  # what is not there to be killed has another turn
                 await asyncio.sleep(dice.uniform(*faults.pause_seconds))
                 if kind in ("engine", "receiver"):
                     away.create_task(killer.kill(kind))
-                else:
-                    await killer.kill(kind)
+                elif not await killer.kill(kind) and deck.count(kind) < TURNS:
+                    deck.append(kind)
 
 
 async def _ended(client: RolloutClient, task_id: str) -> TaskState:
@@ -159,11 +168,11 @@ async def _episodes(client: RolloutClient, names: list[str]) -> AsyncIterator[Ep
             yield episode
 
 
-async def _nothing_left(service: Service, mark: str, session_ids: list[str]) -> list[str]:
+async def _nothing_left(killer: Killer, session_ids: list[str]) -> list[str]:
     """The kernel takes a moment to bury the dead."""
     deadline = time.monotonic() + 10
     while True:
-        left = laws.no_sandbox_is_left(service, mark, session_ids)
+        left = await asyncio.to_thread(laws.no_sandbox_is_left, killer, session_ids)
         if not left or time.monotonic() > deadline:
             return left
         await asyncio.sleep(0.2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, Retries, RuntimeSpec, TaskRequest
 from tests.faults.engine import ANSWER, RUN
@@ -38,7 +37,7 @@ GRADING = "sleep 0.3"
 
 
 def request(
-    task_id: str, samples: int, callback_url: str, mark: str, dice: random.Random, **fields: Any
+    task_id: str, samples: int, callback_url: str, mark: str, dice: random.Random, runtime: RuntimeSpec
 ) -> TaskRequest:
     """`mark` is in the command lines of all that the task starts."""
     command = ["python3", "-c", f"# {mark}\n{HARNESS}", str(dice.randint(2, 6)), f"{dice.uniform(0, 0.5):.3f}"]
@@ -48,10 +47,9 @@ def request(
         instruction=f"Task {task_id}.",
         num_samples=samples,
         timeout_seconds=300,
-        runtime=RuntimeSpec(name="bubblewrap"),
+        runtime=runtime,
         agent=HarnessSpec.model_validate({"name": "command", "command": command}),
         evaluator=EvaluatorSpec.model_validate(grading),
         retries=Retries(node_death=50, failure=50),
         callback_url=callback_url,
-        **fields,
     )

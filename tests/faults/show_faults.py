@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.docker_daemon import own_daemon, running_daemon
 from tests.faults.run import Faults, run, table_of
 
 
@@ -25,16 +27,19 @@ async def main() -> None:
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=1, help="gateway nodes")
     parser.add_argument("--rounds", type=int, default=3, help="how often each kind of process is killed")
+    parser.add_argument("--docker", action="store_true", help="sandboxes are containers, not bubblewrap's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run, and say where it is")
     given = parser.parse_args()
     faults = Faults(sessions=given.sessions, nodes=given.nodes, rounds=given.rounds, seed=given.seed)
     directory = Path(tempfile.mkdtemp(prefix="pg-faults-", dir="/tmp"))
-    try:
-        outcome = await run(faults, directory)
-    finally:
+    with contextlib.ExitStack() as stack:
         if not given.keep:
-            shutil.rmtree(directory)
+            stack.callback(shutil.rmtree, directory)
+        if given.docker:
+            faults.pools = {"init": 4, "ready": 2, "run": 3, "postrun": 2}  # containers take long to come up
+            faults.docker_host = running_daemon() or stack.enter_context(own_daemon())
+        outcome = await run(faults, directory)
     table = Table("what", "how many", title=f"Processes killed: {given.nodes} nodes, seed {given.seed}")
     for what, count in table_of(outcome):
         table.add_row(what, count)
