@@ -2,8 +2,8 @@
 
 First 500 sessions at once with a light command harness, then 100 in sandboxes with one that holds a conversation that
 grows by some thousand tokens a turn; all in bubblewrap. The gateway and the engine (of this repository, in vLLM's HTTP
-form) are processes of their own. Shown are the gateway's memory, the time from a harness's request to its answer, what
-of that is not the engine's, and what went wrong, which must be nothing.
+form) are processes of their own. Shown are the gateway's memory, the time from a harness's request to its answer, of
+which the engine takes half to one and a half times `--delay`, and what went wrong, which must be nothing.
 """
 
 from __future__ import annotations
