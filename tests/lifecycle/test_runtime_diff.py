@@ -149,7 +149,8 @@ MISCHIEF = {
     "holds the index": "touch .git/index.lock .git/HEAD.lock",
     "sets attributes elsewhere": (
         "mkdir -p .git/info ~/.config/git; echo '* filter=x eol=crlf' > .git/info/attributes;"
-        "cp .git/info/attributes ~/.config/git/attributes; git config filter.x.clean 'touch /tmp/ran; cat'; git config filter.x.required true"
+        "cp .git/info/attributes ~/.config/git/attributes;"
+        "git config filter.x.clean 'touch /tmp/ran; cat'; git config filter.x.required true"
     ),
     "shadows git": "mkdir ~/bin; printf '#!/bin/sh\\ntouch /tmp/ran\\n' > ~/bin/git; chmod +x ~/bin/git",
 }

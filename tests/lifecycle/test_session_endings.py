@@ -271,6 +271,11 @@ class SlowToStop:
     def check(self) -> list[str]:
         return []
 
+    def caveats(self) -> list[str]:
+        return []
+
+    async def prepare(self, images: Collection[str]) -> None: ...
+
     async def reap(self, session_ids: Collection[str]) -> int:
         return 0
 
