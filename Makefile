@@ -8,7 +8,7 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice show-nemo show-faults show-load show-utilisation show-ray vllm nemo lint format image clean core dev
+.PHONY: help demo test test-e2e show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice bench bench-peers show-nemo show-faults show-load show-utilisation show-ray vllm nemo lint format image clean core dev
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -89,6 +89,13 @@ show-splice: vllm ## Prove token-in/token-out on a real vLLM: many random sessio
 
 show-nemo: vllm nemo ## Run NeMo Gym 0.4 and 0.7 on a real vLLM: what reaches a trainer, and what failures look like (10 min)
 	$(BIN)/python -m tests.e2e.show_nemo $(ARGS)
+
+bench: dev ## Measure every performance claim on this machine, and write build/bench/report.md (15 min; ARGS=--help)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: dev ## Install other gateways for `make bench` to measure too: once per machine, 3 GB, outside the checkout
+	$(BIN)/python -m benchmarks.peers
 
 vllm: dev ## Install the CPU build of vLLM that tests use: once per machine, 3.5 GB, outside the checkout
 	PIP_QUIET=1 $(BIN)/python -m tests.e2e.vllm_server install

@@ -1,48 +1,50 @@
-"""Builder speed against a plain copy of the same arrays: `python benchmarks/builder.py`.
+"""Builder speed against a plain copy of the same arrays: `python -m benchmarks builder`.
 
-Prints, for chains and for sessions of many short threads, tokens per second of `prefix_merging` over the sampled and
-conditioned tokens of all calls, the ratio to copying those arrays once, and the exponent between the two largest sizes
-(1.0 is linear).
+CPU time of `build_trajectory` with `prefix_merging` (tree, traces, exclusions, balance) over the sampled and
+conditioned tokens of all calls, beside copying those arrays once; and the exponent of time over tokens (1.0 is linear),
+fitted over all sizes. Chains are one conversation that grows; forks are one conversation whose every turn is asked
+again and again; threads are many short conversations in one session of up to 2,000 calls.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.report import Goal, Plot, Section, Table
 from polar_gym.schema import BuilderSpec, ModelCall
 from polar_gym.trajectory import build_trajectory
 
 TURN, ADDED = 200, 300
 """Tokens sampled per turn, and added by the harness between turns."""
+ROOT = 4000
+"""Tokens of a first prompt."""
+BRANCHES = 5
+"""Answers to each turn of a session with forks."""
 
 
 def chain(turns: int, *, first_index: int = 0, seed: int = 0) -> list[ModelCall]:
     """One conversation that continues itself token for token."""
     random = np.random.default_rng(seed)
-    prompt = random.integers(0, 150_000, 4000, dtype=np.int32)
-    calls = []
+    prompt, parent, calls = _ids(random, ROOT), None, []
     for turn in range(turns):
-        response = random.integers(0, 150_000, TURN, dtype=np.int32)
-        calls.append(
-            ModelCall(
-                call_id=f"{seed}-{turn}",
-                session_id="benchmark",
-                index=first_index + turn,
-                provider="openai_chat",
-                model="policy",
-                messages=[],
-                prompt_ids=prompt,
-                response_ids=response,
-                logprobs=np.zeros(TURN, dtype=np.float32),
-                started_at=0.0,
-                duration=0.0,
-            )
-        )
-        prompt = np.concatenate([prompt, response, random.integers(0, 150_000, ADDED, dtype=np.int32)])
+        call = _call(f"{seed}-{turn}", first_index + turn, prompt, _ids(random, TURN), parent)
+        calls.append(call)
+        prompt, parent = np.concatenate([prompt, call.response_ids, _ids(random, ADDED)]), call
+    return calls
+
+
+def forks(turns: int) -> list[ModelCall]:
+    """One conversation in which each turn was answered several times, and the last answer went on."""
+    random = np.random.default_rng(0)
+    prompt, parent, calls = _ids(random, ROOT), None, []
+    for turn in range(turns):
+        for branch in range(BRANCHES):
+            calls.append(_call(f"{turn}-{branch}", len(calls), prompt, _ids(random, TURN), parent))
+        parent = calls[-1]
+        prompt = np.concatenate([prompt, parent.response_ids, _ids(random, ADDED)])
     return calls
 
 
@@ -51,32 +53,75 @@ def threads(count: int) -> list[ModelCall]:
     return [call for thread in range(count) for call in chain(4, first_index=4 * thread, seed=thread)]
 
 
-def seconds(work: Callable[[], object], repeats: int = 5) -> float:
+def _ids(random: np.random.Generator, count: int) -> np.ndarray:
+    return random.integers(0, 150_000, count, dtype=np.int32)
+
+
+def _call(name: str, index: int, prompt: np.ndarray, response: np.ndarray, parent: ModelCall | None) -> ModelCall:
+    return ModelCall(
+        call_id=name,
+        session_id="benchmark",
+        index=index,
+        provider="openai_chat",
+        model="policy",
+        messages=[],
+        prompt_ids=prompt,
+        response_ids=response,
+        logprobs=np.zeros(TURN, dtype=np.float32),
+        parent_id=parent.call_id if parent else None,
+        continuation="spliced" if parent else "root",
+        started_at=float(index),
+        duration=0.5,
+    )
+
+
+def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
+    """The least of several runs: what else the machine does only adds."""
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.process_time()
         work()
-        times.append(time.perf_counter() - started)
-    return sorted(times)[repeats // 2]
+        times.append(time.process_time() - started)
+    return min(times)
 
 
-def measure(name: str, make: Callable[[int], list[ModelCall]], sizes: tuple[int, ...]) -> None:
+SHAPES: dict[str, tuple[Callable[[int], list[ModelCall]], tuple[int, ...]]] = {
+    "chain": (chain, (30, 60, 120, 250)),
+    "forks": (forks, (10, 20, 40, 80, 160)),
+    "threads": (threads, (50, 100, 175, 250, 500)),
+}
+
+
+def measure(quick: bool) -> Section:
     spec = BuilderSpec(name="prefix_merging")
-    points = []
-    for size in sizes:
-        calls = make(size)
-        tokens = sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
-        built = seconds(lambda calls=calls: build_trajectory(calls, spec))
-        copied = seconds(lambda calls=calls: [call.prompt_ids.copy() for call in calls])
-        points.append((tokens, built))
-        print(
-            f"{name:8} {len(calls):5} calls {tokens / 1e6:8.2f} M tokens {tokens / built / 1e6:9.1f} M tokens/s "
-            f"{built / copied:6.1f} x a copy"
-        )
-    (tokens_a, built_a), (tokens_b, built_b) = points[-2:]
-    print(f"{name:8} exponent {math.log(built_b / built_a) / math.log(tokens_b / tokens_a):.2f}")
-
-
-if __name__ == "__main__":
-    measure("chain", chain, (25, 50, 100, 200))
-    measure("threads", threads, (25, 50, 100, 200))
+    rows, curves, speeds, exponents = [], {}, [], {}
+    for name, (make, sizes) in SHAPES.items():
+        points = []
+        for size in sizes[: 3 if quick else None]:
+            calls = make(size)
+            tokens = sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
+            built = cpu_seconds(lambda calls=calls: build_trajectory(calls, spec), 3 if quick else 9)
+            copied = cpu_seconds(lambda calls=calls: [call.prompt_ids.copy() for call in calls], 9)
+            points.append((float(tokens), built))
+            speeds.append(tokens / built)
+            rows.append((name, len(calls), tokens / 1e6, tokens / built / 1e6, built / copied))
+        logs = np.log(np.asarray(points))
+        exponents[name] = float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+        curves[name] = [(tokens / 1e6, built * 1e3) for tokens, built in points]
+    slowest, steepest = min(speeds) / 1e6, max(exponents.values())
+    said = ", ".join(f"{name} {value:.2f}" for name, value in exponents.items())
+    columns = ("session", "calls", "M tokens", "M tokens/s of CPU", "x a copy")
+    return Section(
+        title="Builder",
+        text=(__doc__ or "").partition("\n\n")[2].strip(),
+        tables=[Table(columns=columns, rows=rows)],
+        goals=[
+            Goal(
+                claim="builder: at least 50 M tokens/s of one core",
+                measured=f"{slowest:.0f} at least, {max(speeds) / 1e6:.0f} at most",
+                held=slowest >= 50,
+            ),
+            Goal(claim="builder: exponent at most 1.05", measured=said, held=steepest <= 1.05),
+        ],
+        plots=[Plot(name="builder", title="prefix_merging", x="M tokens", y="CPU ms", curves=curves, logarithmic=True)],
+    )

@@ -1,0 +1,74 @@
+"""The gateway under measurement: a node with an engine behind a URL, and open sessions without a harness.
+
+`python -m benchmarks.gateway_process --engine URL --state DIR` prints its port and the keys of its sessions, one JSON
+line. It is the product's own node, proxy, capture and journal; nothing is left out but the sandboxes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import cProfile
+import signal
+from pathlib import Path
+
+import orjson
+
+from polar_gym.gateway.event_loop import run
+from polar_gym.gateway.node import Node
+from polar_gym.inference.vllm import VllmEngine, VllmOptions
+from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    node = Node(
+        VllmEngine(VllmOptions(url=arguments.engine)),
+        cache=arguments.state / "cache",
+        state=arguments.state / "state",
+        splice=arguments.splice,
+        streaming=arguments.streaming,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(node)
+        keys = []
+        for index in range(arguments.sessions):
+            life = await stack.enter_async_context(node.session(_request(index)))
+            life.capture.running = True
+            keys.append(life.capture.key)
+        print(orjson.dumps({"port": int(node.url.rpartition(":")[2]), "keys": keys}).decode(), flush=True)
+        with cProfile.Profile() if arguments.profile else contextlib.nullcontext() as profile:
+            await stop.wait()
+        if profile is not None:
+            profile.dump_stats(arguments.profile)
+
+
+def _request(index: int) -> TaskRequest:
+    return TaskRequest(
+        task_id=f"benchmark{index}",
+        instruction="x",
+        runtime=RuntimeSpec(name="bubblewrap"),
+        agent=HarnessSpec(name="pi"),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--splice", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--streaming", choices=["synthetic", "real"], default="synthetic")
+    parser.add_argument(
+        "--asyncio", action="store_true", help="asyncio's own event loop, also where uvloop is installed"
+    )
+    parser.add_argument("--profile", type=Path, help="where cProfile's figures are written at the end")
+    arguments = parser.parse_args()
+    run(serve(arguments), fast=not arguments.asyncio)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A load generator: so many connections, each asking again as soon as it has its answer.
+
+A raw HTTP/1.1 client, because a client library would cost several times what a direct call to the mock engine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+LAST_CHUNK = b"0\r\n\r\n"
+LIMIT = 1 << 24
+
+
+class Caller:
+    """One connection to one server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def __aenter__(self) -> Caller:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=LIMIT)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._writer.close()
+
+    async def ask(self, request: bytes) -> bytes:
+        """The body of the answer, chunk sizes included where it comes in chunks. Raises `RuntimeError` unless it is a
+        200."""
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = LENGTH.search(head)
+        body = await (self._reader.readexactly(int(length[1])) if length else self._chunks())
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{head.decode()}{body[:2000].decode(errors='replace')}")
+        return body
+
+    async def json(self, request: bytes) -> dict[str, Any]:
+        return orjson.loads(await self.ask(request))
+
+    async def _chunks(self) -> bytes:
+        parts = []
+        while (size := int(await self._reader.readuntil(b"\r\n"), 16)) > 0:
+            parts.append((await self._reader.readexactly(size + 2))[:-2])
+        await self._reader.readexactly(2)
+        return b"".join(parts)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used, all its threads together, to the nanosecond."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What calls cost under one load."""
+
+    calls: int
+    p50_ms: float
+    p99_ms: float
+    per_second: float
+    cpu_ms: float
+    """Of the server's processes, for one call."""
+
+
+async def measure(port: int, requests: Sequence[bytes], pids: Sequence[int], *, seconds: float) -> Measured:
+    """The load of `len(requests)` connections, each of which asks its own request again and again."""
+    taken: list[float] = []
+    async with asyncio.TaskGroup() as group:
+        started, began = time.perf_counter(), sum(map(cpu_seconds, pids))
+        for request in requests:
+            group.create_task(_keep_asking(port, request, started + seconds, taken))
+    cpu, passed = sum(map(cpu_seconds, pids)) - began, time.perf_counter() - started
+    p50, p99 = np.percentile(taken, [50, 99])
+    calls = len(taken)
+    return Measured(calls, float(p50) * 1e3, float(p99) * 1e3, calls / passed, cpu / calls * 1e3)
+
+
+async def _keep_asking(port: int, request: bytes, until: float, taken: list[float]) -> None:
+    async with Caller(port) as caller:
+        while (began := time.perf_counter()) < until:
+            await caller.ask(request)
+            taken.append(time.perf_counter() - began)

@@ -1,0 +1,260 @@
+"""A server with vLLM's API that answers at once: what a benchmark puts where the GPU would be.
+
+`python -m benchmarks.mock_engine` listens on a free port and prints it. Answers have vLLM's shape and size: the ids of
+the prompt, sampled ids, one logprob entry for each. It templates and tokenises like a server (pieces of six bytes, the
+vocabulary grows as they come) and honours pre-tokenised prompts, so that token-in/token-out works as it does with the
+real one; what it says is always the same. Written on `asyncio.Protocol`, with every repeated part kept as bytes: what
+it costs is small beside whatever is measured in front of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+MODEL = "policy"
+PIECE = 6
+"""Bytes of text for one token."""
+START, END, NEWLINE = 1, 2, 3
+SPECIAL = {START: b"<|im_start|>", END: b"<|im_end|>", NEWLINE: b"\n"}
+FIRST_ID = 20_000
+"""From here on ids have five digits, as most ids of a real vocabulary do."""
+MAX_MODEL_LEN = 131_072
+TOKENS_A_CHUNK = 1
+"""Of a streamed answer."""
+SPOKEN = b"I look. "
+
+LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+PATH = re.compile(rb"[A-Z]+ ([^ ?]+)")
+PROMPT_IDS = re.compile(rb'"prompt_token_ids": ?\[([0-9, ]*)\]')
+
+
+class Vocabulary:
+    """Pieces of text and their ids, in the order in which they were first seen."""
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, int] = {}
+        self._pieces: list[bytes] = []
+
+    def encode(self, text: bytes) -> list[int]:
+        return [self._id(text[start : start + PIECE]) for start in range(0, len(text), PIECE)]
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        return b"".join(SPECIAL.get(each) or self._pieces[each - FIRST_ID] for each in ids)
+
+    def _id(self, piece: bytes) -> int:
+        known = self._ids.get(piece)
+        if known is None:
+            known = self._ids[piece] = FIRST_ID + len(self._pieces)
+            self._pieces.append(piece)
+        return known
+
+
+VOCABULARY = Vocabulary()
+
+
+@lru_cache(maxsize=100_000)
+def turn_ids(said: bytes) -> bytes:
+    """The ids of one message, joined by commas."""
+    return joined([START, *VOCABULARY.encode(said), END, NEWLINE])
+
+
+def template(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> bytes:
+    """The ids of a conversation and of the opening of the next answer, joined by commas."""
+    parts = [turn_ids(b"tools\n" + orjson.dumps(tools))] if tools else []
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or []]
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        parts.append(turn_ids(f"{message['role']}\n{text}".encode() + (orjson.dumps(calls) if calls else b"")))
+    parts.append(joined([START, *VOCABULARY.encode(b"assistant\n")]))
+    return b",".join(parts)
+
+
+def joined(ids: Sequence[int]) -> bytes:
+    return ",".join(map(str, ids)).encode()
+
+
+class Answer:
+    """The one answer that this engine gives, cut into the parts that do not change."""
+
+    def __init__(self, ids: Sequence[int], text: str) -> None:
+        self.ids, self.text = list(ids), text
+        self.entries = [
+            {
+                "token": " word",
+                "logprob": -(index % 977) / 977 - 0.0123456789,
+                "bytes": [32, 119, 111, 114, 100],
+                "top_logprobs": [],
+            }
+            for index in range(len(self.ids))
+        ]
+        arguments = {"name": "bash", "arguments": '{"command": "ls -la"}'}
+        self.call = {"id": "chatcmpl-tool-0123456789abcdef", "type": "function", "function": arguments}
+        chosen = {"index": 0, "token_ids": self.ids, "logprobs": {"content": self.entries}, "finish_reason": "stop"}
+        self.generated = orjson.dumps({"request_id": "0", "choices": [chosen]})
+        """The answer to a prompt of ids, without chat around it."""
+        self._with_calls, self._without = self._choice(called=True), self._choice(called=False)
+        self._streamed_with, self._streamed_without = self._events(called=True), self._events(called=False)
+
+    def whole(self, prompt: bytes, called: bool) -> bytes:
+        choice = self._with_calls if called else self._without
+        return self._head(b"chat.completion") + b',"choices":[' + choice + b"]" + self._prompt(prompt) + b"}"
+
+    def stream(self, prompt: bytes, called: bool) -> bytes:
+        role = b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        first = b"data: " + self._head(b"chat.completion.chunk") + b"," + role + self._prompt(prompt) + b"}\n\n"
+        return first + (self._streamed_with if called else self._streamed_without) + b"data: [DONE]\n\n"
+
+    def probed(self, prompt: bytes, temperature: float) -> bytes:
+        """With the likeliest tokens, whose gaps say how logprobs are taken."""
+        top = [{"token": str(rank), "logprob": -rank / temperature, "bytes": [48]} for rank in range(11)]
+        content = [{"token": "0", "logprob": 0.0, "bytes": [48], "top_logprobs": top}]
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "x"},
+            "logprobs": {"content": content},
+            "finish_reason": "length",
+            "token_ids": self.ids[:1],
+        }
+        return (
+            self._head(b"chat.completion") + b',"choices":[' + orjson.dumps(choice) + b"]" + self._prompt(prompt) + b"}"
+        )
+
+    def _head(self, kind: bytes) -> bytes:
+        return b'{"id":"chatcmpl-0","object":"' + kind + b'","created":1,"model":"' + MODEL.encode() + b'"'
+
+    def _prompt(self, prompt: bytes) -> bytes:
+        read, said = prompt.count(b",") + 1, len(self.ids)
+        usage = {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+        return b',"usage":' + orjson.dumps(usage) + b',"prompt_token_ids":[' + prompt + b"]"
+
+    def _choice(self, *, called: bool) -> bytes:
+        message = {"role": "assistant", "content": self.text, "reasoning": None, "tool_calls": [self.call] * called}
+        return orjson.dumps(
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": {"content": self.entries},
+                "finish_reason": "tool_calls" if called else "stop",
+                "stop_reason": None,
+                "token_ids": self.ids,
+            }
+        )
+
+    def _events(self, *, called: bool) -> bytes:
+        events = []
+        for start in range(0, len(self.ids), TOKENS_A_CHUNK):
+            end = start + TOKENS_A_CHUNK
+            last = end >= len(self.ids)
+            delta: dict[str, Any] = {"content": "" if last else SPOKEN.decode()[:PIECE]}
+            if last and called:
+                delta["tool_calls"] = [{"index": 0, **self.call}]
+            choice = {
+                "index": 0,
+                "delta": delta,
+                "logprobs": {"content": self.entries[start:end]},
+                "finish_reason": ("tool_calls" if called else "stop") if last else None,
+                "token_ids": self.ids[start:end],
+            }
+            events.append(
+                b"data: " + self._head(b"chat.completion.chunk") + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
+            )
+        return b"".join(events)
+
+
+class Connection(asyncio.Protocol):
+    """HTTP/1.1, one request after the other, as far as the clients here speak it."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._received = bytearray()
+        self._wanted = 0
+        """Bytes of the request that is coming; 0: its headers are not complete."""
+        self._body_at = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while self._complete():
+            request, self._received = bytes(self._received[: self._wanted]), self._received[self._wanted :]
+            path, body = PATH.match(request), request[self._body_at :]
+            self._wanted = 0
+            kind, said = self._said(path[1] if path else b"", body)
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\nContent-Length: %d\r\n\r\n" % len(said)
+            self._transport.write(head + said)
+
+    def _complete(self) -> bool:
+        if not self._wanted:
+            end = self._received.find(b"\r\n\r\n")
+            if end < 0:
+                return False
+            length = LENGTH.search(self._received, 0, end)
+            self._body_at = end + 4
+            self._wanted = self._body_at + (int(length[1]) if length else 0)
+        return len(self._received) >= self._wanted
+
+    def _said(self, path: bytes, raw: bytes) -> tuple[bytes, bytes]:
+        json = b"application/json"
+        if path == b"/v1/chat/completions":
+            return self._chat(raw)
+        if path == b"/inference/v1/generate":
+            return json, self._answer.generated
+        if path == b"/tokenize":
+            body = orjson.loads(raw)
+            ids = (
+                template(body["messages"], body.get("tools") or [])
+                if "messages" in body
+                else joined(VOCABULARY.encode(body["prompt"].encode()))
+            )
+            return json, b'{"count":%d,"max_model_len":%d,"tokens":[' % (
+                ids.count(b",") + 1,
+                MAX_MODEL_LEN,
+            ) + ids + b"]}"
+        if path == b"/detokenize":
+            return json, orjson.dumps({"prompt": VOCABULARY.decode(orjson.loads(raw)["tokens"]).decode()})
+        entry = {"id": MODEL, "object": "model", "root": MODEL, "max_model_len": MAX_MODEL_LEN}
+        return json, orjson.dumps({"object": "list", "data": [entry]})
+
+    def _chat(self, raw: bytes) -> tuple[bytes, bytes]:
+        given, body = PROMPT_IDS.search(raw), orjson.loads(raw)
+        prompt = given[1] if given else template(body["messages"], body.get("tools") or [])
+        if body.get("top_logprobs"):
+            return b"application/json", self._answer.probed(prompt, body.get("temperature", 1.0))
+        called = bool(body.get("tools"))
+        if body.get("stream"):
+            return b"text/event-stream", self._answer.stream(prompt, called)
+        return b"application/json", self._answer.whole(prompt, called)
+
+
+async def serve(answer: Answer) -> None:
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(answer), "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--answer-tokens", type=int, default=340)
+    parser.add_argument("--ids", help="sampled ids, separated by commas: for clients with a tokenizer of their own")
+    parser.add_argument("--text", default="", help="what those ids say")
+    arguments = parser.parse_args()
+    if arguments.ids:
+        answer = Answer([int(each) for each in arguments.ids.split(",")], arguments.text)
+    else:
+        said = VOCABULARY.encode(SPOKEN * arguments.answer_tokens)[: arguments.answer_tokens - 1]
+        answer = Answer([*said, END], VOCABULARY.decode(said).decode())
+    asyncio.run(serve(answer))
+
+
+if __name__ == "__main__":
+    main()

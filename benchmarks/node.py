@@ -1,0 +1,95 @@
+"""What one node holds, and how fast it makes sandboxes: `python -m benchmarks node`.
+
+Memory is the gateway process's own (resident, in the benchmark's gateway of real sessions without sandboxes): for a
+session that was opened, and for one that has made its calls, whose histories are shared between the calls of a session.
+Sandboxes are started, run one command and are stopped, several at once; a runtime that is not installed is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from pathlib import Path
+
+from benchmarks.proxy import Gateway, engine, gateway
+from benchmarks.report import Figure, Section, Table
+from benchmarks.wires import CHAT
+from polar_gym import registry
+from polar_gym.runtimes import Command, Runtime, SandboxError, SandboxRequest
+from polar_gym.schema import RuntimeSpec
+
+OPENING = 4096
+RUNTIMES = {"bubblewrap": None, "docker": "debian:12-slim", "apptainer": None}
+"""Name -> image; those without one use the machine's /usr."""
+AT_ONCE = 4
+
+
+def resident(pid: int) -> float:
+    """MiB."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def measure(quick: bool) -> Section:
+    sessions, turns = (32, 10) if quick else (200, 30)
+    held: list[tuple[Figure, ...]] = []
+    with engine() as mock:
+        with gateway(mock, sessions=1) as small:
+            empty = resident(small.pid)
+        with gateway(mock, sessions=sessions * 5) as many:
+            opened = resident(many.pid)
+            held.append(("opened", sessions * 5, "-", (opened - empty) / (sessions * 5) * 1024, opened))
+            tokens = _play(many, turns, sessions)
+            grown = resident(many.pid)
+            held.append((f"after {turns} calls", sessions, tokens, (grown - opened) / sessions * 1024, grown))
+    columns = ("sessions", "number", "tokens of the last prompt", "KiB each", "process MiB")
+    return Section(
+        title="Node",
+        text=(__doc__ or "").partition("\n\n")[2].strip(),
+        tables=[Table(columns=columns, rows=held), asyncio.run(_sandboxes(12 if quick else 60))],
+    )
+
+
+def _play(many: Gateway, turns: int, sessions: int) -> int:
+    return many.prompt_tokens(many.following(CHAT, OPENING, turns=turns, sessions=sessions))
+
+
+async def _sandboxes(count: int) -> Table:
+    rows: list[tuple[Figure, ...]] = []
+    missing = []
+    for name, image in RUNTIMES.items():
+        runtime: Runtime = registry.runtimes.get(name)(registry.runtimes.options(RuntimeSpec(name=name)))
+        try:
+            lacking = await asyncio.to_thread(runtime.check)
+            if lacking:
+                missing.append(f"{name} ({lacking[0].partition(';')[0]:.80})")
+                continue
+            spec = RuntimeSpec(name=name, image=image)
+            await runtime.prepare([image] if image else [])
+            rows.append((name, count, await _per_second(runtime, spec, count)))
+        except SandboxError as error:
+            missing.append(f"{name} ({str(error).splitlines()[0]:.80})")
+        finally:
+            await runtime.close()
+    caption = f"Started, one command, stopped; {AT_ONCE} at once. Not measured: {'; '.join(missing) or 'none'}."
+    return Table(columns=("runtime", "sandboxes", "per second"), rows=rows, caption=caption)
+
+
+async def _per_second(runtime: Runtime, spec: RuntimeSpec, count: int) -> float:
+    places, begun = asyncio.Semaphore(AT_ONCE), time.perf_counter()
+
+    async def one() -> None:
+        async with places:
+            request = SandboxRequest(session_id=f"bench{secrets.token_hex(6)}", spec=spec, workspace=None)
+            sandbox = await runtime.start(request)
+            try:
+                done = await sandbox.exec(Command(argv=["true"]))
+                if done.exit_code:
+                    raise SandboxError(f"`true` exited with {done.exit_code}: {done.stderr.decode(errors='replace')}")
+            finally:
+                await sandbox.stop()
+
+    await asyncio.gather(*(one() for _ in range(count)))
+    return count / (time.perf_counter() - begun)

@@ -1,0 +1,43 @@
+"""agentcore-rl-toolkit's gateway as a benchmark runs it; started by `benchmarks.peers` with that package's own Python.
+
+Linear history: it renders with the tokenizer itself, and hands the ids already served to the engine. The tokenizer and
+template are given as files, because a model directory would be a download.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from agentcore_rl_toolkit.rollout_gateway.gateway import RolloutGateway  # pyright: ignore[reportMissingImports]
+from agentcore_rl_toolkit.rollout_gateway.render import HfTemplateRenderer  # pyright: ignore[reportMissingImports]
+from agentcore_rl_toolkit.rollout_gateway.sampling_backends.vllm_http import (  # pyright: ignore[reportMissingImports]
+    VllmHttpBackend,
+)
+from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--template", type=Path, required=True)
+    parser.add_argument("--sessions", type=int, required=True)
+    arguments = parser.parse_args()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(arguments.tokenizer))
+    tokenizer.chat_template = arguments.template.read_text()
+    gateway = RolloutGateway(
+        backend=VllmHttpBackend(arguments.engine),
+        renderer=HfTemplateRenderer(tokenizer),
+        tokenizer=tokenizer,
+        adapters=["openai"],
+        history_mode="linear",
+    )
+    for number in range(arguments.sessions):
+        gateway.create_session(f"s{number}")
+    gateway.run(host="127.0.0.1", port=arguments.port)
+
+
+if __name__ == "__main__":
+    main()

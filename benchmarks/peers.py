@@ -1,0 +1,345 @@
+"""Other gateways under the same load, in the same run: `make bench-peers`, then `python -m benchmarks peers`.
+
+Those that install from PyPI, each in a virtual environment of its own under `~/.cache/polar-gym/peers`; what does not
+install or run is named. Every connection leads conversations of six turns, whose prompts grow from 7k tokens to 9k; a
+turn is answered with 340 tokens. *Token-in* means that the ids already sampled are what the next turn is conditioned
+on; the others pass text on. Each gateway has one core, the client and the mock engine have the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.load import Caller, Measured, cpu_seconds
+from benchmarks.processes import LOAD_CORES, ROOT, running, server
+from benchmarks.proxy import Engine, engine, gateway
+from benchmarks.report import Figure, Goal, Section, Table
+from benchmarks.wires import CHAT, text
+
+CACHE = Path.home() / ".cache" / "polar-gym" / "peers"
+EMBEDDED = ROOT / "polar_gym" / "inference" / "embedded"
+TURNS = 6
+OPENING = 7000
+ADDED = 60
+"""Prompt tokens of the first turn, and of what each later one adds beside the answer."""
+START_SECONDS = 120.0
+MOST_SESSIONS = 20_000
+REFERENCE_TEXT = "I look at the file and then I run the tests again. "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    name: str
+    requirements: tuple[str, ...]
+    token_in: bool
+    command: Callable[[Path, int, str, Path], list[str]]
+    """(its Python, port, the engine's URL, a scratch folder) -> what starts it."""
+    path: str = "/v1/chat/completions"
+    """`{session}` is the conversation's."""
+    own_ids: bool = False
+    """It tokenises itself, with the tokenizer that it is given, and asks the engine for ids."""
+
+    @property
+    def python(self) -> Path:
+        return CACHE / self.name / "bin" / "python"
+
+
+def _litellm(python: Path, port: int, url: str, folder: Path) -> list[str]:
+    config = folder / "litellm.yaml"
+    config.write_text(
+        "model_list:\n  - model_name: policy\n    litellm_params:\n      model: hosted_vllm/policy\n"
+        f"      api_base: {url}/v1\n      api_key: none\n"
+    )
+    return [str(python.with_name("litellm")), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
+
+
+def _rllm(python: Path, port: int, url: str, folder: Path) -> list[str]:
+    return [
+        *(str(python.with_name("rllm-model-gateway")), "--host", "127.0.0.1", "--port", str(port)),
+        *("--worker", url, "--store", "memory", "--log-level", "WARNING"),
+    ]
+
+
+def _agentcore(python: Path, port: int, url: str, folder: Path) -> list[str]:
+    return [
+        *(str(python), str(ROOT / "benchmarks" / "peer_agentcore.py"), "--engine", url, "--port", str(port)),
+        *("--tokenizer", str(EMBEDDED / "tokenizer.json"), "--template", str(EMBEDDED / "chat_template.jinja")),
+        *("--sessions", str(MOST_SESSIONS)),
+    ]
+
+
+def _agentlightning(python: Path, port: int, url: str, folder: Path) -> list[str]:
+    script = ROOT / "benchmarks" / "peer_agentlightning.py"
+    return [str(python), str(script), "--engine", url, "--port", str(port)]
+
+
+PEERS = (
+    Peer(name="litellm", requirements=("litellm[proxy]",), token_in=False, command=_litellm),
+    Peer(
+        name="rllm-model-gateway",
+        requirements=("rllm-model-gateway",),
+        token_in=False,
+        command=_rllm,
+        path="/sessions/{session}/v1/chat/completions",
+    ),
+    Peer(
+        name="agentcore-rl-toolkit",
+        requirements=("agentcore-rl-toolkit[gateway]",),
+        token_in=True,
+        command=_agentcore,
+        own_ids=True,
+    ),
+    Peer(
+        name="agentlightning",
+        requirements=("agentlightning",),
+        token_in=False,
+        command=_agentlightning,
+        path="/rollout/{session}/v1/chat/completions",
+    ),
+)
+SESSION = re.compile(rb"^session: (\S+)$", re.MULTILINE)
+"""What a peer prints that gives its sessions their names itself."""
+
+
+def install() -> None:
+    """Prepare the environments that are missing."""
+    for peer in PEERS:
+        if not peer.python.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(CACHE / peer.name)], check=True)
+        done = subprocess.run([str(peer.python), "-m", "pip", "install", "-q", *peer.requirements], check=False)
+        print(f"{peer.name}: {'installed' if done.returncode == 0 else 'did not install'}")
+
+
+# The load -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Conversations:
+    """What clients ask: always new conversations, each told apart by its second message."""
+
+    path: str
+    key: Callable[[int, int], str]
+    """(connection, conversation) -> API key, which names the session."""
+    scale: float = 1.0
+    """Pieces of text for one token."""
+    taken: list[float] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def opening(self, number: int) -> dict[str, Any]:
+        body = CHAT.opening(int(OPENING * self.scale))
+        messages = [m for m in body["messages"] if m["role"] in ("system", "user")]
+        more = {"role": "user", "content": text(int(OPENING * self.scale / 2), 3)}
+        return {"model": "policy", "messages": [*messages, more, {"role": "user", "content": f"This is {number}."}]}
+
+    def request(self, key: str, body: dict[str, Any]) -> bytes:
+        path = self.path.format(session=key)
+        return CHAT.request(key, body).replace(CHAT.path.encode(), path.encode(), 1)
+
+    async def keep_talking(self, port: int, connection: int, until: float) -> None:
+        async with Caller(port) as caller:
+            while time.perf_counter() < until:
+                number = next(self.numbers)
+                key, body = self.key(connection, number), self.opening(number)
+                for turn in range(TURNS):
+                    began = time.perf_counter()
+                    answer = await caller.json(self.request(key, body))
+                    self.taken.append(time.perf_counter() - began)
+                    said = {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+                    asked = {"role": "user", "content": text(int(ADDED * self.scale), turn)}
+                    body = {**body, "messages": [*body["messages"], said, asked]}
+                    if time.perf_counter() >= until:
+                        break
+
+
+async def talk(port: int, pids: list[int], said: Conversations, connections: int, seconds: float) -> Measured:
+    said.taken.clear()
+    started, began = time.perf_counter(), sum(map(cpu_seconds, pids))
+    async with asyncio.TaskGroup() as group:
+        for connection in range(connections):
+            group.create_task(said.keep_talking(port, connection, started + seconds))
+    cpu, passed = sum(map(cpu_seconds, pids)) - began, time.perf_counter() - started
+    p50, p99 = np.percentile(said.taken, [50, 99]) * 1e3
+    calls = len(said.taken)
+    return Measured(calls, float(p50), float(p99), calls / passed, cpu / calls * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    name: str
+    token_in: bool | None
+    port: int
+    leader: int
+    said: Conversations
+
+    @property
+    def pids(self) -> list[int]:
+        """All processes of its group."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                after_name = stat.read_text().rpartition(")")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            if int(after_name[2]) == self.leader:
+                found.append(int(stat.parent.name))
+        return found
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+def measure(quick: bool) -> Section:
+    rounds, seconds = (1, 1.0) if quick else (3, 3.0)
+    missing: list[str] = []
+    section = Section(title="Peers", text=(__doc__ or "").partition("\n\n")[2].strip())
+    with ExitStack() as stack:
+        mock = stack.enter_context(engine())
+        subjects = [_direct(mock), stack.enter_context(_ours(mock))]
+        for peer in PEERS:
+            if not peer.python.exists():
+                missing.append(f"{peer.name}: not installed (make bench-peers)")
+                continue
+            try:
+                subjects.append(stack.enter_context(_started(peer, mock)))
+            except RuntimeError as error:
+                missing.append(f"{peer.name}: {error}")
+        rows, fastest, ours = _compare(subjects, rounds, seconds)
+    columns = (
+        "gateway",
+        "token-in",
+        "c",
+        "p50 ms",
+        "x direct",
+        "p99 ms",
+        "req/s",
+        "CPU ms per call",
+        "polar-gym: x req/s",
+    )
+    section.tables.append(Table(columns=columns, rows=rows, caption=f"Not measured: {'; '.join(missing) or 'none'}."))
+    if fastest:
+        section.goals.append(
+            Goal(
+                claim="peers: at least 3 x the throughput of the fastest with token-in/token-out, c=32",
+                measured=f"{ours / fastest:.1f} x",
+                held=ours >= 3 * fastest,
+            )
+        )
+    return section
+
+
+def _compare(subjects: list[Subject], rounds: int, seconds: float) -> tuple[list[tuple[Figure, ...]], float, float]:
+    """Rows; requests per second at c=32 of the fastest token-in peer, and ours."""
+    rows: list[tuple[Figure, ...]] = []
+    rates: dict[str, float] = {}
+    for connections in (1, 32):
+        found: dict[str, list[Measured]] = {subject.name: [] for subject in subjects}
+        for _ in range(rounds):
+            for each in subjects:
+                found[each.name].append(asyncio.run(talk(each.port, each.pids, each.said, connections, seconds)))
+        medians = {name: _median(every) for name, every in found.items()}
+        direct, ours = medians["direct"], medians["polar-gym"]
+        for each in subjects:
+            its = medians[each.name]
+            rates[each.name] = its.per_second
+            ratio = ours.per_second / its.per_second
+            token_in = "-" if each.token_in is None else "yes" if each.token_in else "no"
+            speed = (its.p50_ms, its.p50_ms / direct.p50_ms, its.p99_ms, its.per_second)
+            rows.append((each.name, token_in, connections, *speed, its.cpu_ms, ratio))
+    theirs = [rates[each.name] for each in subjects if each.token_in and each.name != "polar-gym"]
+    return rows, max(theirs, default=0.0), rates["polar-gym"]
+
+
+def _median(rounds: list[Measured]) -> Measured:
+    calls, *figures = (statistics.median(values) for values in zip(*map(astuple, rounds), strict=True))
+    return Measured(int(calls), *figures)
+
+
+def _direct(mock: Engine) -> Subject:
+    return Subject("direct", None, mock.port, mock.pid, Conversations(CHAT.path, lambda *_: "none"))
+
+
+@contextmanager
+def _ours(mock: Engine) -> Iterator[Subject]:
+    with gateway(mock, sessions=32) as own:
+        said = Conversations(CHAT.path, lambda connection, _: own.keys[connection])
+        yield Subject("polar-gym", True, own.port, own.pid, said)
+
+
+@contextmanager
+def _started(peer: Peer, mock: Engine) -> Iterator[Subject]:
+    """Raises `RuntimeError` with the end of its output."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-peer-")))
+        url, scale = mock.url, 1.0
+        if peer.own_ids:
+            ids, scale = _embedded_ids()
+            own = server("benchmarks.mock_engine", "--ids", ids, "--text", REFERENCE_TEXT, core=LOAD_CORES[0])
+            url = f"http://127.0.0.1:{stack.enter_context(own).said}"
+        port = _free_port()
+        log = stack.enter_context((folder / "log").open("w+b"))
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        }
+        command = peer.command(peer.python, port, url, folder)
+        process = stack.enter_context(running(command, log=log.fileno(), environment=environment))
+        said = Conversations(peer.path, lambda _, conversation: f"s{conversation % MOST_SESSIONS}", scale)
+        until = time.monotonic() + START_SECONDS
+        while (problem := asyncio.run(_problem(port, said))) is not None:
+            if process.poll() is not None or time.monotonic() > until:
+                log.seek(0)
+                raise RuntimeError(f"did not run: {problem}; {log.read()[-500:].decode(errors='replace')}")
+            time.sleep(0.5)
+            if named := SESSION.search((folder / "log").read_bytes()):
+                name = named[1].decode()
+                said.key = lambda *_, name=name: name
+        yield Subject(peer.name, peer.token_in, port, process.pid, said)
+
+
+async def _problem(port: int, said: Conversations) -> str | None:
+    """Why it does not answer yet."""
+    number = next(said.numbers)
+    key = said.key(0, number)
+    try:
+        async with Caller(port) as caller:
+            await caller.ask(said.request(key, said.opening(number)))
+    except (OSError, RuntimeError, asyncio.IncompleteReadError) as error:
+        return f"{type(error).__name__}: {str(error)[-300:]}"
+    return None
+
+
+def _embedded_ids() -> tuple[str, float]:
+    """An answer in the ids of the tokenizer that comes with the package, and how many pieces of text are a token."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|im_end|>")
+    ids = tokenizer.encode(REFERENCE_TEXT * 60).ids[:339]
+    return ",".join(map(str, [*ids, end])), 1000 / len(tokenizer.encode(text(1000)).ids)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+if __name__ == "__main__":
+    install()

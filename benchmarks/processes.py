@@ -1,0 +1,67 @@
+"""The processes of a measurement, each on a core of its own as far as there are cores."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CORES = sorted(os.sched_getaffinity(0))
+MEASURED_CORE = CORES[0]
+"""Of the server that is measured: nothing else of ours runs there."""
+LOAD_CORES = CORES[1:] or CORES
+"""Of the client and the mock engine: the last one is the client's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    pid: int
+    said: str
+    """The line that it prints when it listens."""
+
+
+@contextmanager
+def server(module: str, *arguments: str, core: int = MEASURED_CORE) -> Iterator[Server]:
+    """`python -m module arguments`, from when it says that it listens to the end of the context."""
+    with running([sys.executable, "-m", module, *arguments], core=core) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().decode().strip()
+        if not said:
+            raise RuntimeError(f"{module} did not start: exit status {process.wait()}")
+        yield Server(process.pid, said)
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    core: int = MEASURED_CORE,
+    log: int | None = None,
+    environment: dict[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command on one core, its process group ended with the context."""
+    process = subprocess.Popen(
+        ["taskset", "--cpu-list", str(core), *command],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if log is None else log,
+        stderr=None if log is None else log,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

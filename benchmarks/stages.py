@@ -1,0 +1,251 @@
+"""The stage machine on a virtual clock: how busy RUN is, against the schedule that never leaves it idle:
+`python -m benchmarks stages`.
+
+`polar_gym.gateway.stages` itself conducts simulated sessions; only time is simulated. The times are drawn from
+distributions like those of agentic coding workloads: sandboxes that take a minute to come up and sometimes ten, agents
+that run for ten minutes with a long tail, evaluations between seconds and many minutes. INIT and POSTRUN have the
+workers that their mean times ask for: just so many, or a quarter more.
+
+Utilisation is the share of RUN places in use, of all there are, from when they can have been filled to when the work
+runs out. *From cold* counts from the first second, against a schedule whose sandboxes all come up at once.
+
+The contrasts are one pool for everything: each worker takes a session from its beginning to its end. With as many
+workers as RUN has places, those that set up or grade leave the engine idle. With as many as INIT, RUN and POSTRUN have
+together, and a gate before the engine, they keep it as busy as stages do; but nothing bounds what they do beside it, so
+that at a start they all set up a sandbox at once, on one machine, which the simulation does not charge for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Figure, Goal, Plot, Section, Table
+from polar_gym.gateway.stages import Pool, Pools, Stages
+
+SLOTS = (64, 128, 256, 512, 1024)
+READY_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Of the RUN places; at least one is READY."""
+ROUNDS = 12
+"""Sessions for each RUN place."""
+MORE = 1.25
+WARM_AFTER = 1200.0
+"""Seconds after which RUN can have been filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Seconds with this median; `sigma` is the spread of their logarithm."""
+
+    median: float
+    sigma: float
+
+    @property
+    def mean(self) -> float:
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
+        return random.lognormal(math.log(self.median), self.sigma, count)
+
+
+INIT, AGENT, EVALUATION = LogNormal(60, 0.8), LogNormal(600, 0.6), LogNormal(120, 1.0)
+
+
+class VirtualClock(asyncio.SelectorEventLoop):
+    """An event loop on which time passes only while everybody sleeps, and then at once."""
+
+    def __init__(self) -> None:
+        super().__init__(_Jumping(self))
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumping(selectors.SelectSelector):
+    def __init__(self, loop: VirtualClock) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("everybody waits for somebody else")
+        self._loop.now += timeout
+        return super().select(0)
+
+
+@dataclass
+class Log:
+    """When places were taken (+1) and given back (-1)."""
+
+    runs: list[tuple[float, int]] = field(default_factory=list)
+    sandboxes: list[tuple[float, int]] = field(default_factory=list)
+    inits: list[tuple[float, int]] = field(default_factory=list)
+
+    def busy(self, begin: float, end: float) -> float:
+        """Seconds of RUN places in use between two times, all places together."""
+        total, level, since = 0.0, 0, 0.0
+        for time, change in sorted(self.runs):
+            total += level * max(0.0, min(time, end) - max(since, begin))
+            level, since = level + change, time
+        return total
+
+
+def most(events: list[tuple[float, int]]) -> int:
+    """Places in use at once, at most."""
+    return int(np.cumsum([change for _, change in sorted(events)]).max())
+
+
+@dataclass
+class Simulated:
+    """A session that takes its time in each stage."""
+
+    init: float
+    agent: float
+    evaluation: float
+    log: Log
+
+    async def initialize(self) -> bool:
+        self.log.sandboxes.append((now(), 1))
+        self.log.inits.append((now(), 1))
+        await asyncio.sleep(self.init)
+        self.log.inits.append((now(), -1))
+        return True
+
+    def ready(self) -> None:
+        """Nobody watches."""
+
+    async def run(self) -> None:
+        self.log.runs.append((now(), 1))
+        await asyncio.sleep(self.agent)
+        self.log.runs.append((now(), -1))
+
+    async def prewarm(self) -> None:
+        """It has nothing to prepare."""
+
+    async def finish(self) -> None:
+        await asyncio.sleep(self.evaluation)
+        self.log.sandboxes.append((now(), -1))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Load:
+    """Sessions for so many RUN places, the same each time."""
+
+    slots: int
+    log: Log = field(default_factory=Log)
+
+    def __post_init__(self) -> None:
+        random, count = np.random.default_rng(0), self.slots * ROUNDS
+        init, agent, evaluation = (times.draw(random, count).tolist() for times in (INIT, AGENT, EVALUATION))
+        drawn = zip(init, agent, evaluation, strict=True)
+        self.sessions = [Simulated(*times, self.log) for times in drawn]
+        self.end = sum(each.agent for each in self.sessions) / self.slots - 3 * AGENT.mean
+        """Before it there is work for every place, however it is scheduled."""
+
+    @property
+    def utilisation(self) -> float:
+        return self.log.busy(WARM_AFTER, self.end) / (self.slots * (self.end - WARM_AFTER))
+
+    def conduct(self, one: Callable[[Simulated], Coroutine[Any, Any, None]]) -> Load:
+        async def every() -> None:
+            await asyncio.gather(*(one(session) for session in self.sessions))
+
+        with asyncio.Runner(loop_factory=VirtualClock) as runner:
+            runner.run(every())
+        return self
+
+
+def workers(slots: int, times: LogNormal, more: float) -> int:
+    return math.ceil(more * slots * times.mean / AGENT.mean)
+
+
+def staged(slots: int, ready: int, more: float = MORE, init: int | None = None) -> Load:
+    post = workers(slots, EVALUATION, more)
+    sizes = Pools(init=init or workers(slots, INIT, more), ready=max(1, ready), run=slots, postrun=post, prewarm=0)
+    stages = Stages(sizes)
+    return Load(slots).conduct(lambda session: stages.conduct("task", session))
+
+
+def one_pool(slots: int, size: int) -> Load:
+    """Every worker does all of a session; the engine serves as many as RUN has places."""
+    pool, engine = Pool(size), Pool(slots)
+
+    async def whole(session: Simulated) -> None:
+        async with pool.place("task"):
+            await session.initialize()
+            async with engine.place("task"):
+                await session.run()
+            await session.finish()
+
+    return Load(slots).conduct(whole)
+
+
+def measure(quick: bool) -> Section:
+    slots = SLOTS[:2] if quick else SLOTS
+    sizes, least = _by_size(slots)
+    swept, curves = _by_ready((slots[0], slots[-1]))
+    return Section(
+        title="Stages",
+        text=(__doc__ or "").partition("\n\n")[2].strip(),
+        tables=[sizes, swept],
+        goals=[
+            Goal(
+                claim="stages: at least 95 % of the ideal with READY >= 10 % of the slots, 64 to 1,024 slots",
+                measured=f"{least:.1%} at least",
+                held=least >= 0.95,
+            )
+        ],
+        plots=[
+            Plot(name="stages", title="RUN utilisation", x="READY, % of RUN places", y="% of places", curves=curves)
+        ],
+    )
+
+
+def _by_size(slots: Sequence[int]) -> tuple[Table, float]:
+    """All sizes with READY at a tenth, and the least utilisation."""
+    rows: list[tuple[Figure, ...]] = []
+    least = 1.0
+    for each in slots:
+        stages, at_once = staged(each, each // 10), staged(each, each * ROUNDS, init=each * ROUNDS)
+        cold = stages.log.busy(0, stages.end) / at_once.log.busy(0, stages.end)
+        everybody = each + sum(workers(each, times, MORE) for times in (INIT, EVALUATION))
+        few, many = one_pool(each, each), one_pool(each, everybody)
+        least = min(least, stages.utilisation, cold)
+        busy = (stages.utilisation, cold, few.utilisation, many.utilisation)
+        rows.append((each, *busy, most(stages.log.inits), most(many.log.inits)))
+    columns = (
+        "RUN places",
+        "stages",
+        "stages, from cold",
+        "one pool, RUN's size",
+        "one pool, all workers",
+        "set up at once: stages",
+        "one pool, all workers",
+    )
+    return Table(columns=columns, rows=rows, caption="READY is a tenth of RUN, a quarter more workers:"), least
+
+
+def _by_ready(slots: Sequence[int]) -> tuple[Table, dict[str, Sequence[tuple[float, float]]]]:
+    rows: list[tuple[Figure, ...]] = []
+    curves: dict[str, Sequence[tuple[float, float]]] = {}
+    for each in slots:
+        just = [staged(each, round(share * each), 1.0) for share in READY_SHARES]
+        more = [staged(each, round(share * each)) for share in READY_SHARES]
+        for name, loads in (("workers just enough", just), ("a quarter more", more)):
+            points = zip(READY_SHARES, loads, strict=True)
+            curves[f"{each} RUN places, {name}"] = [(100 * share, 100 * load.utilisation) for share, load in points]
+        for share, one, other in zip(READY_SHARES, just, more, strict=True):
+            rows.append((each, f"{share:.0%}", one.utilisation, other.utilisation, most(other.log.sandboxes)))
+    columns = ("RUN places", "READY", "workers just enough", "a quarter more", "sandboxes at most")
+    return Table(columns=columns, rows=rows, caption="READY against utilisation:"), curves
