@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class Killer:
     dice: random.Random
     engine_away_seconds: float
     receiver_away_seconds: float
+    gateway_away_seconds: Sequence[float] = (0.0,)
+    """One of these is drawn each time: longer than the lease, and the server counts the node as dead."""
     docker_host: str | None = None
     """Of the daemon whose containers are the sandboxes; None: they are bubblewrap's."""
     done: Counter[str] = field(default_factory=Counter)
@@ -55,6 +57,7 @@ class Killer:
         return {
             **gateways,
             "server": lambda: self._restart(self.service.server),
+            "server and gateways at once": self._all_of_ours,
             "harness": lambda: self._inside("python3"),
             "sandbox": lambda: self._inside("bwrap") if self.docker_host is None else self._container(),
             "engine": lambda: self._restart(self.service.engine, self.engine_away_seconds),
@@ -72,6 +75,14 @@ class Killer:
         await process.start()
         return True
 
+    async def _all_of_ours(self) -> bool:
+        service = self.service
+        await asyncio.gather(service.server.kill(), *(node.kill() for node in service.nodes))
+        for node in service.nodes:
+            self.witnessed |= witnessed(node, self.mark)
+        await asyncio.gather(service.server.start(), *(node.start() for node in service.nodes))
+        return True
+
     def _gateway_in(self, stage: Status) -> Callable[[], Awaitable[bool]]:
         async def kill() -> bool:
             nodes = self.dice.sample(self.service.nodes, len(self.service.nodes))
@@ -82,6 +93,7 @@ class Killer:
                         if await _has(http, node, stage):
                             await node.kill()
                             self.witnessed |= witnessed(node, self.mark)
+                            await asyncio.sleep(self.dice.choice(self.gateway_away_seconds))
                             await node.start()
                             return True
                     await asyncio.sleep(0.005)

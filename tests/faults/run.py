@@ -48,6 +48,8 @@ class Faults:
     engine_kills: int = 2
     engine_away_seconds: float = 30.0
     receiver_away_seconds: float = 2.0
+    gateway_away_seconds: tuple[float, ...] = (0.0, 0.0, 8.0)
+    """Drawn from; the lease is five seconds."""
     pause_seconds: tuple[float, float] = (0.5, 2.5)
     """Between two kills."""
     delay_seconds: float = 0.15
@@ -73,7 +75,13 @@ async def run(faults: Faults, directory: Path) -> Outcome:
         RolloutClient(service.server.url, KEYS[SERVICE_KEY], keep_trying_seconds=120) as client,
     ):
         killer = Killer(
-            service, mark, dice, faults.engine_away_seconds, faults.receiver_away_seconds, faults.docker_host
+            service=service,
+            mark=mark,
+            dice=dice,
+            engine_away_seconds=faults.engine_away_seconds,
+            receiver_away_seconds=faults.receiver_away_seconds,
+            gateway_away_seconds=faults.gateway_away_seconds,
+            docker_host=faults.docker_host,
         )
         killing = asyncio.create_task(_kill(faults, killer, dice))
         names = await _feed(faults, client, service, mark, killing)

@@ -1,8 +1,9 @@
 """Two hundred sessions while everything is killed with SIGKILL at random: `make show-faults ARGS="--nodes 3"`.
 
 Real processes: the rollout server, gateway nodes, an engine in vLLM's HTTP form, a receiver of callbacks. Killed are,
-in rounds of random order: a gateway that has a session in each of the stages, the server, a harness, a sandbox (its
-PID 1), the receiver for two seconds, the engine for thirty. Afterwards the laws of `tests/faults/laws.py` are checked.
+in rounds of random order: a gateway that has a session in each of the stages (one time in three for longer than its
+lease), the server, it and all gateways at once, a harness, a sandbox (its PID 1, or its container), the receiver for
+two seconds, the engine for thirty. Afterwards the laws of `tests/faults/laws.py` are checked.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ async def test_nothing_is_lost_when_each_process_is_killed_once(tmp_path: Path) 
         engine_kills=1,
         engine_away_seconds=2.0,
         receiver_away_seconds=1.0,
+        gateway_away_seconds=(0.0,),
         pause_seconds=(0.0, 0.3),
         delay_seconds=0.1,
         limit_seconds=240,
