@@ -1,0 +1,65 @@
+"""The benchmarks measure what they say: their conversations are spliced, their clocks are right."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import stages
+from benchmarks.load import Caller, cpu_seconds
+from benchmarks.processes import server
+from benchmarks.proxy import Gateway
+from benchmarks.wires import WIRES, Wire
+from polar_gym.gateway.event_loop import run
+from polar_gym.gateway.journal import read_journal
+
+PROMPT = 2048
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+def test_what_goes_on_from_an_answer_is_spliced(wire: Wire, tmp_path: Path) -> None:
+    """Guards against a benchmark of splicing whose conversations the gateway takes for new ones."""
+    with server("benchmarks.mock_engine") as mock:
+        url = f"http://127.0.0.1:{mock.said}"
+        options = ("--engine", url, "--state", str(tmp_path), "--sessions", "1")
+        with server("benchmarks.gateway_process", *options) as process:
+            gateway = Gateway(process.said, process.pid)
+            whole = gateway.following(wire, PROMPT, turns=2, sessions=1)
+            streamed = gateway.following(wire, PROMPT, stream=True, sessions=1)
+
+            async def ask() -> list[bytes]:
+                async with Caller(gateway.port) as caller:
+                    return [await caller.ask(each.request(0)) for each in (whole, streamed)]
+
+            one, events = asyncio.run(ask())
+    assert events.count(b"data: ") > 1
+    assert b"data: " not in one
+    (journal,) = tmp_path.rglob("*.jsonl")
+    calls = read_journal(journal)
+    assert [call.continuation for call in calls] == ["root", "spliced", "root", "spliced", "spliced"]
+    assert {len(call.response_ids) for call in calls} == {340}
+    assert len(calls[0].prompt_ids) == pytest.approx(PROMPT, rel=0.15)
+
+
+def test_the_engine_is_idle_only_where_sandboxes_are_made_and_graded_in_its_time() -> None:
+    assert stages.staged(16, 2).utilisation > 0.98
+    assert stages.one_pool(16, 16).utilisation < 0.8
+
+
+def test_cpu_time_is_that_of_the_process() -> None:
+    began = cpu_seconds(os.getpid()), time.process_time()
+    sum(range(2_000_000))
+    assert cpu_seconds(os.getpid()) - began[0] == pytest.approx(time.process_time() - began[1], rel=0.1)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_gateways_loop_runs_whichever_it_is(fast: bool) -> None:
+    async def module() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    loop = run(module(), fast=fast)
+    assert loop.startswith("asyncio") or (fast and loop.startswith("uvloop"))
