@@ -83,9 +83,9 @@ async def run(faults: Faults, directory: Path) -> Outcome:
             gateway_away_seconds=faults.gateway_away_seconds,
             docker_host=faults.docker_host,
         )
-        killing = asyncio.create_task(_kill(faults, killer, dice))
-        names = await _feed(faults, client, service, mark, killing)
-        await killing
+        async with asyncio.TaskGroup() as group:
+            killing = group.create_task(_kill(faults, killer, dice))
+            names = await _feed(faults, client, service, mark, killing)
         states = [await _ended(client, name) for name in names]
         await _delivered(service, sum(len(state.sessions) + 1 for state in states))
         episodes = [episode async for episode in _episodes(client, names)]
