@@ -1,4 +1,4 @@
-"""`polar-gym tasks from-pypi | validate`: make tasks, and prove that they mean what they say."""
+"""`polar-gym tasks from-pypi | prepare | validate`: make tasks, and prove that they mean what they say."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import orjson
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from polar_gym.cli.console import console, errors
 from polar_gym.config import ConfigError, RunConfig, cache_dir, load_config
+from polar_gym.tasks.rows import Form
 
 if TYPE_CHECKING:
     from polar_gym.curation.validation import Verdict
@@ -57,6 +59,45 @@ def from_pypi(
         asyncio.run(run())
     except CurationError as error:
         raise ConfigError(str(error)) from error
+
+
+@app.command("prepare")
+def prepare(
+    file: Annotated[Path, typer.Argument(help="Rows of SWE-bench, SWE-Gym or SWE-smith: JSONL or Parquet.")],
+    out: Annotated[Path, typer.Option(help="The JSONL file to write.")],
+    form: Annotated[Form, typer.Option(help="Whose rows they are; auto: each by its repository.")] = "auto",
+    overrides: Annotated[
+        Path | None,
+        typer.Option(help="YAML: OWNER/NAME: {test_command: 'pytest -rA {files}', log_parser: pytest}."),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Instead of the published images, e.g. 'mirror/{docker_id}:latest'.")
+    ] = None,
+    skip: Annotated[bool, typer.Option("--skip", help="Leave out rows that cannot be prepared.")] = False,
+) -> None:
+    """Make rows of other data sets say how they are graded: script, log parser, image, solution.
+
+    Exit code 1, and nothing is written, when a row cannot be prepared.
+    """
+    from polar_gym.curation.errors import CurationError
+    from polar_gym.curation.prepare import prepare, read_overrides
+    from polar_gym.tasks.rows import FileSelection
+
+    try:
+        template = FileSelection(image=image).image
+        prepared = prepare(file, form, read_overrides(overrides) if overrides else {}, cache_dir(), template)
+    except (CurationError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    for problem in prepared.problems:
+        errors.print(Text(problem, "red"), soft_wrap=True)
+    if prepared.problems and not skip:
+        raise ConfigError(
+            f"{len(prepared.problems)} rows cannot be prepared; nothing is written; --skip leaves them out"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in prepared.rows))
+    left = f", {len(prepared.problems)} left out" if prepared.problems else ""
+    console.print(f"{len(prepared.rows)} tasks in {out}{left}; now: polar-gym tasks validate {out}", soft_wrap=True)
 
 
 @app.command("validate")

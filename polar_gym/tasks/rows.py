@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -19,9 +19,11 @@ from polar_gym.registry import Options
 from polar_gym.tasks import Task
 
 _TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
-_IMAGE_NAMES = ("image", "image_name", "docker_image")
-_PLACEHOLDERS = {"instance_id": "", "docker_id": ""}
+IMAGE_NAMES = ("image", "image_name", "docker_image")
+_PLACEHOLDERS = {"instance_id": "", "docker_id": "", "gym_id": ""}
 
+Form = Literal["auto", "swe_bench", "swe_gym", "swe_smith"]
+"""Whose rows they are."""
 PlacedRow = tuple[str, dict[str, Any]]
 """Where a row is (`file:line`), and the row."""
 
@@ -40,7 +42,7 @@ class FileSelection(Selection):
 
     image: str | None = None
     """The image of rows that name none. `{instance_id}` is the row's; `{docker_id}` too, as Docker Hub takes it: in
-    lower case, `_1776_` for `__`."""
+    lower case, `_1776_` for `__`; `{gym_id}` is SWE-Gym's, which has `_s_` there."""
 
     @field_validator("image")
     @classmethod
@@ -48,7 +50,9 @@ class FileSelection(Selection):
         try:
             (value or "").format(**_PLACEHOLDERS)
         except (LookupError, ValueError) as error:
-            raise ValueError(f"{value!r} may hold {{instance_id}} and {{docker_id}}, not {error}") from error
+            raise ValueError(
+                f"{value!r} may hold {{instance_id}}, {{docker_id}} and {{gym_id}}, not {error}"
+            ) from error
         return value
 
 
@@ -125,7 +129,7 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
 def to_task(place: str, row: dict[str, Any], directory: Path, image: str | None) -> Task:
     """The task in a row. Raises `ValueError` naming the place and the field."""
     row = {name: value for name, value in row.items() if value is not None or name in _TEST_LISTS}
-    lists = {name: _test_list(place, name, row[name]) for name in _TEST_LISTS if name in row}
+    lists = {name: test_ids(place, name, row[name]) for name in _TEST_LISTS if name in row}
     try:
         task = Task.model_validate({**row, **lists})
     except ValidationError as error:
@@ -134,7 +138,7 @@ def to_task(place: str, row: dict[str, Any], directory: Path, image: str | None)
     for name in ("instance_id", "problem_statement"):
         if not getattr(task, name).strip():
             raise ValueError(f"{place}: {name}: must not be empty")
-    image = next((row[name] for name in _IMAGE_NAMES if row.get(name)), None) or derived_image(image, task.instance_id)
+    image = next((row[name] for name in IMAGE_NAMES if row.get(name)), None) or derived_image(image, task.instance_id)
     workspace = _workspace(place, task, directory, image)
     return task.model_copy(update={"workspace": workspace, "image": image, "place": place})
 
@@ -148,11 +152,11 @@ def _problem(problem: Any) -> str:
 
 def derived_image(image: str | None, instance_id: str) -> str | None:
     """`FileSelection.image` for this instance."""
-    docker_id = instance_id.lower().replace("__", "_1776_")
-    return image.format(instance_id=instance_id, docker_id=docker_id) if image else None
+    docker_id, gym_id = (instance_id.lower().replace("__", between) for between in ("_1776_", "_s_"))
+    return image.format(instance_id=instance_id, docker_id=docker_id, gym_id=gym_id) if image else None
 
 
-def _test_list(place: str, name: str, value: Any) -> list[str]:
+def test_ids(place: str, name: str, value: Any) -> list[str]:
     """Test ids as a list, or as the JSON text of one, as SWE-bench's own files have it."""
     if isinstance(value, str):
         try:

@@ -180,7 +180,7 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path, content, message):
 
 @pytest.mark.parametrize("image", ["x:{commit}", "x:{", "x:{0}"])
 def test_an_image_template_with_an_unknown_name_is_refused(image):
-    with pytest.raises(ValueError, match=r"may hold \{instance_id\} and \{docker_id\}"):
+    with pytest.raises(ValueError, match=r"may hold \{instance_id\}, \{docker_id\} and \{gym_id\}"):
         load("jsonl", path="x.jsonl", image=image)
 
 
