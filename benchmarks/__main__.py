@@ -29,11 +29,11 @@ def main() -> None:
     unknown = [name for name in arguments.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    sections = []
+    sections, page = [], arguments.out / "report.md"
     for name in arguments.names or BENCHMARKS:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         sections.append(BENCHMARKS[name](arguments.quick))
-    page = write(sections, arguments.out, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
+        write(sections, page, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))  # what follows may fail
     print(page.read_text(encoding="utf-8"))
     print(f"written to {page}", file=sys.stderr)
 

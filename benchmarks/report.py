@@ -115,8 +115,8 @@ def versions() -> str:
     return ", ".join(found) + "."
 
 
-def write(sections: Sequence[Section], folder: Path, command: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+def write(sections: Sequence[Section], page: Path, command: str) -> None:
+    page.parent.mkdir(parents=True, exist_ok=True)
     goals = [(goal.claim, goal.measured, "yes" if goal.held else "**no**") for each in sections for goal in each.goals]
     head = [
         "# Benchmarks of polar-gym\n",
@@ -125,9 +125,7 @@ def write(sections: Sequence[Section], folder: Path, command: str) -> Path:
         f"{versions()}\n",
         Table(columns=("claim", "measured", "holds"), rows=goals).markdown() if goals else "",
     ]
-    page = folder / "report.md"
-    page.write_text("\n".join([*head, *(each.markdown(folder) for each in sections)]), encoding="utf-8")
-    return page
+    page.write_text("\n".join([*head, *(each.markdown(page.parent) for each in sections)]), encoding="utf-8")
 
 
 def _lines(path: str) -> list[str]:

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, Wit
 
 def _array(dtype: type[np.generic], *kinds: str) -> PlainValidator:
     def validate(value: Any) -> np.ndarray:
+        if isinstance(value, np.ndarray) and value.dtype == dtype and value.ndim == 1:
+            return value
         array = np.asarray(value)
         if array.ndim != 1:
             raise ValueError(f"expected a flat list of numbers, got {array.ndim} dimensions")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from polar_gym.record import Logprobs, LossMask, Record, TokenIds
@@ -327,7 +328,7 @@ class Trace(Record):
 
     @property
     def trainable_tokens(self) -> int:
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask))
 
 
 class Break(Record):
