@@ -3,7 +3,8 @@
 Real harnesses work on the bundled tasks with the scripted policy, which gives each of them a session of many turns (no
 weights, no GPU: tokens and their number are real, what they say is not). `per_request` makes a training sequence of
 every model call, `prefix_merging` of every conversation. A trainer is taken to update once for every batch of
-sequences, each padded to the longest of its batch. Published for comparison: 1,185 updates became 218 (Polar).
+sequences, each padded to the longest of its batch. Published for comparison: 1,185 updates became 218 (Polar). These
+sessions have neither compactions nor sub-agents, which make more traces: the ratio is that of 17 calls a session.
 """
 
 from __future__ import annotations
