@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
+from polar_gym.cli.console import console
 from polar_gym.config import ConfigError
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.dataset import split_of
@@ -311,6 +312,7 @@ def test_ids_are_stored_in_four_bytes(tmp_path):
 
 
 def export(*arguments: object) -> tuple[int, str]:
+    console.width = 160  # whatever terminal the tests run in
     result = CliRunner().invoke(app, ["export", "sft", *map(str, arguments)])
     return result.exit_code, f"{result.output}{result.exception or ''}"
 

@@ -146,7 +146,7 @@ def test_tasks_are_served_in_turn_and_their_sessions_in_order(arrivals: list[tup
     """While a session waits that is its task's next, no other task is served twice."""
     events: list[tuple[str, str, int]] = []
 
-    async def session(pool: Pool, number: int, task: str, at: int, holds: int) -> None:
+    async def session(pool: Pool, number: int, task: str, at: float, holds: int) -> None:
         await asyncio.sleep(at)
         events.append(("comes", task, number))
         async with pool.place(task):
@@ -156,8 +156,9 @@ def test_tasks_are_served_in_turn_and_their_sessions_in_order(arrivals: list[tup
     async def all_of_them() -> None:
         pool = Pool(size)
         async with asyncio.TaskGroup() as group:
-            for number, arrival in enumerate(arrivals):
-                group.create_task(session(pool, number, *arrival))
+            for number, (task, at, holds) in enumerate(arrivals):
+                # nobody comes in the moment in which a place is given on: who was first could not be told
+                group.create_task(session(pool, number, task, at + number / 1024, holds))
         assert (pool.held, pool.waiting) == (0, 0)
 
     simulate(all_of_them)
