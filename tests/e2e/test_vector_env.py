@@ -309,6 +309,7 @@ def test_gymnasiums_checker_is_silent(silence: None) -> None:
 @pytest.mark.parametrize("num_envs", [None, 2])
 def test_after_close_there_is_nothing_to_use(num_envs: int | None) -> None:
     """Guards against a reset after close that starts a node which nobody closes."""
+    before = polar_threads()
     env: Any = make_vec("polar/task", num_envs, **task()) if num_envs else gym.make("polar/task", **task()).unwrapped
     env.reset()
     env.close()
@@ -317,12 +318,13 @@ def test_after_close_there_is_nothing_to_use(num_envs: int | None) -> None:
         env.reset()
     with pytest.raises(gym.error.ClosedEnvironmentError):
         env.step([{}] * num_envs if num_envs else {})
-    assert polar_threads() == []
+    assert polar_threads() <= before
 
 
 @pytest.mark.parametrize("num_envs", [None, 2])
 def test_garbage_is_collected_in_the_loops_own_thread(num_envs: int | None) -> None:
     """Guards against a finaliser that waits, in its own loop's thread, for that loop."""
+    before = polar_threads()
     env: Any = make_vec("polar/task", num_envs, **task()) if num_envs else gym.make("polar/task", **task()).unwrapped
     assert isinstance(env, HarnessEnv | HarnessVectorEnv)
     env.reset()
@@ -343,8 +345,9 @@ def test_garbage_is_collected_in_the_loops_own_thread(num_envs: int | None) -> N
         if thread.name == "polar-gym-close":
             thread.join(30)
     assert sessions.closed
-    assert polar_threads() == []
+    assert polar_threads() <= before
 
 
-def polar_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("polar-gym")]
+def polar_threads() -> set[threading.Thread]:
+    """Other tests may have left some that belong to a Docker daemon, not to an environment."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("polar-gym")}
