@@ -23,13 +23,13 @@ demo: ## Roll out a few sessions of real harnesses on this machine, without a GP
 test: ## Run every test; what this machine lacks is skipped and named (with CI=true: fails)
 	@.ci/needs test
 	@$(MAKE) --no-print-directory $(if $(CI),vllm nemo,dev)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.e2e.vllm_server pytest tests/unit --ignore=tests/unit/test_setup.py -q)
 
 test-e2e: ## Run only the tests with real harnesses, sandboxes and engines
 	@.ci/needs test
 	@$(MAKE) --no-print-directory $(if $(CI),vllm nemo,dev)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/e2e tests/wire $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e tests/wire $(ARGS)
 
 show-errors: ## Run every harness against an engine that fails, and show what each does (10 min; ARGS=--help)
 	@.ci/needs demo
