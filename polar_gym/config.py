@@ -20,6 +20,9 @@ from polar_gym import registry
 from polar_gym.composition import ROOMS, ConfigError, compose_config, group_choices, readable, without_hydra
 from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, Record, RuntimeSpec, Sampling
 
+SHOWN = 200
+"""Characters of a wrong value that an error shows."""
+
 MISSING = "???"
 """What a shipped config says of a key that must be set."""
 
@@ -169,12 +172,17 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", al
         if problem["type"] == "extra_forbidden":
             known = _known_keys(model, problem["loc"][:-1])
             known = sorted({*known, *also}) if len(problem["loc"]) == 1 else known
-            lines.append(f"{key}={problem['input']!r}: unknown key; known here: {', '.join(known)}")
+            lines.append(f"{key}={_short(problem['input'])}: unknown key; known here: {', '.join(known)}")
         elif problem["type"] == "missing":
             lines.append(f"{key}: is required")
         else:
-            lines.append(f"{key}={problem['input']!r}: {problem['msg']}")
+            lines.append(f"{key}={_short(problem['input'])}: {problem['msg']}")
     return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 def _known_keys(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:

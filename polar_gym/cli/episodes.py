@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
-from polar_gym.cli.console import console
+from polar_gym.cli.console import console, errors
 from polar_gym.composition import ConfigError, compose_config, readable, split_recipe, without_hydra
 from polar_gym.config import RunConfig, load_config
 
@@ -76,7 +76,13 @@ def _roll_out(config: RunConfig) -> None:
     from polar_gym.report import print_summary
     from polar_gym.rollout.run import roll_out
 
-    episodes = asyncio.run(roll_out(config, console))
+    try:
+        episodes = asyncio.run(roll_out(config, console))
+    except KeyboardInterrupt as error:
+        state = config.rollout.state or config.rollout.output.parent / "state"
+        said = f"interrupted: {config.rollout.output} holds the episodes that ended, {state} the calls of all sessions"
+        errors.print(Text(f"{said}; no sandbox is left"), soft_wrap=True)
+        raise typer.Exit(130) from error
     print_summary(episodes, console)
     console.print(Text(f"look at them with: polar-gym inspect {config.rollout.output}", "dim"))
     if any(episode.session.failure is not None for episode in episodes):

@@ -130,10 +130,17 @@ def _check_filters(file: IO[bytes], directory: Path, filters: Filters) -> None:
         file.flush()
         return
     known = orjson.loads(said)
-    if known != orjson.loads(filters.to_json()):
+    if known == orjson.loads(filters.to_json()):
+        return
+    if any((directory / "parquet").iterdir()):
         raise ConfigError(
             f"--out={directory}: was made with the filters {json.dumps(known)}; give the same, or another directory"
         )
+    for entries in (directory / "ledger").iterdir():  # nothing was accepted yet: other filters look at all of it anew
+        entries.unlink()
+    file.truncate(0)
+    file.write(filters.to_json())
+    file.flush()
 
 
 def _read_ledger(path: Path) -> list[EpisodeEntry]:

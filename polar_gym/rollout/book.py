@@ -46,6 +46,7 @@ class Book:
         self._owner: dict[str, str] = {}
         """Session -> its live task."""
         self._news: dict[str, asyncio.Event] = {}
+        self._writing: set[asyncio.Future[Any]] = set()
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
@@ -143,11 +144,19 @@ class Book:
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """What the store does, to its end even where the caller is cancelled."""
+        writing = asyncio.ensure_future(work)
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
         try:
-            return await asyncio.shield(asyncio.ensure_future(work))
+            return await asyncio.shield(writing)
         except StoreError as error:
             self._fail(error)
             raise
+
+    async def written(self) -> None:
+        """What the store was still doing for those who were cancelled is done."""
+        if self._writing:
+            await asyncio.wait(self._writing)
 
     def watch(self, work: asyncio.Task[T]) -> asyncio.Task[T]:
         """Work that must not fail: if it does, the process stops instead of going on without it."""

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from polar_gym.config import ConfigError, RunConfig
 from polar_gym.gateway.local import load_tasks, make_node, make_request
+from polar_gym.gateway.node import Node
 from polar_gym.rollout.progress import Progress
 from polar_gym.schema import Episode, TaskRequest
 
@@ -29,6 +30,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     samples = list(_samples(requests))
     episodes: list[Episode] = []
     async with make_node(config, tasks) as node:
+        await _check_runtimes(node, requests)
         with output.open("wb") as lines, Progress(console, total=len(samples)) as progress:
             async with asyncio.TaskGroup() as group:
 
@@ -43,6 +45,13 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
                 for request, sample_index in samples:
                     group.create_task(one(request, sample_index))
     return episodes
+
+
+async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
+    for spec in {request.runtime.name: request.runtime for request in requests}.values():
+        runtime = await asyncio.to_thread(node.runtime, spec)
+        if missing := await asyncio.to_thread(runtime.check):
+            raise ConfigError(f"runtime={spec.name!r}: {'; '.join(missing)}")
 
 
 def _check_writable(output: Path) -> None:

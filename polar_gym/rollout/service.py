@@ -104,6 +104,7 @@ class RolloutService:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        await self.book.written()
 
     # Trainers ---------------------------------------------------------------------------------------------------------
 
