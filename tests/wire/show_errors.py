@@ -26,7 +26,7 @@ from polar_gym.cli.console import make_console
 from polar_gym.config import cache_dir
 from polar_gym.gateway import proxy
 from polar_gym.gateway.node import Node
-from polar_gym.providers import Provider
+from polar_gym.providers import Provider, routes
 from polar_gym.schema import Episode, HarnessSpec, RuntimeSpec, TaskRequest
 from tests.wire.faulty_engine import FAULTS, FINAL, Asked, FaultyEngine
 
@@ -81,6 +81,7 @@ async def run(harness: str, case: str, options: argparse.Namespace) -> dict[str,
         streaming: proxy.Streaming = "real" if fault.after_headers else "synthetic"
         async with Node(engine, cache=cache_dir(), state=Path(state), streaming=streaming) as node:
             node.proxy.providers = [observed.provider(provider) for provider in node.proxy.providers]
+            node.proxy._routes = routes(node.proxy.providers)
             episode = await node.rollout(request)
     return {
         "case": case,
