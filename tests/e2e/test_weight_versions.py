@@ -31,7 +31,7 @@ torch.manual_seed(1)
 tokenizer = tiny_tokenizer()
 tiny_model(tokenizer, hidden_size=64, intermediate_size=128, initializer_range=0.2).save_pretrained(sys.argv[2])
 """
-LONG = 6_000
+LONG = 12_000
 """Seconds of decoding, so that an update comes in its middle also on a busy machine."""
 BEGUN = 20
 
