@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, DigestMismatchError, NoSuchProjectError, PyPISimple
 
 from polar_gym.curation.errors import CurationError
+from polar_gym.runtimes import tar
 
 TEST_EXTRAS = ("test", "tests", "testing")
 """Extras and dependency groups in which packages list what their tests need."""
@@ -58,7 +59,7 @@ def unpack(archive: Path, destination: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=destination.parent) as scratch:
         try:
             with tarfile.open(archive) as files:
-                files.extractall(scratch, filter="data")
+                tar.unpack(files, scratch, "data")
         except (tarfile.TarError, OSError) as error:
             raise CurationError(f"{archive}: cannot be unpacked: {error}") from error
         top = list(Path(scratch).iterdir())

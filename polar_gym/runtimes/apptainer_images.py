@@ -25,7 +25,7 @@ import docker
 import requests
 from docker import errors
 
-from polar_gym.runtimes import SandboxError, agent
+from polar_gym.runtimes import SandboxError, agent, tar
 from polar_gym.runtimes.glibc import LOADERS
 from polar_gym.runtimes.skeleton import skeleton
 
@@ -114,8 +114,8 @@ class Images:
     def _skeleton(self) -> Path:
         content = skeleton()
         with tempfile.TemporaryDirectory(dir=self.cache) as directory:
-            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-                tar.extractall(directory, filter="fully_trusted")  # our own, with a /var/tmp for all
+            with tarfile.open(fileobj=io.BytesIO(content)) as files:
+                tar.unpack(files, directory, "fully_trusted")  # our own, with a /var/tmp for all
             Path(directory).chmod(0o755)
             return self._converted(hashlib.sha256(content).hexdigest(), directory)
 

