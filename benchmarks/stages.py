@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import selectors
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Figure, Goal, Plot, Section, Table
+from benchmarks.virtual_clock import VirtualClock
 from polar_gym.gateway.stages import Pool, Pools, Stages
 
 SLOTS = (64, 128, 256, 512, 1024)
@@ -55,29 +55,6 @@ class LogNormal:
 
 
 INIT, AGENT, EVALUATION = LogNormal(60, 0.8), LogNormal(600, 0.6), LogNormal(120, 1.0)
-
-
-class VirtualClock(asyncio.SelectorEventLoop):
-    """An event loop on which time passes only while everybody sleeps, and then at once."""
-
-    def __init__(self) -> None:
-        super().__init__(_Jumping(self))
-        self.now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Jumping(selectors.SelectSelector):
-    def __init__(self, loop: VirtualClock) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("everybody waits for somebody else")
-        self._loop.now += timeout
-        return super().select(0)
 
 
 @dataclass

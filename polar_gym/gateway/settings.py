@@ -15,7 +15,29 @@ from polar_gym.config import ConfigError, explain
 from polar_gym.record import Record
 
 
-class GatewaySettings(Record):
+class ListenSettings(Record):
+    """Where a process of the rollout service listens; each says its own default."""
+
+    listen: str
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, value: str) -> str:
+        host, colon, port = value.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ValueError(f"expected host:port, e.g. {cls.model_fields['listen'].default}")
+        return value
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+
+class GatewaySettings(ListenSettings):
     """A node of the rollout service."""
 
     listen: str = "127.0.0.1:8701"
@@ -35,14 +57,6 @@ class GatewaySettings(Record):
     keep_bytes: int = Field(default=20 * 1024**3, ge=0)
     """How much disk finished sessions may use before the oldest go."""
 
-    @field_validator("listen")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        host, colon, port = value.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
-            raise ValueError("expected host:port, e.g. 127.0.0.1:8701")
-        return value
-
     @field_validator("server", "url")
     @classmethod
     def _http(cls, value: str | None) -> str | None:
@@ -56,14 +70,6 @@ class GatewaySettings(Record):
         if value is not None and not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value):
             raise ValueError("expected 1 to 64 letters, digits, '_', '.' or '-'")
         return value
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
 
     def named(self) -> str:
         own = self.port or uuid.uuid4().hex[:8]

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from polar_gym.composition import shipped_dir
 from polar_gym.config import ConfigError, explain
+from polar_gym.gateway.settings import ListenSettings
 from polar_gym.record import Record
 from polar_gym.rollout.service import Limits
 
@@ -34,7 +35,7 @@ class ClusterSpec(Record):
     """ray: where nodes keep their sessions, on each machine."""
 
 
-class ServeSettings(Record):
+class ServeSettings(ListenSettings):
     """The rollout server."""
 
     listen: str = "127.0.0.1:8700"
@@ -52,22 +53,6 @@ class ServeSettings(Record):
     """How much disk fetched episodes may use before the oldest go."""
     refuse_bytes: int = Field(default=DEFAULTS.refuse_bytes, gt=0)
     """New tasks are refused while so much is stored."""
-
-    @field_validator("listen")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        host, colon, port = value.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
-            raise ValueError("expected host:port, e.g. 127.0.0.1:8700")
-        return value
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
 
     @property
     def limits(self) -> Limits:

@@ -106,22 +106,26 @@ class Instance:
         return [f"{host}:{inside}:{mode}" for host, inside, mode in binds]
 
     async def _apptainer(self, *arguments: str, through: Sequence[str]) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(*through, self._program, "--quiet", *arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=self._environment,
-            cwd="/",
-        )
+        async def run() -> tuple[int | None, bytes]:
+            process = await asyncio.create_subprocess_exec(
+                *(*through, self._program, "--quiet", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                cwd="/",
+            )
+            _, stderr = await process.communicate()
+            return process.returncode, stderr
+
         # Not to be left half-way, where nobody could find what it has started.
-        running = asyncio.create_task(process.communicate())
+        running = asyncio.create_task(run())
         try:
-            _, stderr = await asyncio.shield(running)
+            code, stderr = await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait({running})
             raise
-        if process.returncode != 0:
+        if code != 0:
             raise SandboxError(f"apptainer instance start failed: {stderr.decode(errors='replace').strip()[-2000:]}")
 
 

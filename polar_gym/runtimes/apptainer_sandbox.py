@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from polar_gym.runtimes import (
     GATEWAY_PORT,
@@ -16,6 +17,7 @@ from polar_gym.runtimes import (
     SandboxRequest,
     agent,
     cgroups,
+    processes,
     sandbox_files,
 )
 from polar_gym.runtimes.apptainer_images import Image
@@ -23,6 +25,7 @@ from polar_gym.runtimes.apptainer_instance import Instance
 from polar_gym.runtimes.limits import MEBIBYTE
 from polar_gym.runtimes.output import Output, feed_stdin
 from polar_gym.runtimes.threads import to_its_end
+from polar_gym.runtimes.time_limit import until_its_end
 
 ENVIRONMENT = "POLAR_GYM_ENVIRONMENT"
 INSIDE = f'eval "${ENVIRONMENT}"; unset {ENVIRONMENT}; cd "$1" || exit 126; shift; {agent.RUN}'
@@ -54,23 +57,12 @@ class ApptainerSandbox:
         argv = ["/bin/sh", "-c", INSIDE, "sh", workdir, backstop, *command.argv]
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
         async with self._one_at_a_time:
-            process = await self._spawn(argv, values)
-            streams = asyncio.create_task(_communicate(process, command.stdin, stdout, stderr))
-            ending = asyncio.create_task((command.end or asyncio.Event()).wait())
-            try:
-                limit = command.timeout_seconds
-                await asyncio.wait({streams, ending}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                # Also when this task is cancelled.
-                ending.cancel()
-                timed_out = not streams.done()
-                if timed_out:
-                    await self._kill(streams)
-            await streams
+            running = asyncio.create_task(self._run(argv, values, command.stdin, stdout, stderr))
+            timed_out = await until_its_end(running, command, self._kill)
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} was stopped during a command")
         self.instance.enter()  # raises when the instance died, and the command with it
-        code = process.returncode or 0
+        code = running.result()
         return ExecResult(
             exit_code=None if timed_out else code if code >= 0 else 128 - code,
             stdout=stdout.value(),
@@ -85,14 +77,21 @@ class ApptainerSandbox:
         await to_its_end(self.instance.end)
         await to_its_end(sandbox_files.remove, self.instance.scratch)
 
+    async def _run(
+        self, argv: Sequence[str], environment: dict[str, str], stdin: bytes, stdout: Output, stderr: Output
+    ) -> int:
+        process = await self._spawn(argv, environment)
+        await _communicate(process, stdin, stdout, stderr)
+        return process.returncode or 0
+
     async def _spawn(self, argv: Sequence[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
         exports = "\n".join(f"export {shlex.quote(f'{name}={value}')}" for name, value in environment.items())
         through = [*(self.cgroup.enter if self.cgroup is not None else ()), *self.limits, *self.instance.enter()]
         try:
-            return await asyncio.create_subprocess_exec(
-                *(*through, *argv),
+            return await processes.start(
+                [*through, *argv],
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -102,7 +101,7 @@ class ApptainerSandbox:
         except (OSError, ValueError) as error:  # too long, or a zero byte
             raise SandboxError(f"a command could not be started: {error}") from error
 
-    async def _kill(self, streams: asyncio.Task[None]) -> None:
+    async def _kill(self, streams: asyncio.Task[Any]) -> None:
         """Kill every process of the agent, until the running command's streams end.
 
         More than once, because the command may only be about to start. Raises `SandboxError` when it does not help, and

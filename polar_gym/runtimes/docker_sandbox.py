@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import docker
 from docker import errors
@@ -41,6 +41,7 @@ from polar_gym.runtimes.glibc import node_advice
 from polar_gym.runtimes.listener import listen_inside
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
+from polar_gym.runtimes.time_limit import until_its_end
 
 if TYPE_CHECKING:
     from polar_gym.runtimes.docker import Docker
@@ -111,17 +112,7 @@ class DockerSandbox:
             streams = asyncio.create_task(
                 docker_exec.communicate(self._runtime.host, exec_id, command.stdin, stdout, stderr)
             )
-            ending = asyncio.create_task((command.end or asyncio.Event()).wait())
-            try:
-                limit = command.timeout_seconds
-                await asyncio.wait({streams, ending}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                ending.cancel()
-                # Also when this task is cancelled.
-                timed_out = not streams.done()
-                if timed_out:
-                    await self._kill(streams)
-            await streams
+            timed_out = await until_its_end(streams, command, self._kill)
             if self._stopped:
                 raise SandboxError(f"the sandbox of session {self._request.session_id} was stopped during a command")
             exit_code = None if timed_out else await self._exit_code(exec_id)
@@ -250,7 +241,7 @@ class DockerSandbox:
             exit_code=await self._exit_code(exec_id), stdout=stdout.value(), stderr=stderr.value(), timed_out=False
         )
 
-    async def _kill(self, streams: asyncio.Task[None]) -> None:
+    async def _kill(self, streams: asyncio.Task[Any]) -> None:
         """Kill every process of the agent, until the running command's streams end.
 
         More than once, because the command may only be about to start. Raises `SandboxError` when it does not help, and

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -13,30 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.virtual_clock import VirtualClock
 from polar_gym.gateway.stages import Pool, Pools, Stages
-
-
-class VirtualClock(asyncio.SelectorEventLoop):
-    """An event loop on which time passes only while everybody sleeps, and then at once."""
-
-    def __init__(self) -> None:
-        super().__init__(_Jumping(self))
-        self.now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Jumping(selectors.SelectSelector):
-    def __init__(self, loop: VirtualClock) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise AssertionError("everybody waits for somebody else")
-        self._loop.now += timeout
-        return super().select(0)
 
 
 def simulate(work: Callable[[], Coroutine[Any, Any, Any]]) -> float:
