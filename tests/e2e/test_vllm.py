@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from polar_gym.inference import ChatRequest, Completion, EngineError
+from polar_gym.inference import ChatRequest, EngineError
 from polar_gym.inference.embedded.chatml import ChatML
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling, ToolDefinition
 from tests.e2e.vllm_server import VllmServer
+from tests.e2e.vllm_work import ENDLESS, LONG_MESSAGE, EndlessEngine, running_requests, sampled_tokens, wait_until
 
 TOOL: ToolDefinition = {
     "type": "function",
@@ -112,32 +112,20 @@ async def test_refusals_keep_vllms_words(engine: VllmEngine) -> None:
     assert (refusal.value.status, refusal.value.kind) == (400, "invalid_request")
 
 
-async def test_cancelling_stops_the_engines_work(engine: VllmEngine, vllm_server: VllmServer) -> None:
-    def running() -> float:
-        with urllib.request.urlopen(vllm_server.url + "/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
-
-    async def begun(seed: int) -> asyncio.Task[Completion]:
-        """A call that vLLM is at work on, or one that ended before it was seen at work: the model is random."""
-        call = asyncio.create_task(engine.chat(request(max_tokens=None), Sampling(seed=seed)))
-        async with asyncio.timeout(60):
-            while not call.done() and not await asyncio.to_thread(running):  # noqa: ASYNC110 - as below
-                await asyncio.sleep(0.05)
-        return call
-
-    for seed in range(8):
-        call = await begun(seed)
-        if not call.done():
-            call.cancel()
-            break
-    else:
-        pytest.fail("every answer ended before it could be cancelled")
-    async with asyncio.timeout(20):
-        while await asyncio.to_thread(running):  # noqa: ASYNC110 - another process has no event to wait for
-            await asyncio.sleep(0.1)
+@pytest.mark.parametrize("path", ["chat", "generate"])
+async def test_cancelling_stops_the_engines_work(path: Literal["chat", "generate"], vllm_server: VllmServer) -> None:
+    engine = EndlessEngine(VllmOptions(url=vllm_server.url, path=path))
+    await engine.start()
+    url = vllm_server.url
+    before = await asyncio.to_thread(sampled_tokens, url)
+    call = asyncio.create_task(engine.chat(request(messages=[LONG_MESSAGE], max_tokens=None), Sampling()))
+    await asyncio.to_thread(wait_until, lambda: sampled_tokens(url) > before)
+    call.cancel()
+    await asyncio.to_thread(wait_until, lambda: running_requests(url) == 0)
+    assert await asyncio.to_thread(sampled_tokens, url) - before < ENDLESS
     with pytest.raises(asyncio.CancelledError):
         await call
+    await engine.close()
 
 
 async def test_an_unknown_model_is_refused_with_the_names_that_exist(vllm_server: VllmServer) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from polar_gym.gateway.node import Node
-from polar_gym.inference import ChatRequest
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec, ModelCall
 from polar_gym.trajectory import build_trajectory
-from tests.e2e.test_vllm_streaming import ASK, running_session
+from tests.e2e.test_vllm_streaming import running_session
 from tests.e2e.vllm_server import TINY_MODEL_SCRIPT, VllmServer, vllm_python
+from tests.e2e.vllm_work import LONG_MESSAGE, EndlessEngine, sampled_tokens, wait_until
 
 OTHER_WEIGHTS = """
 import sys
@@ -31,18 +31,9 @@ torch.manual_seed(1)
 tokenizer = tiny_tokenizer()
 tiny_model(tokenizer, hidden_size=64, intermediate_size=128, initializer_range=0.2).save_pretrained(sys.argv[2])
 """
-LONG = 12_000
+LONG = 2_000
 """Seconds of decoding, so that an update comes in its middle also on a busy machine."""
 BEGUN = 20
-
-
-class EndlessEngine(VllmEngine):
-    """A random model may end its answer at any token; this one never does. A long answer has no seed: vLLM on a CPU
-    dies of a seeded request that it prefills again in several pieces, as it may after an update."""
-
-    def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
-        body = super()._chat_body(request, fields) | {"ignore_eos": True}
-        return body | {"seed": None} if request.max_tokens == LONG else body
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +52,8 @@ class Trainer:
 
     async def pause_once_sampled(self, tokens: float) -> None:
         """Pause where vLLM has sampled at least so many tokens since it was started."""
-        async with asyncio.timeout(60):
-            await self._post("/pause?mode=keep")
-            while await self.sampled_tokens() < tokens:
-                await self._post("/resume")
-                await asyncio.sleep(0.01)  # another process has no event to wait for
-                await self._post("/pause?mode=keep")
+        await asyncio.to_thread(wait_until, lambda: sampled_tokens(self._url) >= tokens)
+        await self._post("/pause?mode=keep")
 
     async def update(self, weights: Path, version: str) -> None:
         """Of an engine that is paused."""
@@ -75,11 +62,6 @@ class Trainer:
         await self._post("/update_weight_version", {"new_version": version})
         self._node.set_weight_version(version)
         await self._post("/resume")
-
-    async def sampled_tokens(self) -> float:
-        async with self._http.get(f"{self._url}/metrics") as response:
-            lines = (await response.text()).splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> None:
         async with self._http.post(self._url + path, json=body) as response:
@@ -114,9 +96,9 @@ async def update_during_a_call(
                 assert response.status == 200, await response.text()
                 return (await response.json())["choices"][0]["message"]
 
-        first = await ask(ASK, 8)
-        before = await training.sampled_tokens()
-        second = asyncio.create_task(ask([*ASK, first, {"role": "user", "content": "Go on."}], LONG))
+        first = await ask([LONG_MESSAGE], 8)
+        before = await asyncio.to_thread(sampled_tokens, server.url)
+        second = asyncio.create_task(ask([LONG_MESSAGE, first, {"role": "user", "content": "Go on."}], LONG))
         await training.pause_once_sampled(before + BEGUN)
         await training.update(weights, "2")
         await second
