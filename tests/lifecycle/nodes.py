@@ -55,13 +55,13 @@ class Client:
         return (await self.ask("GET", f"/v1/sessions/{session_id}/{attempt}"))[1]["status"]
 
     async def until(self, status: str, session_id: str = "s", attempt: int = 0) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await self.status(session_id, attempt) != status:  # noqa: ASYNC110 - HTTP tells no events
                 await asyncio.sleep(0.02)
 
     async def episode(self, session_id: str = "s", attempt: int = 0) -> Episode:
         path = f"/v1/sessions/{session_id}/{attempt}/episode"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 async with self.http.get(path) as response:
                     if response.status == 200:
@@ -124,7 +124,7 @@ class NodeProcess:
     async def start(self) -> None:
         """Until it is ready."""
         self.process = await self.spawn()
-        async with asyncio.timeout(30), aiohttp.ClientSession() as http:
+        async with asyncio.timeout(120), aiohttp.ClientSession() as http:
             while True:
                 try:
                     async with http.get(f"{self.url}/readyz") as response:

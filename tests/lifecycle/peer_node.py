@@ -168,7 +168,7 @@ class PeerNode:
 
     async def take(self, count: int = 1) -> list[Dispatch]:
         """What it holds, once it holds so many."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: len(self.held) >= count)
         return list(self.held.values())
 
@@ -240,6 +240,6 @@ class PeerNode:
 
     async def cancellation(self, count: int = 1) -> list[tuple[str, int]]:
         """What it was told to cancel, once it was so much."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: len(self.cancelled) >= count)
         return self.cancelled

@@ -114,7 +114,7 @@ class Marked:
 
     async def until(self, alive: bool) -> None:
         """Wait until there is (or is no) such process."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.alive() != alive:
             assert time.monotonic() < deadline, f"{self.command}: alive is still {not alive}"
             await asyncio.sleep(0.01)

@@ -80,7 +80,7 @@ class Server:
         return response
 
     async def until(self, true: Callable[[], object]) -> None:
-        async with asyncio.timeout(30), self.heard:
+        async with asyncio.timeout(60), self.heard:
             await self.heard.wait_for(true)
 
 
@@ -176,6 +176,6 @@ async def test_an_answer_that_is_older_than_an_order_does_not_undo_it(tmp_path: 
             await asyncio.sleep(0.2)
             assert gateway.service.generation().paused
         gateway.service.changed.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while gateway.service.generation().paused:  # noqa: ASYNC110 - the next answer is not older
                 await asyncio.sleep(0.01)

@@ -38,7 +38,7 @@ async def process(tmp_path: Path) -> AsyncIterator[NodeProcess]:
 async def asked(process: NodeProcess, session_id: str) -> Path:
     """Wait until a session's first call is in its journal."""
     journal = process.directory / "state" / "sessions" / f"{session_id}.0" / "calls.jsonl"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not journal.read_bytes().endswith(b"\n"):  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.02)
     return journal
@@ -82,7 +82,7 @@ async def test_a_second_process_on_the_same_state_is_refused(process: NodeProces
     await process.start()
     second = NodeProcess(process.directory, free_port())
     refused = await second.spawn()
-    assert await asyncio.wait_for(refused.wait(), 30) == 2
+    assert await asyncio.wait_for(refused.wait(), 60) == 2
     assert f"state={tmp_path}/node/state: another gateway process serves it" in process.log.read_text()
     async with client(process.url) as node:
         assert (await node.ask("GET", "/v1/sessions"))[1] == []

@@ -179,7 +179,7 @@ async def test_auto_asks_a_silent_daemon_off_the_event_loop_and_hands_its_option
     runtime = make("auto", scratch=scratch, memory_mb=256)
     async with await asyncio.start_unix_server(listen, daemon), asyncio.TaskGroup() as group:
         starting = group.create_task(_look_at(runtime, scratch))
-        await asyncio.wait_for(asked.wait(), 20)  # never comes to be, where the loop itself waits for the daemon
+        await asyncio.wait_for(asked.wait(), 60)  # never comes to be, where the loop itself waits for the daemon
         hang_up.set()
     assert starting.result() == 1
     assert list(scratch.iterdir()) == []

@@ -51,7 +51,7 @@ async def test_the_first_whole_result_wins_and_the_attempt_that_replaced_it_is_c
 
 async def _beat_until_taken(node: PeerNode) -> None:
     """Beat as a living node does, until it was given something: the other's lease must run out first."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not node.held:
             await node.beat()
             await asyncio.sleep(0.05)
@@ -139,7 +139,7 @@ async def test_a_busy_node_is_asked_again_after_its_next_heartbeat(tmp_path: Pat
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
         node.refuse_with = (503, "starting")
         await client.submit(make_request("t"))
-        await asyncio.wait_for(node.refused.wait(), 10)
+        await asyncio.wait_for(node.refused.wait(), 60)
         node.refuse_with = None
         await node.beat()
         (order,) = await node.take()

@@ -89,7 +89,7 @@ async def test_a_killed_gateways_sessions_finish_on_another_node(tmp_path: Path)
             assert {(session.node, session.attempt) for session in state.sessions} == {("quick", 1)}
             await slow.start()
             excluded: list[Episode] = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(excluded) < 4:  # what comes after the task's end is told by no event
                     await asyncio.sleep(0.1)
                     excluded = [episode async for episode in client.episodes("t", excluded=True)]

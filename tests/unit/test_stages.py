@@ -186,7 +186,7 @@ async def test_a_place_that_is_given_to_a_cancelled_session_goes_on_to_the_next(
     await asyncio.sleep(0)
     pool.release()
     first.cancel()
-    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(second, 60)
     assert (pool.held, pool.waiting) == (1, 0)
 
 

@@ -144,7 +144,7 @@ async def test_nobody_there() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         engine = VllmEngine(VllmOptions(url=url))
         with pytest.raises(EngineError, match=f"vLLM at {url} cannot be reached") as failure:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await engine.start()
     assert (failure.value.status, failure.value.kind) == (503, "overloaded")
 
