@@ -2,14 +2,16 @@
 
 CPU time of `build_trajectory` with `prefix_merging` (tree, traces, exclusions, balance) over the sampled and
 conditioned tokens of all calls, beside copying those arrays once; and the exponent of time over tokens (1.0 is linear),
-fitted over the sizes that fit into no processor's caches. Chains are one conversation that grows; forks are one whose
-every turn is asked again and again; agents are sessions of 1,000 calls and more, of many conversations of 20 turns.
+fitted over sessions from small to very large, which take turns, so that no processor's cache still holds what one of
+them is made of. Chains are one conversation that grows; forks are one whose every turn is asked again and again; agents
+are sessions of up to 2,000 calls, of many conversations of 20 turns.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,9 +23,6 @@ TURN, ADDED = 200, 300
 """Tokens sampled per turn, and added by the harness between turns."""
 ROOT = 4000
 """Tokens of a first prompt."""
-IN_CACHES = 8e6
-"""Tokens of a session that a processor's caches may hold (32 MiB of ids): there all is faster, and on the way out of
-them the slope is memory's, also that of a plain copy."""
 BRANCHES = 5
 AGENT_TURNS = 20
 """Answers to each turn of a session with forks."""
@@ -80,37 +79,43 @@ def _call(name: str, index: int, prompt: np.ndarray, response: np.ndarray, paren
     )
 
 
-def cpu_seconds(work: Callable[[], object], repeats: int) -> float:
-    """The least of several runs: what else the machine does only adds."""
-    times = []
-    for _ in range(repeats):
-        started = time.process_time()
-        work()
-        times.append(time.process_time() - started)
-    return min(times)
+def cpu_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def least_seconds(sessions: Sequence[list[ModelCall]], rounds: int) -> list[tuple[float, float]]:
+    """For each session the least time in which it was built, and in which its prompts were copied: what else the
+    machine does only adds, and as the sessions take turns it meets all of them alike."""
+    spec = BuilderSpec(name="prefix_merging")
+    least = [(math.inf, math.inf)] * len(sessions)
+    for _ in range(rounds):
+        for place, calls in enumerate(sessions):
+            built = cpu_seconds(lambda calls=calls: build_trajectory(calls, spec))
+            copied = cpu_seconds(lambda calls=calls: [call.prompt_ids.copy() for call in calls])
+            least[place] = (min(least[place][0], built), min(least[place][1], copied))
+    return least
 
 
 SHAPES: dict[str, tuple[Callable[[int], list[ModelCall]], tuple[int, ...]]] = {
-    "chain": (chain, (60, 250, 350, 500, 700)),
-    "forks": (forks, (20, 160, 240, 340, 480)),
-    "agents": (agents, (10, 50, 100, 200, 400)),
+    "chain": (chain, (60, 120, 250, 500, 700)),
+    "forks": (forks, (20, 60, 120, 240, 480)),
+    "agents": (agents, (10, 20, 40, 70, 100)),
 }
 
 
 def measure(quick: bool) -> Section:
-    spec = BuilderSpec(name="prefix_merging")
     rows, curves, speeds, exponents = [], {}, [], {}
     for name, (make, sizes) in SHAPES.items():
         points = []
-        for size in sizes:
-            calls = make(size)
+        sessions = [make(size) for size in sizes]
+        for calls, (built, copied) in zip(sessions, least_seconds(sessions, 3 if quick else 15), strict=True):
             tokens = sum(len(call.prompt_ids) + len(call.response_ids) for call in calls)
-            built = cpu_seconds(lambda calls=calls: build_trajectory(calls, spec), 3 if quick else 15)
-            copied = cpu_seconds(lambda calls=calls: [call.prompt_ids.copy() for call in calls], 9)
             points.append((float(tokens), built, copied))
             speeds.append(tokens / built)
             rows.append((name, len(calls), tokens / 1e6, tokens / built / 1e6, built / copied))
-        logs = np.log(np.asarray([point for point in points if point[0] > IN_CACHES]))
+        logs = np.log(np.asarray(points))
         exponents[name] = [float(slope) for slope in np.polyfit(logs[:, 0], logs[:, 1:], 1)[0]]
         curves[name] = [(tokens / 1e6, built * 1e3) for tokens, built, _ in points]
     slowest = min(speeds) / 1e6
