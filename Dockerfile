@@ -28,7 +28,7 @@ COPY conf /src/conf
 COPY recipes /src/recipes
 COPY polar_gym /src/polar_gym
 RUN python3 -m venv /opt/polar-gym \
- && /opt/polar-gym/bin/pip install -qq --no-cache-dir '/src[fast]' \
+ && /opt/polar-gym/bin/pip install -qq --no-cache-dir /src \
  && rm -rf /src
 
 RUN useradd --create-home --uid 1000 polar

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import orjson
 
-from polar_gym.gateway.event_loop import run
 from polar_gym.gateway.node import Node
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
@@ -62,12 +61,9 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--splice", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--streaming", choices=["synthetic", "real"], default="synthetic")
-    parser.add_argument(
-        "--asyncio", action="store_true", help="asyncio's own event loop, also where uvloop is installed"
-    )
     parser.add_argument("--profile", type=Path, help="where cProfile's figures are written at the end")
     arguments = parser.parse_args()
-    run(serve(arguments), fast=not arguments.asyncio)
+    asyncio.run(serve(arguments))
 
 
 if __name__ == "__main__":

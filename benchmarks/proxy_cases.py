@@ -174,13 +174,9 @@ def _settings(section: Section, pace: Pace, mock: Engine) -> None:
             events = streaming.following(CHAT, HEADLINE, stream=True, sessions=32, name="real streaming")
             for count in (1, 32):
                 figures.compare(real, events, connections=count)
-        with gateway(mock, "--asyncio", sessions=32) as slower:
-            plain_loop = slower.following(CHAT, HEADLINE, sessions=32, name="spliced, asyncio's loop")
-            for count in (1, 32):
-                figures.compare(direct, plain_loop, connections=count)
     section.tables.append(
         figures.table(
             "Settings, 8k tokens: splicing off; the engine's own stream, one event for each of 340 tokens, passed on "
-            "as it comes; asyncio's own event loop instead of uvloop."
+            "as it comes."
         )
     )

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("polar-gym", "aiohttp", "orjson", "numpy", "pydantic", "uvloop")
+PACKAGES = ("polar-gym", "aiohttp", "orjson", "numpy", "pydantic")
 Figure = str | int | float | None
 
 

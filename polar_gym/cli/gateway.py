@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import typer
@@ -25,7 +26,6 @@ def gateway(
 
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
-    from polar_gym.gateway.event_loop import run
     from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY, take_key
     from polar_gym.gateway.process import serve
     from polar_gym.gateway.settings import GatewaySettings, gateway_settings
@@ -42,4 +42,4 @@ def gateway(
         else:
             others.append(setting)
     config = load_config(None, others)
-    run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))
+    asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))

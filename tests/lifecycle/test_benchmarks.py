@@ -14,7 +14,6 @@ from benchmarks.load import Caller, cpu_seconds
 from benchmarks.processes import server
 from benchmarks.proxy import Gateway
 from benchmarks.wires import WIRES, Wire
-from polar_gym.gateway.event_loop import run
 from polar_gym.gateway.journal import read_journal
 
 PROMPT = 2048
@@ -54,12 +53,3 @@ def test_cpu_time_is_that_of_the_process() -> None:
     began = cpu_seconds(os.getpid()), time.process_time()
     sum(range(2_000_000))
     assert cpu_seconds(os.getpid()) - began[0] == pytest.approx(time.process_time() - began[1], rel=0.1)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_a_gateways_loop_runs_whichever_it_is(fast: bool) -> None:
-    async def module() -> str:
-        return type(asyncio.get_running_loop()).__module__
-
-    loop = run(module(), fast=fast)
-    assert loop.startswith("asyncio") or (fast and loop.startswith("uvloop"))
