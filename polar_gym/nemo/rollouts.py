@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from polar_gym.config import ConfigError, RunConfig, explain, load_config
+from polar_gym.config import ConfigError, PoolsConfig, RunConfig, explain, load_config
 from polar_gym.gateway.journal import read_journal
 from polar_gym.gateway.local import load_tasks, make_node, make_request
 from polar_gym.gateway.node import Node
@@ -34,6 +34,13 @@ log = logging.getLogger(__name__)
 
 SAMPLING_FIELDS = ("temperature", "top_p")
 """Of a row's `responses_create_params`: NeMo RL sets them to what it trains with."""
+
+MAPPINGS = ("responses_create_params", "verifier_metadata", "instance_config")
+"""What of a row is read, key by key."""
+
+ONE_TOKENS_PROMPT = "ping"
+"""What a masked sample's token answers. Not the row's own text: that may be why the sample is masked, for being longer
+than the model takes."""
 
 
 class AgentSettings(BaseModel):
@@ -92,7 +99,7 @@ class Rollouts:
             answer = _masked(row, _why(error))
         if node is None or has_tokens(answer):
             return answer
-        return await _with_one_token(answer, node, _prompt(row))
+        return await _with_one_token(answer, node)
 
     async def close(self) -> None:
         """Leaves no sandbox behind. May be called twice."""
@@ -114,8 +121,11 @@ class Rollouts:
             return _Machinery({task.instance_id: task for task in tasks}, nodes, stack.pop_all())
 
     def _request(self, machinery: _Machinery, config: RunConfig, row: Row) -> TaskRequest:
+        for key in MAPPINGS:
+            if not isinstance(row.get(key) or {}, Mapping):
+                raise RowError("invalid_row", f"{key}={row[key]!r}: expected a mapping")
         name = (row.get("verifier_metadata") or {}).get("instance_id")
-        if name not in machinery.tasks:
+        if not isinstance(name, str) or name not in machinery.tasks:
             known = list(machinery.tasks)
             shown = ", ".join(known[:10]) + (f" and {len(known) - 10} more" if len(known) > 10 else "")
             raise RowError(
@@ -138,21 +148,23 @@ def run_configs(settings: AgentSettings) -> list[RunConfig]:
     engine = settings.polar.get("engine", {})
     engine = {"name": engine} if isinstance(engine, str) else {"name": "vllm", **engine}
     if engine["name"] != "vllm" or "url" in engine:
-        return [_config(settings, engine, settings.concurrency)]
+        return [_config(settings, engine, replicas=1)]
     urls = settings.policy_base_url or []
     urls = [urls] if isinstance(urls, str) else urls
     if not urls:
         raise ConfigError(
             "policy_base_url: is required, unless polar.engine names another engine than the policy model"
         )
-    share = -(-settings.concurrency // len(urls))
     policy = {"model": settings.policy_model_name, "api_key": settings.policy_api_key}
-    return [_config(settings, {"url": url, **policy, **engine}, share) for url in urls]
+    return [_config(settings, {"url": url, **policy, **engine}, len(urls)) for url in urls]
 
 
-def _config(settings: AgentSettings, engine: dict[str, Any], concurrency: int) -> RunConfig:
-    pools = {**settings.polar.get("pools", {}), "run": concurrency}
-    return load_config(settings.recipe, settings={**settings.polar, "engine": engine, "pools": pools})
+def _config(settings: AgentSettings, engine: dict[str, Any], replicas: int) -> RunConfig:
+    """With a replica's share of the pools: they are all on this machine."""
+    pools = {**settings.polar.get("pools", {}), "run": settings.concurrency}
+    config = load_config(settings.recipe, settings={**settings.polar, "engine": engine, "pools": pools})
+    shares = {name: -(-places // replicas) for name, places in config.pools.model_dump().items()}
+    return config.model_copy(update={"pools": PoolsConfig(**shares)})
 
 
 def _sampling(sampling: Sampling, row: Row) -> Sampling:
@@ -190,14 +202,14 @@ def _masked(row: Row, mask: Mask) -> dict[str, Any]:
     )
 
 
-async def _with_one_token(answer: dict[str, Any], node: Node, prompt: str) -> dict[str, Any]:
+async def _with_one_token(answer: dict[str, Any], node: Node) -> dict[str, Any]:
     """NeMo RL refuses a sample without any token, also a masked one: one real token is sampled for it. An engine that
     answers nothing leaves the sample without, and the reason says so."""
-    request = ChatRequest(model="policy", messages=[{"role": "user", "content": prompt}], max_tokens=1)
+    request = ChatRequest(model="policy", messages=[{"role": "user", "content": ONE_TOKENS_PROMPT}], max_tokens=1)
     try:
         completion = await node.engine.chat(request, Sampling())
-    except EngineError as error:
-        return {**answer, "failure_reason": f"{answer['failure_reason']} (and no token for it: {error.message})"}
+    except Exception as error:  # noqa: BLE001 - as in `run`
+        return {**answer, "failure_reason": f"{answer['failure_reason']} (and no token for it: {_why(error).reason})"}
     tokens = {
         "prompt_token_ids": completion.prompt_ids.tolist(),
         "generation_token_ids": completion.response_ids.tolist(),
@@ -205,12 +217,3 @@ async def _with_one_token(answer: dict[str, Any], node: Node, prompt: str) -> di
     }
     output = [*answer["response"]["output"], token_item("masked", tokens)]
     return {**answer, "response": {**answer["response"], "output": output}}
-
-
-def _prompt(row: Row) -> str:
-    """The text of the row's last input message."""
-    asked: str | Sequence[Any] = (row.get("responses_create_params") or {}).get("input") or "ping"
-    if isinstance(asked, str):
-        return asked
-    content = asked[-1].get("content") or "ping"
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -67,6 +67,7 @@ def verified(
     reward: float,
     mask: Mask | None,
 ) -> dict[str, Any]:
+    given = row.get("instance_config")
     response = {
         "id": f"resp_{response_id}",
         "created_at": created_at,
@@ -85,7 +86,7 @@ def verified(
         "mask_sample": mask is not None,
         "failure_kind": mask.kind if mask else None,
         "failure_reason": mask.reason if mask else None,
-        "instance_config": {**(row.get("instance_config") or {}), "mask_sample": mask is not None},
+        "instance_config": {**(given if isinstance(given, Mapping) else {}), "mask_sample": mask is not None},
     }
 
 
