@@ -35,7 +35,8 @@ class RolloutConfig(Record):
     timeout_seconds: float = Field(default=1800.0, gt=0)
     """The agent's own budget; init and evaluation have theirs."""
     output: Path = Path("outputs/episodes.jsonl")
-    """One episode a line. In a sweep, a relative path is in each run's own directory."""
+    """One episode a line; a file of an earlier run is kept under another name. In a sweep, a relative path is in each
+    run's own directory."""
     state: Path | None = None
     """Where journals of captured calls are kept; null: beside the output, or for gym.make in a temporary folder."""
 

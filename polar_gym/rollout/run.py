@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from polar_gym.config import ConfigError, RunConfig
 from polar_gym.gateway.local import load_tasks, make_node, make_request
@@ -16,10 +18,11 @@ from polar_gym.schema import Episode, TaskRequest
 
 
 async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
-    """Run everything and append each episode to `config.rollout.output` as it ends.
+    """Run everything and append each episode to `config.rollout.output` as it ends. What an earlier run wrote there is
+    kept under another name.
 
     Raises `polar_gym.config.ConfigError` and `polar_gym.inference.EngineError` before any sandbox starts, and before
-    the episodes of an earlier run in that file are gone.
+    that file is touched.
     """
     tasks = load_tasks(config)
     output = config.rollout.output
@@ -31,6 +34,8 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     episodes: list[Episode] = []
     async with make_node(config, tasks) as node:
         await _check_runtimes(node, requests)
+        if kept := _set_aside(output):
+            console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         with output.open("wb") as lines, Progress(console, total=len(samples)) as progress:
             async with asyncio.TaskGroup() as group:
 
@@ -63,6 +68,15 @@ def _check_writable(output: Path) -> None:
         raise ConfigError(
             f"rollout.output={str(output)!r}: {error.strerror}; name a file that can be written"
         ) from error
+
+
+def _set_aside(output: Path) -> Path | None:
+    """The new name of what an earlier run wrote; None: there is nothing. `outputs/demo.jsonl` becomes
+    `outputs/demo.1.jsonl`, or the first number that is free."""
+    if not output.is_file() or output.stat().st_size == 0:
+        return None
+    names = (output.with_name(f"{output.stem}.{number}{output.suffix}") for number in itertools.count(1))
+    return output.rename(next(name for name in names if not name.exists()))
 
 
 def _samples(requests: list[TaskRequest]) -> Iterator[tuple[TaskRequest, int]]:

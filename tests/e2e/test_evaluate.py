@@ -25,3 +25,22 @@ def test_eval_rolls_out_and_reports(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert [(each["k"], each["value"], each["tasks"]) for each in report["pass_at_k"]] == [(1, 1.0, 2), (2, 1.0, 2)]
     assert report["scored"] == len(list(read_episodes(output))) == 4
+
+
+def test_a_second_run_keeps_the_first_ones_episodes(tmp_path: Path) -> None:
+    """Guards against rollouts that took hours and are overwritten without a word."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    output = tmp_path / "night.jsonl"
+    settings = ["harness=command", "harness.command=ls", "runtime=bubblewrap", "tasks.limit=1"]
+    program = Path(sys.executable).with_name("polar-gym")
+    said, sessions = [], []
+    for _ in range(3):
+        command = [program, "rollout", *settings, f"rollout.output={output}"]
+        said.append(subprocess.run(command, capture_output=True, text=True, timeout=100).stdout)
+        (episode,) = read_episodes(output)
+        sessions.append(episode.session.session_id)
+    assert "are kept" not in said[0]
+    for number in (1, 2):
+        kept = tmp_path / f"night.{number}.jsonl"
+        assert f"kept in {kept}" in said[number]
+        assert [episode.session.session_id for episode in read_episodes(kept)] == [sessions[number - 1]]
