@@ -103,7 +103,23 @@ def test_missing_parts_of_tests_are_named_and_only_in_ci_an_error(machine: Machi
     assert (locally.returncode, in_ci.returncode) == (0, 1)
     for done in (locally, in_ci):
         assert "docker.io" in done.stderr
-        assert "Python 3.11" in done.stderr
+        for python in ("Python 3.11", "Python 3.13"):
+            assert python in done.stderr, "each of vLLM and the two versions of NeMo Gym wants its own"
+        assert "Python 3.12" not in done.stderr, "it is there"
+        assert "uv python install" not in done.stderr
+
+
+def test_a_python_that_tests_want_is_got_by_uv_where_it_is(machine: Machine) -> None:
+    """`python find` finds nothing here: the stand-in has installed nothing."""
+    machine.add("uv", "exit 2")
+    release = Path("/etc/os-release").read_text(encoding="utf-8")
+    packaged = {"3.11": "bookworm", "3.12": "noble", "3.13": "trixie"}
+    said = machine.run("needs", "test").stderr
+    for version, codename in packaged.items():
+        if f"VERSION_CODENAME={codename}" in release:
+            assert f"python{version}-venv" in said
+        else:
+            assert f"uv python install {version}\n" in said
 
 
 def test_a_shim_that_fails_when_called_is_passed_over(machine: Machine) -> None:
