@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from polar_gym.gateway.shared_prompts import SharedPrompts
 from polar_gym.schema import ModelCall
 
 LOOK_BACK = 8
@@ -47,13 +48,16 @@ class Journal:
         self._calls: list[ModelCall] = []
         self._index: dict[str, int] = {}
         """Call id -> where it is in `_calls`."""
+        self._prompts = SharedPrompts()
 
     def append(self, call: ModelCall) -> None:
         """Afterwards the call holds the very objects of the one that it builds on, as far as they are equal: memory
         grows with a session's length too, and not with its square."""
         base_index, keep = self._closest(call)
         base = None if base_index is None else self._calls[base_index]
-        self._write(_encode(call, base_index, base, keep))
+        line = _encode(call, base_index, base, keep)
+        self._write(line)
+        call.prompt_ids = self._prompts.add(call.prompt_ids, base_index, line["prompt_ids"]["keep"])
         if base is not None:
             call.messages[:keep] = base.messages[:keep]
             call.tools = base.tools if base.tools == call.tools else call.tools
@@ -107,10 +111,11 @@ def read_journal(path: Path) -> list[ModelCall]:
     Raises `JournalError` naming the file and line of any other damage.
     """
     calls: list[ModelCall] = []
+    prompts = SharedPrompts()
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            _decode(orjson.loads(line), calls)
+            _decode(orjson.loads(line), calls, prompts)
         except (ValueError, LookupError, TypeError) as error:
             raise JournalError(f"{path}:{number}: not a line of a journal: {error!r}", calls) from error
     return calls
@@ -143,7 +148,7 @@ def _common_prefix(known: np.ndarray, new: np.ndarray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _decode(line: dict[str, Any], calls: list[ModelCall]) -> None:
+def _decode(line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> None:
     if "amend" in line:
         call = {call.call_id: call for call in calls}[line["amend"]]
         for name in line.keys() - {"amend"}:
@@ -159,4 +164,6 @@ def _decode(line: dict[str, Any], calls: list[ModelCall]) -> None:
         base = calls[part["from"]]
         new = np.concatenate([np.concatenate([base.prompt_ids, base.response_ids])[: part["keep"]], new])
     line["prompt_ids"] = new
-    calls.append(ModelCall.model_validate(line))
+    call = ModelCall.model_validate(line)
+    call.prompt_ids = prompts.add(call.prompt_ids, part["from"], part["keep"])
+    calls.append(call)

@@ -70,6 +70,40 @@ def test_calls_in_memory_share_the_history_that_they_have_in_common(tmp_path: Pa
     assert calls[0].tools is calls[1].tools
 
 
+def ids_in_memory(calls: list[ModelCall]) -> int:
+    """Bytes of the arrays that the calls' prompts are, or are parts of."""
+    owners = [call.prompt_ids if call.prompt_ids.base is None else call.prompt_ids.base for call in calls]
+    return sum({id(owner): memoryview(owner).nbytes for owner in owners}.values())
+
+
+def test_prompts_that_go_on_from_each_other_are_in_memory_once(tmp_path: Path) -> None:
+    """Guards against a session whose ids take memory with the square of its length, while it runs or when it is read:
+    4 times the turns may take 4 times the memory, not 16."""
+
+    def sizes(turns: int) -> tuple[int, int]:
+        ids, calls = list(range(1000)), []
+        for index in range(turns):
+            calls.append(make_call(index, ids, [index] * 50, parent_id=f"call{index - 1}"))
+            ids = [*ids, *[index] * 50, *range(100)]
+        read = written(tmp_path / f"{turns}.jsonl", calls)
+        return ids_in_memory(calls), ids_in_memory(read)
+
+    for short, long in zip(sizes(20), sizes(80), strict=True):
+        assert long < 6 * short
+
+
+def test_prompts_that_share_memory_stay_what_they_were(tmp_path: Path) -> None:
+    """Forks, retries and shorter prompts of one conversation, of which only one may go on in the shared array."""
+    root, answer = [1, 2], [3]
+    prompts = [root, [*root, *answer, 4], [*root, *answer, 5], [*root, *answer, 4], [*root, *answer, 4, 3, 6], root]
+    prompts += [[*root, *answer, 4, 3, 7], [*root, *answer], [1], [1, 3], []]
+    parents = [None, "call0", "call0", "call0", "call1", None, "call3", "call0", "call0", "call8", "call0"]
+    calls = [make_call(i, prompts[i], answer, parent_id=parent) for i, parent in enumerate(parents)]
+    read = written(tmp_path / "s.jsonl", calls)
+    assert [call.prompt_ids.tolist() for call in calls] == prompts
+    assert [call.prompt_ids.tolist() for call in read] == prompts
+
+
 def test_a_torn_last_line_loses_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     written(path, [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4])])
