@@ -111,7 +111,7 @@ def choose(requests: Mapping[str, TaskRequest], task_id: str | None, chance: np.
 
 def check_task_id(task_id: str | None, requests: Mapping[str, TaskRequest]) -> None:
     """Raises `KeyError`."""
-    if task_id is not None and task_id not in requests:
+    if task_id is not None and task_id not in list(requests):  # a list: what is no text may not be hashable
         raise KeyError(f"unknown task_id {task_id!r}; known: {', '.join(requests)}")
 
 

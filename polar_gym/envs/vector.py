@@ -51,8 +51,8 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
         self, num_envs: int, setup: Setup, render_mode: str | None, autoreset_mode: str | AutoresetMode
     ) -> None:
         check_render_mode(render_mode)
-        if num_envs < 1:
-            raise ConfigError(f"num_envs={num_envs!r}: expected at least 1")
+        if not isinstance(num_envs, int) or num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs!r}: expected an int, at least 1")
         self.num_envs = num_envs
         self.render_mode = render_mode
         self.autoreset_mode = _mode(autoreset_mode)
@@ -141,9 +141,10 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
 
     def _apply(self, actions: Sequence[Action], places: Collection[int]) -> None:
         """Raises before any session has begun to run."""
-        if isinstance(actions, (str, Mapping)) or len(actions) != self.num_envs:
+        if not _one_each(actions, self.num_envs):
             raise ValueError(
-                f"actions must be a sequence of {self.num_envs} dictionaries, e.g. [{{}}] * {self.num_envs}"
+                f"actions must be a sequence of {self.num_envs} dictionaries, e.g. [{{}}] * {self.num_envs}, "
+                f"got {actions!r}"
             )
         for place in places:
             check_action(actions[place], self.single_action_space, f" of sub-environment {place}")
@@ -169,9 +170,9 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
         return np.flatnonzero(mask).tolist()
 
     def _task_ids(self, given: Any) -> Sequence[str | None]:
-        task_ids = [given] * self.num_envs if given is None or isinstance(given, str) else list(given)
-        if len(task_ids) != self.num_envs:
-            raise ValueError(f"options['task_id'] must name 1 or {self.num_envs} tasks, got {len(task_ids)}")
+        task_ids = [given] * self.num_envs if given is None or isinstance(given, str) else given
+        if not _one_each(task_ids, self.num_envs):
+            raise ValueError(f"options['task_id'] must name 1 or {self.num_envs} tasks, got {given!r}")
         for task_id in task_ids:
             check_task_id(task_id, self._requests)
         return task_ids
@@ -179,10 +180,15 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
     def _seeds(self, given: Any) -> Sequence[int | None]:
         if given is None:
             return [None] * self.num_envs
-        seeds = [given + place for place in range(self.num_envs)] if isinstance(given, int) else list(given)
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"seed must be one number or {self.num_envs}, got {len(seeds)}")
+        seeds = [given + place for place in range(self.num_envs)] if isinstance(given, int) else given
+        if not _one_each(seeds, self.num_envs):
+            raise ValueError(f"seed must be one int or {self.num_envs}, got {given!r}")
         return seeds
+
+
+def _one_each(given: Any, count: int) -> bool:
+    """Whether there is something for each sub-environment."""
+    return isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str) and len(given) == count
 
 
 def _mode(given: str | AutoresetMode) -> AutoresetMode:

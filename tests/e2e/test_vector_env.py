@@ -197,6 +197,7 @@ def test_a_sandbox_that_does_not_come_up_is_a_masked_episode(silence: None) -> N
 @pytest.mark.parametrize(
     ("actions", "says"),
     [
+        (None, "sequence of 2 dictionaries, .* got None"),
         ({}, "sequence of 2 dictionaries"),
         (({},), "sequence of 2 dictionaries"),
         (({}, {"temperature": 9}), r"action {'temperature': 9} of sub-environment 1 is not in"),
@@ -222,7 +223,9 @@ def test_wrong_actions(actions: Any, says: str) -> None:
         ({"reset_mask": [True, False]}, TypeError, "numpy array of bool"),
         ({"reset_mask": np.array([True])}, ValueError, r"shape \(2,\)"),
         ({"reset_mask": np.array([False, False])}, ValueError, "at least one True"),
-        ({"task_id": ["task"]}, ValueError, "name 1 or 2 tasks, got 1"),
+        ({"task_id": ["task"]}, ValueError, r"name 1 or 2 tasks, got \['task'\]"),
+        ({"task_id": 7}, ValueError, "name 1 or 2 tasks, got 7"),
+        ({"task_id": [["task"], None]}, KeyError, r"unknown task_id \['task'\]; known: task"),
         ({"task_id": "nope"}, KeyError, "unknown task_id 'nope'; known: task"),
         ({"mask": None}, KeyError, "unknown reset option 'mask'; known: task_id, reset_mask"),
     ],
@@ -231,8 +234,9 @@ def test_wrong_reset_options(options: dict[str, Any], error: type[Exception], sa
     envs = make_vec("polar/task", 2, **task())
     with pytest.raises(error, match=says):
         envs.reset(options=options)
-    with pytest.raises(ValueError, match="seed must be one number or 2, got 3"):
-        envs.reset(seed=[1, 2, 3])
+    for seed in ([1, 2, 3], 1.5):
+        with pytest.raises(ValueError, match=r"seed must be one int or 2, got (\[1, 2, 3\]|1\.5)"):
+            envs.reset(seed=seed)  # type: ignore[arg-type]
     envs.close()
 
 
@@ -246,7 +250,8 @@ def test_wrong_reset_options(options: dict[str, Any], error: type[Exception], sa
         ({"evaluator": "nope"}, "nope"),
         ({"render_mode": "human"}, "render_mode='human': unknown"),
         ({"autoreset_mode": "Sometimes"}, "autoreset_mode='Sometimes': unknown; known: 'NextStep'"),
-        ({"num_envs": 0}, "num_envs=0: expected at least 1"),
+        ({"num_envs": 0}, "num_envs=0: expected an int, at least 1"),
+        ({"num_envs": "2"}, "num_envs='2': expected an int, at least 1"),
     ],
 )
 def test_wrong_settings_are_said_at_once(settings: dict[str, Any], says: str) -> None:
