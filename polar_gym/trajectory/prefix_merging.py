@@ -2,7 +2,9 @@
 
 Each leaf of the token tree is one trace: its path from the root, with every sampled span at the place where it was
 sampled. A span that several paths share (a fork) is trainable in one of them only: the path with most to train. So main
-threads, sub-agents, conversations before and after compaction and retried turns form traces of their own.
+threads, sub-agents, conversations before and after compaction and retried turns form traces of their own. A path ends
+with the last call that is not excluded: an answer that was hung up on is no end of a conversation, and an image that
+came after all that is trained is none of its context.
 
 A call of another kind than the one that it continues forks too (some harnesses ask for a compaction's summary at the
 end of the very conversation): a trace trains calls of one kind, and has the others as context.
@@ -20,7 +22,8 @@ from polar_gym.trajectory.tree import token_tree
 def prefix_merging(calls: Sequence[ModelCall], excluded: Mapping[str, str]) -> list[Trace]:
     nodes = token_tree(calls)
     continued = {node.parent for node in nodes if node.parent and kind_of(node.parent.call) == kind_of(node.call)}
-    paths = [node.path() for node in nodes if node not in continued]
+    paths = [_to_the_last_not_excluded(node.path(), excluded) for node in nodes if node not in continued]
+    paths = [path for path in paths if path]
     paths.sort(key=lambda path: (-_trainable_tokens(path, excluded), path[-1].index))
     placed: set[str] = set(excluded)
     traces = []
@@ -31,6 +34,12 @@ def prefix_merging(calls: Sequence[ModelCall], excluded: Mapping[str, str]) -> l
             traces.append((path, merge_path(path, trainable)))
     traces.sort(key=lambda item: item[0][0].index)
     return [trace for _, trace in traces]
+
+
+def _to_the_last_not_excluded(path: list[ModelCall], excluded: Mapping[str, str]) -> list[ModelCall]:
+    while path and path[-1].call_id in excluded:
+        path.pop()
+    return path
 
 
 def _of_its_kind(path: Sequence[ModelCall]) -> list[ModelCall]:

@@ -195,6 +195,28 @@ def test_a_retried_call_leaves_the_kept_answer_in_the_chain() -> None:
     assert trajectory.fidelity.excluded == {"abandoned": 2}
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"outcome": "abandoned", "response": {"role": "assistant", "content": "Half a"}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"sampling_mismatch": ["tool_choice"], "finish_reason": "length"},
+    ],
+)
+def test_a_trace_ends_with_the_last_answer_that_is_not_excluded(last: dict[str, Any]) -> None:
+    """Guards against a trace that ends in half an answer, or in an image's ids without the image, which trainers and
+    datasets take for the end of the conversation."""
+    messages, response = [{"role": "user", "content": "Hi."}], {"role": "assistant", "content": "Hello."}
+    calls = [
+        make_call(0, [1], [2, 2], messages=messages, response=response, finish_reason="stop"),
+        make_call(1, [1, 2, 2, 3], [4], **last),
+        make_call(2, [1, 2, 2, 3, 4, 5], [6], **last),
+    ]
+    (trace,) = build(calls).traces
+    assert (trace.call_ids, trace.response_ids.tolist()) == (["call0"], [2, 2])
+    assert (trace.messages, trace.finish_reason) == ([*messages, response], "stop")
+
+
 def test_a_shared_span_is_trained_in_the_longer_path() -> None:
     calls = [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4]), make_call(2, [1, 2, 5], [6, 6, 6])]
     by_last = {trace.call_ids[-1]: trace for trace in build(calls).traces}
