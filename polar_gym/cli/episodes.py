@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
 from polar_gym.cli.console import console, errors
-from polar_gym.composition import ConfigError, compose_config, readable, split_recipe, without_hydra
+from polar_gym.composition import (
+    ConfigError,
+    SweepRun,
+    compose_config,
+    readable,
+    split_recipe,
+    sweep,
+    without_hydra,
+)
 from polar_gym.config import RunConfig, load_config
 
 
@@ -47,20 +55,28 @@ def rollout(
     """Roll out tasks x samples and write one episode a line."""
     recipe, overrides = split_recipe(arguments or [])
     if cfg is not None:
-        _show_config(cfg, compose_config(recipe, overrides, config_dir), resolve)
+        named = [*([f"recipe={recipe}"] if recipe else []), *overrides]
+        runs = sweep(named) if multirun else [SweepRun(named, [])]
+        _show_configs(cfg, runs, config_dir, resolve)
     elif multirun:
         _sweep(recipe, overrides, config_dir)
     else:
         _roll_out(load_config(recipe, overrides, config_dir=config_dir))
 
 
-def _show_config(what: str, composed: DictConfig, resolve: bool) -> None:
+def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, resolve: bool) -> None:
+    """A sweep's are YAML documents, each below what tells it from the others."""
     if what != "job":
         raise ConfigError(f"--cfg={what!r}: only the job's config can be shown: --cfg job")
-    try:
-        typer.echo(OmegaConf.to_yaml(without_hydra(composed), resolve=resolve), nl=False)
-    except OmegaConfBaseException as error:
-        raise ConfigError(readable(error)) from error
+    for run in runs:
+        recipe, overrides = split_recipe(run.overrides)
+        composed = compose_config(recipe, overrides, config_dir)
+        if len(runs) > 1:
+            typer.echo(f"--- # {' '.join(run.varied)}")
+        try:
+            typer.echo(OmegaConf.to_yaml(without_hydra(composed), resolve=resolve), nl=False)
+        except OmegaConfBaseException as error:
+            raise ConfigError(readable(error)) from error
 
 
 def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None) -> None:
