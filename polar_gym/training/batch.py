@@ -117,11 +117,12 @@ def make_batch(
     """The rows of a GRPO step over `episodes`: every session of the step, for groups are made here, by task.
 
     `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
-    data-parallel ranks; inert rows fill up to it. Raises `ValueError` for a session that occurs twice, a reward that is
-    no number, and a wrong setting.
+    data-parallel ranks; inert rows fill up to it. Raises `ValueError` for a session that occurs twice, a reward or a
+    logprob that is no number, and a wrong setting.
     """
     episodes = list(episodes)
     _check(episodes, max_tokens, multiple_of)
+    check_logprobs(episodes)
     rewards, groups = rewards_and_groups(episodes)
     flat = without_variance(rewards, groups)
     balance = begin_balance(episodes)
@@ -171,6 +172,17 @@ def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int
     for session_id, times in Counter(episode.session.session_id for episode in episodes).items():
         if times > 1:
             raise ValueError(f"session {session_id} occurs {times} times: its tokens would be trained as often")
+
+
+def check_logprobs(episodes: Sequence[Episode]) -> None:
+    """Raises `ValueError` where one of a scored session is no number: it would make the loss none."""
+    for episode in episodes:
+        for trace in episode.trajectory.traces if episode.reward is not None else []:
+            if not np.isfinite(trace.logprobs).all():
+                raise ValueError(
+                    f"session {episode.session.session_id}, trace {trace.trace_id}: the engine gave a logprob that is "
+                    "no finite number; leave the session out"
+                )
 
 
 def _no_row(episode: Episode, trace: Trace, flat: set[str]) -> str | None:

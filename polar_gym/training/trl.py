@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar_gym.schema import Episode, Trace
-from polar_gym.training.batch import Balance, begin_balance
+from polar_gym.training.batch import Balance, begin_balance, check_logprobs
 
 NOTHING_ID = 0
 """What a session without any trace consists of: TRL wants a token of prompt and of completion even so."""
@@ -27,7 +27,8 @@ NOTHING_ID = 0
 
 def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], Balance]:
     """`prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, with `reward` and `session_id` beside them, which TRL
-    hands to reward functions; and what became of the traces."""
+    hands to reward functions; and what became of the traces. Raises `ValueError` for a logprob that is no number."""
+    check_logprobs(episodes)
     output: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
     }

@@ -221,6 +221,19 @@ def test_wrong_input(episodes: list[Episode], settings: dict[str, Any], says: st
         make_batch(episodes, **settings)
 
 
+def test_a_logprob_that_is_no_number_is_refused() -> None:
+    """Guards against a loss that is NaN, and so a policy that is."""
+    episode = make_episode("a", 1.0, [make_call(0, [1], [2, 3])])
+    episode.trajectory.traces[0].logprobs[1] = float("nan")
+    for hand_off in (make_batch, rollout_output):
+        with pytest.raises(
+            ValueError, match=r"session a, trace .*: the engine gave a logprob that is no finite number"
+        ):
+            hand_off([episode])
+    episode.reward = None
+    assert make_batch([episode]).rows == [], "a masked one has no row"
+
+
 @effort(max_examples=30)
 @given(episodes=sessions(), settings=SETTINGS, multiple=st.integers(1, 8))
 def test_padded_rows_come_back(episodes: list[Episode], settings: dict[str, Any], multiple: int) -> None:
