@@ -143,7 +143,7 @@ class Retries(Record):
     """How often the rollout service tries one sample again."""
 
     node_death: int = Field(default=2, ge=0)
-    """After its node died, or was restarted."""
+    """After its node died, or was restarted, while it was under way there; to have waited there costs none."""
     failure: int = Field(default=0, ge=0)
     """After an infrastructure failure. Off: what fails may depend on what the agent does, and drawing such samples
     again in silence biases the task towards the agents that avoid it."""

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from polar_gym.protocol import Dispatch
 from polar_gym.rollout.book import Book, event
 from polar_gym.rollout.fleet import Member
-from polar_gym.rollout.node_link import NodeBusyError, NodeLink, NodeUnreachableError, RequestRefusedError
+from polar_gym.rollout.node_link import (
+    NodeBusyError,
+    NodeFailedError,
+    NodeLink,
+    NodeUnreachableError,
+    RequestRefusedError,
+)
 from polar_gym.rollout.scheduler import Placement, plan
 from polar_gym.rollout.store import Change
 from polar_gym.rollout.task import Phase, Sample, Task
 
 log = logging.getLogger(__name__)
 
+GIVE_UP_SECONDS = 20.0
+"""How long a living node is tried to be given a session, before another is."""
 LONGEST_PAUSE = 5.0
 """Seconds between two tries to give a session to a node that does not answer."""
 
@@ -73,11 +82,14 @@ class Dispatcher:
         order = Dispatch(
             session_id=session_id, attempt=attempt, sample_index=sample.session.sample_index, request=task.request
         )
-        pause = 0.2
+        pause, deadline = 0.2, time.monotonic() + GIVE_UP_SECONDS
         while self.is_on(member, sample, attempt):
             try:
                 await self._link.dispatch(member.heartbeat.url, order)
             except NodeUnreachableError as error:
+                if time.monotonic() > deadline:
+                    await self._give_up(task, sample, member, error)
+                    return
                 log.info("session %s: not dispatched yet: %s", session_id, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -93,8 +105,24 @@ class Dispatcher:
             else:
                 if session_id in member.placed:
                     member.placed[session_id] = member.beats
+                member.failing = False
                 self._book.metrics.dispatched()
             return
+
+    async def _give_up(self, task: Task, sample: Sample, member: Member, error: NodeUnreachableError) -> None:
+        """The node beats, and does not take sessions. If it has this one after all, its next heartbeat shows it, and it
+        is called off."""
+        session_id, node = sample.session.session_id, member.heartbeat.node
+        why = f"node {node} did not take it within {GIVE_UP_SECONDS:g} s: {error}"
+        member.full = member.failing = True
+        if isinstance(error, NodeFailedError):  # it may fail because of what the session asks for: not for ever
+            await self._book.lost(node, [session_id], why)
+            return
+        log.warning("session %s goes elsewhere: %s", session_id, why)
+        task.withdraw(session_id)
+        change = Change(task)
+        self._book.again(task, sample, change, why)
+        await self._book.write(change)
 
     async def _give_back(self, task: Task, sample: Sample, member: Member) -> None:
         session_id = sample.session.session_id

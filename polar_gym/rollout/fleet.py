@@ -3,7 +3,7 @@ an argument."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polar_gym.protocol import Heartbeat, NodeState
 from polar_gym.rollout.scheduler import NodeRoom
@@ -27,13 +27,17 @@ class Member:
     """The server has told it to."""
     full: bool = False
     """It has refused a session since its last heartbeat: it is given nothing before the next one."""
+    failing: bool = False
+    """It did not take a session, nor say why not: until it takes one, it is tried with one at a time."""
     placed: dict[str, int | None] = field(default_factory=dict)
     """Sessions that the server has placed on it -> `beats` when the node acknowledged them; None: not yet."""
 
     def room(self) -> NodeRoom:
         known = {session.session_id for session in self.heartbeat.sessions}
         room = NodeRoom.of(self.heartbeat, len(self.placed.keys() - known))
-        return NodeRoom(room.node, room.engine_key, 0, 0) if self.draining or self.full else room
+        if self.draining or self.full or (self.failing and None in self.placed.values()):
+            return NodeRoom(room.node, room.engine_key, 0, 0)
+        return replace(room, running=min(room.running, 1), total=min(room.total, 1)) if self.failing else room
 
     def missing(self) -> list[str]:
         """Sessions that the node acknowledged and does not hold any more: it has answered since, so that its heartbeat
@@ -77,6 +81,11 @@ class Fleet:
         for member in silent:
             del self.members[member.heartbeat.node]
         return silent
+
+    def excuse(self, seconds: float) -> None:
+        """For so long nobody could be heard, because this process stood still."""
+        for member in self.members.values():
+            member.seen += seconds
 
     def take(self, name: str, incarnation: str | None) -> Member | None:
         """Somebody knows that this process of the node (None: the last one) is dead, and does not come back."""

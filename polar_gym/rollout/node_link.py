@@ -17,6 +17,10 @@ class NodeUnreachableError(Exception):
     """No answer, or one that makes no sense; whether the node acted on the request is not known."""
 
 
+class NodeFailedError(NodeUnreachableError):
+    """An answer, and it is an error of the node's own."""
+
+
 class NodeBusyError(Exception):
     """The node does not take the session: it is full, draining or starting."""
 
@@ -93,7 +97,7 @@ class HttpNodeLink:
 
 def _expect_success(status: int, answer: bytes) -> None:
     if not 200 <= status < 300:
-        raise NodeUnreachableError(f"HTTP {status}: {_error(answer)}")
+        raise NodeFailedError(f"HTTP {status}: {_error(answer)}")
 
 
 def _acknowledgement(status: int, answer: bytes) -> GenerationAnswer:

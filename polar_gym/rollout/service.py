@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 from polar_gym.protocol import (
     Delivery,
     DeliveryAnswer,
-    Event,
     Generation,
     GenerationAnswer,
     GenerationState,
@@ -169,7 +168,7 @@ class RolloutService:
         replaced = self.fleet.beat(heartbeat, time.monotonic())
         member = self.fleet.members[heartbeat.node]
         if replaced is not None:
-            await self.book.lost(heartbeat.node, replaced.placed, "its gateway was started anew")
+            await self._began_anew(member, replaced.placed)
         if self._orphans.pop(heartbeat.node, None) is not None:
             await self._adopt(member)
         unwanted = await self._hear(heartbeat)
@@ -277,7 +276,7 @@ class RolloutService:
         """Take in how far the node's sessions are; the ids of those that are not wanted anywhere. Of a session that
         goes on, perhaps on this node, only the old attempt is called off."""
         unwanted = []
-        events: list[Event] = []
+        change = Change()
         for session in heartbeat.sessions:
             task = self.book.task_of(session.session_id)
             sample = task.samples[session.session_id] if task is not None else None
@@ -289,29 +288,49 @@ class RolloutService:
                 else:
                     unwanted.append(session.session_id)
             elif task.heard(session):
-                events.append(event(task, "session.status", sample.session, status=session.status))
-        if events:
-            await self.book.write(Change(events=events))
+                change.samples.append(sample)
+                change.events.append(event(task, "session.status", sample.session, status=session.status))
+        if change.events:
+            await self.book.write(change)
         return unwanted
 
     async def _adopt(self, member: Member) -> None:
         """The server was restarted, and a node that had sessions is heard of for the first time."""
         heartbeat = member.heartbeat
         held = {(session.session_id, session.attempt) for session in heartbeat.sessions}
-        lost = []
+        of_another = []
         for task in self.book.live.values():
             for sample in task.open_samples():
                 session = sample.session
                 if sample.phase is not Phase.PLACED or session.node != heartbeat.node:
                     continue
                 if sample.incarnation != heartbeat.incarnation:
-                    lost.append(session.session_id)
+                    of_another.append(session.session_id)
                     continue
                 self.book.engines.setdefault(task.task_id, heartbeat.engine_key)
                 known = (session.session_id, session.attempt) in held
                 member.placed[session.session_id] = member.beats if known else None
                 if not known:  # the order to run it may never have left
                     self._dispatcher.dispatch(member, task, sample, session.attempt)
+        await self._began_anew(member, of_another)
+
+    async def _began_anew(self, member: Member, session_ids: Iterable[str]) -> None:
+        """What an earlier process of the node ran is lost, but for what it had finished: those episodes are on the
+        node's disk, and on their way."""
+        heartbeat, lost = member.heartbeat, list[str]()
+        finished = {
+            (told.session_id, told.attempt)
+            for told in heartbeat.sessions
+            if told.status.final and told.status is not Status.INTERRUPTED
+        }
+        for session_id in list(session_ids):
+            task = self.book.task_of(session_id)
+            sample = task.samples[session_id] if task is not None else None
+            if sample is not None and (session_id, sample.session.attempt) in finished:
+                sample.incarnation = heartbeat.incarnation
+                member.placed[session_id] = member.beats
+            else:
+                lost.append(session_id)
         await self.book.lost(heartbeat.node, lost, "its gateway was started anew")
 
     def _urls(self) -> list[tuple[str, str]]:
@@ -333,9 +352,14 @@ class RolloutService:
 
     async def _watch_leases(self) -> None:
         lease = self.limits.lease_seconds
+        pause = min(1.0, lease / 4)
         while True:
-            await asyncio.sleep(min(1.0, lease / 4))
+            slept = time.monotonic()
+            await asyncio.sleep(pause)
             now = time.monotonic()
+            late = now - slept - pause
+            self.fleet.excuse(late)
+            self._orphans = {node: deadline + late for node, deadline in self._orphans.items()}
             for member in self.fleet.take_silent(now, lease):
                 await self.book.lost(member.heartbeat.node, member.placed, f"silent for more than {lease:g} s")
             for node in [node for node, deadline in self._orphans.items() if now > deadline]:

@@ -18,6 +18,12 @@ from polar_gym.protocol import TaskState, TaskStatus
 from polar_gym.record import Record
 from polar_gym.schema import Episode, Failure, Session, Status, TaskRequest
 
+WAITS = (Status.QUEUED, Status.READY)
+"""Where a session only waits on its node: nothing of it can have brought the node down."""
+FREE_LOSSES = 10
+"""How often a sample may be lost while it waits, at no cost. Not for ever: what is heard of a session is a moment old,
+so one that brings its node down as soon as it begins looks like one that waited."""
+
 
 class Phase(StrEnum):
     WAITING = "waiting"
@@ -35,6 +41,8 @@ class Sample(Record):
     usable: bool = False
     stale: bool = False
     node_deaths: int = 0
+    lost_waiting: int = 0
+    """Times that it only waited on a node that died, which are no `node_deaths`."""
     failures: int = 0
 
 
@@ -143,12 +151,16 @@ class Task:
     def lose(self, session_id: str, why: str) -> Literal["retried", "ended"]:
         """The node of a placed sample died."""
         sample = self.samples[session_id]
-        if sample.node_deaths < self.request.retries.node_death:
-            sample.node_deaths += 1
+        if self._outlives(sample):
             self._again(sample)
             return "retried"
         self._end(sample, Status.INTERRUPTED, "node_died", why)
         return "ended"
+
+    def withdraw(self, session_id: str) -> None:
+        """The order to run it does not reach its node, or no answer comes back: it waits again, and as another attempt,
+        because the node may have this one. Nobody died of it."""
+        self._again(self.samples[session_id])
 
     def refuse(self, session_id: str, why: str) -> None:
         """A node says that no node can run this."""
@@ -171,8 +183,8 @@ class Task:
         if session.status in (Status.INTERRUPTED, Status.CANCELLED):
             if not current:
                 return Verdict(False, "interrupted")
-            if sample.node_deaths < self.request.retries.node_death:
-                self.lose(session.session_id, "")
+            if self._outlives(sample, episode.trajectory.fidelity.calls):
+                self._again(sample)
                 return Verdict(False, "interrupted", retried=True)
         elif session.failure is not None:
             if not current:
@@ -225,6 +237,16 @@ class Task:
                 stage=Status.EVALUATING, kind="no_reward", message="the episode has no reward"
             )
         return Verdict(True, superseded=superseded, ended=True)
+
+    def _outlives(self, sample: Sample, calls: int = 0) -> bool:
+        """Whether it is tried again after its node's death, which costs a retry where it had begun there."""
+        if sample.session.status in WAITS and not calls and sample.lost_waiting < FREE_LOSSES:
+            sample.lost_waiting += 1
+        elif sample.node_deaths < self.request.retries.node_death:
+            sample.node_deaths += 1
+        else:
+            return False
+        return True
 
     def _again(self, sample: Sample) -> None:
         old = sample.session

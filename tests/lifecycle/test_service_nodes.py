@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from polar_gym.protocol import TaskStatus
+from polar_gym.rollout import dispatcher
 from polar_gym.schema import Retries, Status
 from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
@@ -72,13 +74,96 @@ async def test_a_restarted_gateways_sessions_begin_again_and_its_salvage_is_excl
         assert (await client.episode(first.session_id, attempt=0)).session.status is Status.INTERRUPTED
 
 
+async def test_what_a_restarted_gateway_had_finished_is_not_begun_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against sessions that run twice, though the episode lies on their node and is on its way."""
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        (order,) = await node.take()
+        node.incarnation, node.statuses[order.session_id] = "the next process", Status.COMPLETED
+        await node.beat()
+        assert await node.finish(order)
+        events = [event.kind async for event in client.events("t")]
+        assert "session.retried" not in events
+        assert "lost" not in caplog.text
+
+
+async def test_sessions_go_elsewhere_that_a_living_node_cannot_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against sessions that wait for ever for a node that beats and cannot be reached, or fails."""
+    monkeypatch.setattr(dispatcher, "GIVE_UP_SECONDS", 0.3)
+    async with (
+        rollout_server(tmp_path, lease_seconds=3600) as (_, client),
+        PeerNode(client.url, NODE_KEY, name="unreachable", run=8) as unreachable,
+        PeerNode(client.url, NODE_KEY, name="broken", run=8) as broken,
+        PeerNode(client.url, NODE_KEY, name="good", run=4) as good,
+    ):
+        unreachable.url = "http://127.0.0.1:9"
+        broken.refuse_with = (500, "the gateway failed")
+        await asyncio.gather(unreachable.beat(), broken.beat())
+        await client.submit(make_request("t", num_samples=4))
+        orders = await good.take(4)
+        assert len({order.session_id for order in orders}) == 4
+        assert "127.0.0.1:9" in caplog.text
+        assert "HTTP 500: the gateway failed" in caplog.text
+        for order in orders:
+            assert await good.finish(order)
+        assert (await client.wait("t")).usable == 4
+
+
+async def test_a_node_that_can_be_reached_again_is_given_sessions_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(dispatcher, "LONGEST_PAUSE", 0.05)
+    async with (
+        rollout_server(tmp_path, lease_seconds=3600) as (_, client),
+        PeerNode(client.url, NODE_KEY) as node,
+    ):
+        right, node.url = node.url, "http://127.0.0.1:9"
+        await node.beat()
+        await client.submit(make_request("t"))
+        while not (await client.task("t")).sessions[0].attempt:  # noqa: ASYNC110 - the server was told nothing to tell
+            await asyncio.sleep(0.02)
+        node.url = right
+        await node.beat()
+        assert (await node.take())[0].attempt == 1
+
+
+async def test_a_session_that_only_waited_on_a_node_that_died_uses_up_no_retry(tmp_path: Path) -> None:
+    """Guards against long queues, whose sessions fail because nodes are restarted one after the other."""
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", num_samples=2, retries=Retries(node_death=0)))
+        begun, waiting = await node.take(2)
+        node.statuses[waiting.session_id] = Status.QUEUED
+        await node.beat()
+        await node.restart()
+        (again,) = await node.take()
+        assert (again.session_id, again.attempt) == (waiting.session_id, 1), "its first attempt is known to the node"
+        assert (await client.task("t")).failures == {"node_died": 1}
+        node.statuses[again.session_id] = Status.QUEUED
+        await node.beat()
+        salvaged = make_episode(again, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
+        salvaged.trajectory.fidelity.calls = 0
+        assert not await node.deliver(salvaged, 1)
+        await node.beat()
+        (third,) = await node.take()
+        assert await node.finish(third)
+        state = await client.wait("t")
+        assert (state.usable, begun.session_id) == (1, state.sessions[begun.sample_index].session_id)
+
+
 async def test_the_retry_limit_ends_a_sample_whose_nodes_keep_dying(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
         await client.submit(make_request("t", retries=Retries(node_death=1)))
         await node.take()
+        await node.beat()
         await node.restart()
         (second,) = await node.take()
         assert second.attempt == 1
+        await node.beat()
         await node.restart()
         state = await client.wait("t")
         assert (state.status, state.failures) == (TaskStatus.FAILED, {"node_died": 1})
@@ -91,6 +176,18 @@ async def test_a_salvaged_episode_is_the_result_where_no_retry_is_left(tmp_path:
         (order,) = await node.take()
         assert await node.finish(order, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
         assert (await client.wait("t")).failures == {"interrupted": 1}
+
+
+async def test_a_server_that_stood_still_does_not_take_its_nodes_for_dead(tmp_path: Path) -> None:
+    """Guards against a suspended or overloaded server, which begins every session again when it wakes."""
+    async with rollout_server(tmp_path, lease_seconds=LEASE) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        await node.take()
+        await node.beat()
+        time.sleep(2 * LEASE)  # noqa: ASYNC251 - nothing runs, the server included
+        await asyncio.sleep(LEASE / 3)
+        await node.beat()
+        assert (await client.task("t")).sessions[0].attempt == 0
 
 
 async def test_a_death_that_is_reported_needs_no_lease(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polar_gym.protocol import Dispatch, TaskStatus
-from polar_gym.rollout.task import Phase, Sample, Task
-from polar_gym.schema import Episode, Retries, Status
+from polar_gym.rollout.task import FREE_LOSSES, WAITS, Phase, Sample, Task
+from polar_gym.schema import Episode, Retries, Session, Status
 from tests.lifecycle.peer_node import failed, make_episode, make_request
 
 samples = st.integers(0, 3)
@@ -60,14 +60,21 @@ class AnyLife(RuleBasedStateMachine):
         if self.sample(number).phase is Phase.PLACED:
             self.task.unplace(self.ids[number])
 
+    @rule(number=samples, status=st.sampled_from([Status.INITIALIZING, Status.READY, Status.RUNNING]))
+    def get_on(self, number: int, status: Status) -> None:
+        session = self.sample(number).session
+        self.task.heard(Session(**{**dict(session), "status": status}))
+
     @rule(number=samples)
     def lose(self, number: int) -> None:
         sample = self.sample(number)
         if sample.phase is not Phase.PLACED:
             return
         deaths = sample.node_deaths
+        free = sample.session.status in WAITS and sample.lost_waiting < FREE_LOSSES
         again = self.task.lose(self.ids[number], "dead")
-        assert (again == "retried") == (deaths < self.task.request.retries.node_death)
+        assert (again == "retried") == (free or deaths < self.task.request.retries.node_death)
+        assert sample.node_deaths == deaths + (again == "retried" and not free), "to have waited costs nothing"
         assert sample.phase is (Phase.WAITING if again == "retried" else Phase.ENDED)
 
     @rule(
@@ -120,7 +127,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @invariant()
     def attempts_only_grow_and_are_bounded(self) -> None:
-        limit = self.task.request.retries.node_death + self.task.request.retries.failure
+        limit = self.task.request.retries.node_death + self.task.request.retries.failure + FREE_LOSSES
         for session_id, sample in self.task.samples.items():
             attempt = sample.session.attempt
             assert attempt <= limit
