@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -147,8 +147,7 @@ def make_call(
     index: int,
     provider: str,
     request: ChatRequest,
-    headers: Mapping[str, str],
-    body: Mapping[str, Any],
+    hints: dict[str, str],
     started_at: float,
     duration: float,
     plan: Plan,
@@ -179,7 +178,7 @@ def make_call(
         splice_cause=plan.cause,
         weight_versions=completion.weight_versions if completion else [],
         outcome=outcome,
-        hints=capture.harness.classify(headers, body),
+        hints=hints,
         started_at=started_at,
         duration=duration,
         error=error,

@@ -26,9 +26,10 @@ from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.splicing import Plan, Splicer
 from polar_gym.inference import ChatRequest, Completion, Delta, Engine, EngineError
-from polar_gym.inference.received import Received
+from polar_gym.inference.received import Received, whole_delta
 from polar_gym.inference.weights import estimated
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
+from polar_gym.providers.json_text import request_body
 from polar_gym.schema import ModelCall
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ HOLD_SECONDS = 45.0
 KEEP_ALIVE_SECONDS = 15.0
 RETRY_AFTER_SECONDS = 5
 """What a 429 names: there are clients that take one which names no time for final."""
+FINISHED = ("stop", "tool_calls", "length")
+"""Finish reasons of an answer that came to its end."""
 TRANSIENT = ("overloaded", "server")
 """Kinds of errors after which the same request may succeed."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -69,7 +72,7 @@ class _Exchange:
     provider: Provider
     capture: SessionCapture
     request: ChatRequest
-    body: dict[str, Any]
+    hints: dict[str, str]
     call_id: str
     index: int
     started_at: float
@@ -92,8 +95,7 @@ class _Exchange:
             index=self.index,
             provider=self.provider.name,
             request=self.request,
-            headers=self.http.headers,
-            body=self.body,
+            hints=self.hints,
             plan=self.plan,
             started_at=self.started_at,
             duration=time.time() - self.started_at,
@@ -180,6 +182,13 @@ class Proxy:
             return _error(provider, error.status, error.kind, error.message)
         except EngineError as error:
             return _error(provider, error.status, _error_kind(error), error.message)
+        except web.RequestPayloadError as error:  # not compressed as its headers say
+            http.content.feed_eof()  # else aiohttp reads on, and takes the error that it meets again for a defect
+            answer = _error(
+                provider, 400, "invalid_request", f"the body cannot be read: {' '.join(str(error).split())}"
+            )
+            answer.force_close()
+            return answer
         except ConnectionError as gone:  # the client is; aiohttp takes a cancellation for that, all else for a defect
             raise asyncio.CancelledError from gone
         except Exception:
@@ -231,7 +240,7 @@ class Proxy:
             provider=provider,
             capture=capture,
             request=request,
-            body=body,
+            hints=capture.harness.classify(http.headers, body),
             call_id=uuid.uuid4().hex,
             index=index,
             started_at=time.time(),
@@ -258,6 +267,8 @@ class Proxy:
                 on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
                 exchange.weight_version = self.engine.weight_version
                 completion = await self.engine.chat(exchange.request, exchange.capture.sampling, on_delta)
+            if completion.finish_reason not in FINISHED:
+                raise _given_up(exchange, completion)
         except asyncio.CancelledError:
             self._record_cut_off(exchange, "abandoned", "the harness hung up")
             raise
@@ -351,6 +362,16 @@ async def _whole(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, M
     return response
 
 
+def _given_up(exchange: _Exchange, completion: Completion) -> EngineError:
+    """Engines that are paused for new weights may end their answers in the middle, as if they were complete."""
+    if exchange.received.prompt_ids is None:
+        exchange.received.add(whole_delta(completion))
+    reason = completion.finish_reason
+    return EngineError(
+        503, f"the engine gave its answer up in the middle (finish reason {reason!r})", kind="overloaded"
+    )
+
+
 def _broken(exchange: _Exchange, error: EngineError) -> ConnectionError:
     """A client must not take what it has for the whole answer."""
     if exchange.http.transport is not None:
@@ -374,17 +395,7 @@ async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
                     raise RefusedError(413, "invalid_request", f"the body is over {MAX_BODY_BYTES} bytes")
     except TimeoutError as error:
         raise RefusedError(408, "invalid_request", f"the body did not come within {BODY_SECONDS:g} seconds") from error
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise RefusedError(400, "invalid_request", f"the body is not JSON: {error}") from error
-    try:
-        orjson.dumps(body)  # writes less deep than it reads; what cannot be written again cannot be recorded
-    except TypeError as error:
-        raise RefusedError(400, "invalid_request", f"the body is nested too deeply: {error}") from error
-    if not isinstance(body, dict):
-        raise RefusedError(400, "invalid_request", f"the body must be a JSON object, not {type(body).__name__}")
-    return body
+    return request_body(raw)
 
 
 def _error(provider: Provider, status: int, kind: str, message: str) -> web.Response:

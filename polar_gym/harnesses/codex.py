@@ -124,7 +124,7 @@ def _purpose(metadata: str | None) -> str | None:
     """`request_kind` in the metadata header; None where the header is absent or not what we know."""
     try:
         known = json.loads(metadata or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return known.get("request_kind") if isinstance(known, dict) else None
 

@@ -4,20 +4,19 @@ Every id names the call. Thinking leaves with a `signature` that carries it once
 untouched. `model` is always the name that was asked for: Claude Code drops the thinking of a model that calls itself
 otherwise.
 
-Arguments that are no JSON object cannot be a whole block's `input`. They leave as `{"__unparsedToolInput": {"raw": ...,
-"len": ...}}`, which is Claude Code's own form for them and which `anthropic_input` reads back; a stream has the raw
-text itself, so that the client reports what the model got wrong.
+Arguments that are no JSON object, or one that nests too deeply, cannot be a whole block's `input`. They leave as
+`{"__unparsedToolInput": {"raw": ..., "len": ...}}`, which is Claude Code's own form for them and which
+`anthropic_input` reads back; a stream has the raw text itself, so that the client reports what the model got wrong.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from polar_gym.inference import ChatRequest, Completion, Delta
 from polar_gym.providers import ids
 from polar_gym.providers.http import sse
+from polar_gym.providers.json_text import parsed
 
 UNPARSED = "__unparsedToolInput"
 
@@ -61,12 +60,9 @@ def _tool_use(call_id: str, index: int, name: str) -> Block:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    try:
-        parsed = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        parsed = None
-    if isinstance(parsed, dict):
-        return parsed
+    given = parsed(arguments or "{}")
+    if isinstance(given, dict):
+        return given
     return {UNPARSED: {"raw": arguments, "len": utf16_length(arguments)}}
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from polar_gym.inference import ChatRequest, Completion, Delta
 from polar_gym.providers import ids
 from polar_gym.providers.google_contents import signature
 from polar_gym.providers.http import sse
+from polar_gym.providers.json_text import parsed
 
 Part = dict[str, Any]
 
@@ -109,9 +108,5 @@ def _object(arguments: str) -> dict[str, Any] | None:
     """The arguments as an object that can be sent; no text at all means no arguments."""
     if not arguments.strip():
         return {}
-    try:
-        args = orjson.loads(arguments)
-        orjson.dumps(args)  # what it reads may be nested deeper than it writes
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        return None
+    args = parsed(arguments)
     return args if isinstance(args, dict) else None

@@ -74,7 +74,7 @@ class _Conversation:
 
 
 def _read(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
-    kind = item.get("type") or ("message" if "role" in item else None)
+    kind = optional(item, "type", str, path) or ("message" if "role" in item else None)
     if kind in _READERS:
         _READERS[kind](conversation, item, path)
     elif kind == "item_reference":

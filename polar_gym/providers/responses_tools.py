@@ -7,13 +7,13 @@ it. Tools that OpenAI's own servers execute are withheld: no engine can.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from polar_gym.inference.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import objects, optional, required, shown
+from polar_gym.providers.json_text import parsed
 from polar_gym.schema import ToolDefinition
 
 LOCAL_SHELL = "local_shell"
@@ -128,9 +128,9 @@ def freeform_arguments(text: str) -> str:
 def freeform_input(arguments: str) -> str:
     """The freeform input that function arguments stand for. Arguments of another shape are handed over as they are:
     the tool then reports, in its own words, what the model got wrong."""
-    parsed = _parsed(arguments)
-    if isinstance(parsed, dict) and isinstance(parsed.get("input"), str):
-        return parsed["input"]
+    given = parsed(arguments)
+    if isinstance(given, dict) and isinstance(given.get("input"), str):
+        return given["input"]
     return arguments
 
 
@@ -141,15 +141,8 @@ def shell_arguments(action: dict[str, Any]) -> str:
 
 def shell_action(arguments: str) -> dict[str, Any] | None:
     """The local shell action that function arguments stand for; None where they name no command."""
-    parsed = _parsed(arguments)
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("command"), list):
+    given = parsed(arguments)
+    if not isinstance(given, dict) or not isinstance(given.get("command"), list):
         return None
-    optional_parts = {key: parsed[key] for key in ("working_directory", "timeout_ms", "user") if key in parsed}
-    return {"type": "exec", "command": parsed["command"], "env": parsed.get("env") or {}, **optional_parts}
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return None
+    optional_parts = {key: given[key] for key in ("working_directory", "timeout_ms", "user") if key in given}
+    return {"type": "exec", "command": given["command"], "env": given.get("env") or {}, **optional_parts}

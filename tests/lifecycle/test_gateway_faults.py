@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.node import Node
 from polar_gym.inference import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.inference.received import whole_delta
 from polar_gym.schema import BuilderSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.trajectory import build_trajectory
 
@@ -92,6 +94,101 @@ async def test_a_call_cut_off_on_an_engine_that_ignores_its_prompt_is_not_called
         assert [call.continuation for call in capture.calls] == ["root", "canonical"]
         balance = build_trajectory(capture.calls, BuilderSpec(name="prefix_merging")).fidelity
         assert balance.excluded == {"abandoned": 1}
+
+
+class GivesUp(EmbeddedEngine):
+    """Ends its first answer in the middle and calls it complete, as vLLM does when it is paused with `mode=abort`."""
+
+    given_up = 0
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        if self.given_up:
+            return await super().chat(request, sampling, on_delta)
+        self.given_up += 1
+        completion = await super().chat(request, sampling)
+        completion = replace(
+            completion,
+            message={"role": "assistant", "content": "All"},
+            finish_reason="abort",
+            response_ids=completion.response_ids[:2],
+            logprobs=completion.logprobs[:2],
+        )
+        if on_delta is not None:
+            on_delta(whole_delta(completion))
+        return completion
+
+
+@pytest.mark.parametrize("streaming", ["synthetic", "real"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_the_engine_gave_up_is_asked_for_again(
+    tmp_path: Path, stream: bool, streaming: Any
+) -> None:
+    """Guards against half an answer that passes for the policy's last word, and is trained on, whenever the engine is
+    paused for new weights."""
+    async with running_session(tmp_path, GivesUp(options()), streaming=streaming) as (http, capture):
+        body = {"model": "policy", "messages": [ASK], "stream": stream}
+        async with http.post("chat/completions", json=body) as response:
+            said = await response.text()
+            begun = stream and streaming == "real"
+            assert response.status == (200 if begun else 503)
+            assert 'finish_reason":"' not in said, "nothing that a client could take for the end of an answer"
+        async with http.post("chat/completions", json=body) as response:
+            assert response.status == 200
+        given_up, again = capture.calls
+        assert (given_up.outcome, given_up.error_kind, len(given_up.response_ids)) == ("failed", "overloaded", 2)
+        assert again.outcome == "delivered"
+        balance = build_trajectory(capture.calls, BuilderSpec(name="prefix_merging")).fidelity
+        assert (balance.excluded, balance.trainable_tokens) == ({"failed": 2}, len(again.response_ids))
+
+
+class Patching(EmbeddedEngine):
+    """Calls a freeform tool with an input that is no text."""
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        completion = await super().chat(request, sampling)
+        function = {"name": "apply_patch", "arguments": '{"input": "half a fox: \\ud83e"}'}
+        call = {"id": "engine-own", "type": "function", "function": function}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        completion = replace(completion, message=message, finish_reason="tool_calls")
+        if on_delta is not None:
+            on_delta(whole_delta(completion))
+        return completion
+
+
+@pytest.mark.parametrize("streaming", ["synthetic", "real"])
+async def test_what_a_policy_gets_wrong_reaches_the_harness(tmp_path: Path, streaming: Any) -> None:
+    """Guards against a 500, and an answer that is excluded as abandoned, for arguments that no JSON text can hold."""
+    tool = {"type": "custom", "name": "apply_patch"}
+    async with running_session(tmp_path, Patching(options()), streaming=streaming) as (http, capture):
+        for stream in (False, True):
+            body = {"model": "policy", "input": "go", "tools": [tool], "stream": stream}
+            async with http.post("responses", json=body) as response:
+                assert response.status == 200
+                assert "custom_tool_call" in await response.text()
+        assert [call.outcome for call in capture.calls] == ["delivered"] * 2
+
+
+class Counted(EmbeddedEngine):
+    asked = 0
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        self.asked += 1
+        return await super().chat(request, sampling, on_delta)
+
+
+async def test_a_harness_file_that_fails_costs_no_tokens(tmp_path: Path) -> None:
+    """Guards against an answer that is sampled and on no record, because what its request says could not be read."""
+
+    def classify(headers: Any, body: Any) -> dict[str, str]:
+        raise RecursionError
+
+    engine = Counted(options())
+    async with running_session(tmp_path, engine) as (http, capture):
+        capture.harness = replace(capture.harness, classify=classify)
+        async with http.post("chat/completions", json={"model": "policy", "messages": [ASK]}) as response:
+            assert response.status == 500
+            assert '"server_error"' in await response.text()
+        assert (engine.asked, capture.calls) == (0, [])
 
 
 async def test_a_key_that_is_no_text_opens_nothing(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ TURN, COMPACTION, PREWARM = (json.dumps({"request_kind": kind}) for kind in ("tu
         ({"x-codex-turn-metadata": COMPACTION, "x-openai-subagent": "collab_spawn"}, {"kind": "compaction"}),
         ({"x-codex-turn-metadata": "not JSON"}, {}),
         ({"x-codex-turn-metadata": "[]"}, {}),
+        ({"x-codex-turn-metadata": "[" * 8000}, {}),
     ],
 )
 def test_codex_says_what_a_request_is_for(headers: dict[str, str], hints: dict[str, str]):
