@@ -19,7 +19,7 @@ from rich.table import Table
 from polar_gym import registry
 from polar_gym.cli.console import console, errors
 from polar_gym.config import ConfigError
-from polar_gym.gateway.journal import read_journal
+from polar_gym.gateway.journal import JournalError, read_journal
 from polar_gym.report import read_episodes
 from polar_gym.schema import BuilderSpec, ModelCall
 from polar_gym.trajectory import build_trajectory
@@ -65,7 +65,10 @@ def recorded_sessions(files: Sequence[Path]) -> list[list[ModelCall]]:
                     f"{file}: session {episode.session.session_id}: its journal {journal} is gone; "
                     "roll out again with rollout.state=DIR, which keeps the captured calls"
                 )
-            sessions.append(read_journal(Path(journal)))
+            try:
+                sessions.append(read_journal(Path(journal)))
+            except JournalError as error:
+                raise ConfigError(str(error)) from error
     return sessions
 
 

@@ -167,7 +167,7 @@ def print_verification(result: Verification, bound: float, console: Console) -> 
         console.print(Text(line, "red"))
     for name, differences in (("free", result.free.all), ("under a grammar", result.constrained.all)):
         if len(differences):
-            beyond = int((differences > bound).sum())
+            beyond = int((~(differences <= bound)).sum())  # one that is no number is none that is equal
             console.print(
                 f"logprobs, {name}: {len(differences)} tokens, |Δ| mean {differences.mean():.2e}, "
                 f"max {differences.max():.2e}, {beyond} beyond {bound:g}"
@@ -176,3 +176,5 @@ def print_verification(result: Verification, bound: float, console: Console) -> 
         console.print(
             f"not comparable: {result.not_comparable} tokens sampled at another temperature than 1, or truncated"
         )
+    if result.no_room:
+        console.print(f"not compared: {result.no_room} tokens at the end of the engine's context")

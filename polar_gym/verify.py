@@ -56,6 +56,8 @@ class Verification:
     """Of calls under a grammar or a forced tool."""
     not_comparable: int = 0
     """Sampled tokens whose captured logprobs are not the model's own (temperature, truncation, penalties)."""
+    no_room: int = 0
+    """Sampled tokens at the ends of traces that fill the engine's context: it scores none of them."""
 
 
 async def verify_file(episodes: Sequence[Episode], settings: Sequence[str]) -> Verification:
@@ -96,6 +98,7 @@ async def _compare(
     raw = episode.engine.logprobs_mode == "raw"
     for call in _spans(trace, calls):
         scored = again[len(call.prompt_ids) : len(call.prompt_ids) + len(call.response_ids)]
+        result.no_room += len(call.response_ids) - len(scored)
         delta = np.abs(scored - call.logprobs[: len(scored)])
         if not raw and not _is_neutral(call):
             result.not_comparable += len(delta)

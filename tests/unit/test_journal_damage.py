@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import resource
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from polar_gym.builder_ablation import recorded_sessions
+from polar_gym.config import ConfigError
 from polar_gym.gateway.journal import Journal, JournalError, read_journal
-from polar_gym.schema import BuilderSpec, EngineInfo, Episode, HarnessSpec, RuntimeSpec, Session, TaskRequest
+from polar_gym.report import print_verification
+from polar_gym.schema import (
+    BuilderSpec,
+    EngineInfo,
+    Episode,
+    HarnessSpec,
+    ModelCall,
+    RuntimeSpec,
+    Session,
+    TaskRequest,
+)
 from polar_gym.trajectory import build_trajectory
 from polar_gym.trajectory.trace import verify_trace
-from polar_gym.verify import verify
+from polar_gym.verify import Verification, verify
 from tests.unit.calls import make_call
 
 
@@ -64,15 +79,19 @@ class ShortSighted:
         return np.full(min(4, len(ids)), -1.0, np.float32)
 
 
-async def test_what_the_engine_has_no_room_for_is_not_compared(tmp_path: Path) -> None:
-    """Guards against comparing a span with the wrong end of another when the trace is longer than the context."""
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    sampling |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-    calls = [
-        make_call(0, [1, 2, 3], [4, 5], sampling=sampling),
-        make_call(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, 9, 10], sampling=sampling),
-    ]
-    journal = Journal(tmp_path / "s.jsonl")
+class WithoutNumbers:
+    """Scores what its weights have overflowed for."""
+
+    async def score(self, ids: np.ndarray) -> np.ndarray:
+        return np.full(len(ids), np.nan, np.float32)
+
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+def recorded(directory: Path, calls: list[ModelCall]) -> Episode:
+    journal = Journal(directory / "s.jsonl")
     for call in calls:
         journal.append(call)
     journal.close()
@@ -85,6 +104,41 @@ async def test_what_the_engine_has_no_room_for_is_not_compared(tmp_path: Path) -
         reward=1.0,
     )
     episode.artifacts.journal = str(journal.path)
-    result = await verify([episode], ShortSighted())  # pyright: ignore[reportArgumentType]
+    return episode
+
+
+def printed(result: Verification) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_verification(result, 1e-4, console)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_what_the_engine_has_no_room_for_is_not_compared_and_counted(tmp_path: Path) -> None:
+    """Guards against comparing a span with the wrong end of another when the trace is longer than the context, and
+    against leaving tokens out without a word."""
+    calls = [
+        make_call(0, [1, 2, 3], [4, 5], sampling=NEUTRAL),
+        make_call(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, 9, 10], sampling=NEUTRAL),
+    ]
+    result = await verify([recorded(tmp_path, calls)], ShortSighted())  # pyright: ignore[reportArgumentType]
     assert result.broken == []
     assert result.free.all.tolist() == [0.0]
+    assert "not compared: 8 tokens" in printed(result)
+
+
+async def test_a_logprob_that_is_no_number_is_beyond_every_bound(tmp_path: Path) -> None:
+    """Guards against `nan > bound`, which is false."""
+    episode = recorded(tmp_path, [make_call(0, [1, 2, 3], [4, 5], sampling=NEUTRAL)])
+    result = await verify([episode], WithoutNumbers())  # pyright: ignore[reportArgumentType]
+    assert "2 beyond 0.0001" in printed(result)
+
+
+@pytest.mark.parametrize("reader", [recorded_sessions, None])
+async def test_a_damaged_journal_is_named_by_what_reads_episodes(tmp_path: Path, reader: Any) -> None:
+    """Guards against a traceback."""
+    episode = recorded(tmp_path, [make_call(0, [1, 2, 3], [4, 5])])
+    Path(str(episode.artifacts.journal)).write_text("5\n")
+    file = tmp_path / "episodes.jsonl"
+    file.write_bytes(episode.to_json() + b"\n")
+    with pytest.raises(ConfigError, match=r"s\.jsonl:1: not a line of a journal"):
+        await verify([episode], None) if reader is None else reader([file])
