@@ -68,14 +68,23 @@ class Http:
             self._session = None
 
     async def get(self, path: str) -> Body:
-        return orjson.loads(await self.patiently(lambda: self._read("GET", path, None)))
+        return self._parsed(path, await self.patiently(lambda: self._read("GET", path, None)))
 
     async def post(self, path: str, body: Body) -> Body:
-        return orjson.loads(await self.post_raw(path, body))
+        return self._parsed(path, await self.post_raw(path, body))
 
     async def post_raw(self, path: str, body: Body) -> bytes:
         """The answer as it came. A body may hold arrays."""
         return await self.patiently(lambda: self._read("POST", path, body))
+
+    def _parsed(self, path: str, raw: bytes) -> Body:
+        try:
+            return orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            problem = (
+                f"{self.url}{path} answered what is not JSON ({error}): {raw[:200]!r}; is {self.name} what listens"
+            )
+            raise EngineError(502, f"{problem} there? Check engine.url", kind="server") from error
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What was not answered is tried again, as long as patience lasts."""

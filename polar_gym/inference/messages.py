@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from polar_gym.schema import Message
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def canonical_json(value: Any) -> str:
-    """JSON as chat templates print it: `", "` and `": "`, keys in order of insertion, non-ASCII characters kept."""
-    return json.dumps(value, ensure_ascii=False)
+    """JSON as chat templates print it: `", "` and `": "`, keys in order of insertion, non-ASCII characters kept; but
+    for lone surrogates, which have no UTF-8 form and stay escaped."""
+    return LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def assistant_message(content: str | None, reasoning: str | None, tool_calls: list[dict[str, Any]]) -> Message:

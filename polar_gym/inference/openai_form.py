@@ -51,7 +51,7 @@ def stop_sequence(choice: Body) -> str | None:
 
 
 def logprobs_of(url: str, choice: Body, ids: list[int]) -> list[float]:
-    """One logprob for each sampled id. Raises `EngineError` when something is missing."""
+    """One logprob for each sampled id. Raises `EngineError` when something is missing, or is no number."""
     content = (choice.get("logprobs") or {}).get("content") or []
     if len(content) != len(ids):
         raise EngineError(
@@ -59,7 +59,15 @@ def logprobs_of(url: str, choice: Body, ids: list[int]) -> list[float]:
             f"the engine at {url} answered with {len(ids)} ids but {len(content)} logprobs: it must "
             "honour `logprobs: true` for every sampled token",
         )
-    return [entry["logprob"] for entry in content]
+    logprobs = [entry["logprob"] for entry in content]
+    wrong = np.flatnonzero(~np.isfinite(np.asarray(logprobs, np.float64)))
+    if len(wrong):
+        raise EngineError(
+            502,
+            f"the engine at {url} answered with the logprob {logprobs[wrong[0]]} for token {wrong[0]} of {len(ids)}: "
+            "the model's weights or activations overflow; serve it in a dtype with more range (bfloat16, float32)",
+        )
+    return logprobs
 
 
 async def served_model(http: Http, wanted: str | None) -> Body:

@@ -52,7 +52,8 @@ class _Known:
     def identity(self) -> bytes:
         """What its turn is in the digest of a history."""
         said = self.call.call_id if self.tool_call_ids else _text(self.call.response or {})
-        return b"call\0" + said.encode("utf-8", "surrogatepass") + b"\0"
+        encoded = said.encode("utf-8", "surrogatepass")
+        return b"call\0%d\0%b" % (len(encoded), encoded)  # the length: words that spell the next message are not it
 
 
 class Conversations:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar_gym.schema import Message, ModelCall, ToolDefinition
-from polar_gym.trajectory.conversation import Continuation, Conversations
+from polar_gym.trajectory.conversation import Continuation, Conversations, canonical
 from tests.unit.calls import make_call
 
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
@@ -156,6 +156,21 @@ def test_other_tools_are_no_continuation(session: Session) -> None:
 def test_a_lossless_difference_is_none(session: Session, user: Message) -> None:
     call = session.answered(None, ("a", "b"))
     assert session.ask([SYSTEM, user, TURN, result("a"), result("b")]).parent is call
+
+
+def test_words_that_spell_the_next_message_are_not_it(session: Session) -> None:
+    """Guards against two histories with one digest: an answer would be spliced to the context of the other."""
+    question = session.history
+    spelled = f"Done.\0{canonical(USER)[:-1].decode()}"
+    session.answered(spelled)
+    session.history = [*question, {"role": "assistant", "content": spelled}, SYSTEM]
+    session.answered("Sure.")
+    session.history = question
+    session.answered("Done.")
+    turns = [{"role": "assistant", "content": said} for said in ("Done.", "Sure.")]
+    found = session.ask([*question, turns[0], USER, SYSTEM, turns[1], USER])
+    assert found.parent is not None
+    assert found.parent.index == 2
 
 
 def test_a_turn_that_the_harness_made_up_counts_by_its_words(session: Session) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,6 +177,7 @@ def test_a_later_system_message_stays_in_its_place() -> None:
         ('Oh <tool_call>{"name": "a", "argum', 'Oh <tool_call>{"name": "a", "argum', None, []),
         ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', None, None, []),
         ('<tool_call>["a"]</tool_call>', None, None, []),
+        ('<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>', None, None, []),
     ],
 )
 def test_parsing(text: str, content: str | None, reasoning: str | None, names: list[str]) -> None:
@@ -184,6 +186,14 @@ def test_parsing(text: str, content: str | None, reasoning: str | None, names: l
     assert found == names
     assert message.get("reasoning") == reasoning
     assert message["content"] == (text if content is None and not names else content)
+
+
+def test_half_an_emoji_in_sampled_arguments_can_be_recorded() -> None:
+    """Guards against an answer that is sampled and cannot be written to the journal: it has no UTF-8 form."""
+    text = '<tool_call>{"name": "a", "arguments": {"b": "\\ud83d \\ud83d\\ude00"}}</tool_call>'
+    (call,) = parse_answer(split_tags(text), calls=True)["tool_calls"]
+    assert call["function"]["arguments"] == '{"b": "\\ud83d 😀"}'
+    assert json.loads(orjson.dumps(call["function"]["arguments"])) == call["function"]["arguments"]
 
 
 @pytest.mark.parametrize(

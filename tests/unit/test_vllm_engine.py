@@ -73,9 +73,32 @@ async def test_an_engine_too_old_for_ids_is_refused_at_the_start() -> None:
             pass
 
 
+async def test_a_url_where_something_else_listens_is_named() -> None:
+    """Guards against a traceback where engine.url is that of a web page."""
+    with pytest.raises(EngineError, match=r"/v1/chat/completions answered what is not JSON .*Check engine\.url"):
+        async with started(lambda body: web.Response(text="<html>", content_type="text/html")):
+            pass
+
+
 async def test_an_answer_without_a_logprob_for_each_id_is_refused() -> None:
     with pytest.raises(EngineError, match="2 ids but 1 logprobs"):
         async with started(lambda body: answer([5, 6], 1)):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("logprob", "words"), [(None, "the logprob None for token 1 of 2"), (float("nan"), "what is not JSON")]
+)
+async def test_a_logprob_that_is_no_number_is_refused(logprob: float | None, words: str) -> None:
+    """Guards against a journal that cannot be read again, JSON having no such numbers, and training on them."""
+
+    def overflown(body: dict[str, Any]) -> web.Response:
+        made = orjson.loads(str(answer([5, 6], 2).text))
+        made["choices"][0]["logprobs"]["content"][1]["logprob"] = logprob
+        return web.json_response(made)
+
+    with pytest.raises(EngineError, match=words):
+        async with started(overflown):
             pass
 
 

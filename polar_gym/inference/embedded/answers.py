@@ -109,6 +109,7 @@ def _tool_calls(pieces: list[Piece]) -> list[dict[str, Any]]:
 def _tool_call(call: Any) -> dict[str, Any]:
     if not isinstance(call["name"], str):
         raise TypeError(f"a function's name is a string, got {call['name']!r}")
+    call["name"].encode()  # half an emoji has no UTF-8 form: UnicodeEncodeError, which is a ValueError
     return {
         "id": f"call_{secrets.token_hex(12)}",
         "type": "function",
