@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -201,9 +202,10 @@ def _common_suffix(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArr
 
 
 def _says(decoded: str, texts: Sequence[str]) -> bool:
-    """Whether the texts stand in `decoded`, in their order; templates may trim them, or print them as JSON strings."""
-    position = 0
-    for text in texts:
+    """Whether the texts stand in `decoded`, in their order; templates may trim them, or print them as JSON strings, and
+    tokenizers (Qwen's) compose accents."""
+    decoded, position = unicodedata.normalize("NFC", decoded), 0
+    for text in (unicodedata.normalize("NFC", each) for each in texts):
         forms = (text.strip(), canonical_json(text.strip())[1:-1])
         ends = [place + len(form) for form in forms if (place := decoded.find(form, position)) >= 0]
         if not ends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,6 +123,14 @@ async def test_the_real_template_with_tool_results() -> None:
     ]
     spliced = await spliced_prompt(Real(chatml), parent, [*ASKED, said, *results], results)
     assert spliced.tolist() == CHATML.prompt_ids([*ASKED, said, *results], [])
+
+
+async def test_text_that_the_tokenizer_composes_is_the_same_text() -> None:
+    """Guards against a fork at every decomposed accent (names of files from macOS) with Qwen's tokenizers."""
+    composing = Template(lambda messages: unicodedata.normalize("NFC", chatml(messages)))
+    parent = answered(chatml(ASKED), "Here.<|im_end|>")
+    new: list[Message] = [{"role": "user", "content": "cafe\u0301 \u212b"}]
+    assert "caf\u00e9 \u00c5<|im_end|>" in await text_of(composing, parent, new)
 
 
 class Counting(Template):
