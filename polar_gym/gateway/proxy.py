@@ -14,19 +14,19 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import orjson
 from aiohttp import web
 
-from polar_gym.gateway.capture import SessionCapture, make_call
+from polar_gym.gateway.capture import SessionCapture
+from polar_gym.gateway.exchange import Exchange
 from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.silence import SilentConnections
-from polar_gym.gateway.splicing import Plan, Splicer
-from polar_gym.inference import ChatRequest, Completion, Delta, Engine, EngineError
-from polar_gym.inference.received import Received, whole_delta
+from polar_gym.gateway.splicing import Splicer
+from polar_gym.inference import ChatRequest, Completion, Engine, EngineError
+from polar_gym.inference.received import whole_delta
+from polar_gym.inference.room import check_room
 from polar_gym.inference.weights import estimated
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
 from polar_gym.providers.json_text import request_body
@@ -62,55 +62,6 @@ class RefusedError(Exception):
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.status, self.kind, self.message = status, kind, message
-
-
-@dataclass(slots=True, kw_only=True)
-class _Exchange:
-    """One model call on its way through the proxy."""
-
-    http: web.BaseRequest
-    provider: Provider
-    capture: SessionCapture
-    request: ChatRequest
-    hints: dict[str, str]
-    call_id: str
-    index: int
-    started_at: float
-    plan: Plan = field(default_factory=Plan)
-    weight_version: str | None = None
-    """The one that was set when the engine was asked."""
-    received: Received = field(default_factory=Received)
-    """What has come of an answer that the engine streams."""
-    deltas: asyncio.Queue[Delta | None] = field(default_factory=asyncio.Queue)
-    """Those that wait for the harness, at most one answer; None when the engine is done."""
-
-    def take(self, delta: Delta) -> None:
-        self.received.add(delta)
-        self.deltas.put_nowait(delta)
-
-    def call(self, **fields: Any) -> ModelCall:
-        return make_call(
-            capture=self.capture,
-            call_id=self.call_id,
-            index=self.index,
-            provider=self.provider.name,
-            request=self.request,
-            hints=self.hints,
-            plan=self.plan,
-            started_at=self.started_at,
-            duration=time.time() - self.started_at,
-            **fields,
-        )
-
-    def cut_off(self, outcome: Literal["abandoned", "failed"], error: str, kind: str | None) -> ModelCall:
-        """The record of an answer that did not come to its end, with what was received of it."""
-        call, received = self.call(outcome=outcome, error=error, error_kind=kind), self.received
-        if received.prompt_ids is not None:
-            call.prompt_ids = received.prompt_ids
-            call.response_ids = np.asarray(received.response_ids, np.int32)
-            call.logprobs = np.asarray(received.logprobs, np.float32)
-            call.response = received.message()
-        return call
 
 
 class Proxy:
@@ -235,7 +186,7 @@ class Proxy:
     ) -> web.StreamResponse:
         if request.withheld_tools:
             log.info("session %s: withheld from the model: %s", capture.session_id, ", ".join(request.withheld_tools))
-        exchange = _Exchange(
+        exchange = Exchange(
             http=http,
             provider=provider,
             capture=capture,
@@ -259,11 +210,12 @@ class Proxy:
                 sampling.cancel()
                 await asyncio.gather(sampling, return_exceptions=True)
 
-    async def _sample(self, exchange: _Exchange) -> tuple[Completion, ModelCall]:
+    async def _sample(self, exchange: Exchange) -> tuple[Completion, ModelCall]:
         """The engine's answer, recorded: before it returns, the call is in the journal."""
         try:
             async with self.generation.call():
                 exchange.plan = await self.splicer.prepare(exchange.capture.thread, exchange.request)
+                check_room(exchange.request, self.engine.info.max_model_len)
                 on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
                 exchange.weight_version = self.engine.weight_version
                 completion = await self.engine.chat(exchange.request, exchange.capture.sampling, on_delta)
@@ -286,13 +238,13 @@ class Proxy:
         return completion, call
 
     def _record_cut_off(
-        self, exchange: _Exchange, outcome: Literal["abandoned", "failed"], error: str, kind: str | None = None
+        self, exchange: Exchange, outcome: Literal["abandoned", "failed"], error: str, kind: str | None = None
     ) -> None:
         if exchange.received.prompt_ids is not None:
             exchange.plan = self.splicer.confirm(exchange.plan, exchange.request, exchange.received.prompt_ids)
         self._record(exchange, exchange.cut_off(outcome, error, kind))
 
-    def _record(self, exchange: _Exchange, call: ModelCall) -> None:
+    def _record(self, exchange: Exchange, call: ModelCall) -> None:
         if not call.weight_versions:
             now = self.engine.weight_version
             call.weight_versions = estimated(exchange.weight_version, now, len(call.response_ids))
@@ -301,7 +253,7 @@ class Proxy:
         exchange.capture.record(call)
 
 
-async def _stream(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
+async def _stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
     """The answer as the provider's events: every delta as it comes, or where the engine gives none, all of it at its
     end. The status line is held until there is something to say. The last event leaves after the call is recorded."""
     provider, deltas = exchange.provider, exchange.deltas
@@ -336,7 +288,7 @@ async def _stream(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, 
     return response
 
 
-async def _whole(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
+async def _whole(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
     """The answer as one JSON object. Sent here, so that it is known when a harness is gone before its end.
 
     The status line is held until the answer is there, or clients would give up; from then on blanks, which may stand
@@ -362,7 +314,7 @@ async def _whole(exchange: _Exchange, sampling: asyncio.Task[tuple[Completion, M
     return response
 
 
-def _given_up(exchange: _Exchange, completion: Completion) -> EngineError:
+def _given_up(exchange: Exchange, completion: Completion) -> EngineError:
     """Engines that are paused for new weights may end their answers in the middle, as if they were complete."""
     if exchange.received.prompt_ids is None:
         exchange.received.add(whole_delta(completion))
@@ -372,14 +324,14 @@ def _given_up(exchange: _Exchange, completion: Completion) -> EngineError:
     )
 
 
-def _broken(exchange: _Exchange, error: EngineError) -> ConnectionError:
+def _broken(exchange: Exchange, error: EngineError) -> ConnectionError:
     """A client must not take what it has for the whole answer."""
     if exchange.http.transport is not None:
         exchange.http.transport.abort()
     return ConnectionResetError(error.message)
 
 
-async def _write(exchange: _Exchange, response: web.StreamResponse, data: bytes) -> None:
+async def _write(exchange: Exchange, response: web.StreamResponse, data: bytes) -> None:
     if not response.prepared:
         await response.prepare(exchange.http)
     await response.write(data)

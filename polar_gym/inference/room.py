@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from polar_gym.inference import EngineError
+from polar_gym.inference import ChatRequest, EngineError
+
+SMALLEST_ROOM = 64
+"""Tokens for an answer, unless its own limit is lower: where fewer are left of the context, it is full."""
+
+
+def check_room(request: ChatRequest, max_model_len: int) -> None:
+    """Raises `EngineError` where an answer would be cut off at its beginning. Most harnesses take that for the last
+    answer, and when they are told that the context is full they compact. (Of a prompt without ids the engine knows.)"""
+    if request.prompt_ids is None:
+        return
+    used, wanted = len(request.prompt_ids), min(SMALLEST_ROOM, request.max_tokens or SMALLEST_ROOM)
+    if used + wanted > max_model_len:
+        raise EngineError(
+            400,
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains {used} "
+            "input tokens, which leaves too little room for an answer. Shorten the prompt.",
+            kind="context_length",
+        )
 
 
 def no_room(max_model_len: int) -> EngineError:

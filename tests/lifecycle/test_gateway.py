@@ -195,6 +195,58 @@ async def test_a_prompt_that_does_not_fit_is_a_context_length_error_and_is_recor
         assert "maximum context length" in capture.calls[0].error
 
 
+@pytest.mark.parametrize(("room", "max_tokens", "fits"), [(63, 32_000, False), (64, 32_000, True), (5, 5, True)])
+async def test_too_little_room_is_an_overflow(tmp_path: Path, room: int, max_tokens: int, fits: bool) -> None:
+    """Guards against an answer of a few tokens at the context's end, which harnesses take for the last one: told of an
+    overflow they compact. Room for what the request asks for is enough."""
+    async with running_session(tmp_path) as (node, capture):
+        ask = client(node, capture.key).chat.completions.create
+        first = await ask(model="policy", messages=ASK, tools=[BASH])
+        call: Any = first.choices[0].message
+        result = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "README.md"}
+        turn: Any = {"model": "policy", "messages": [*ASK, call, result], "tools": [BASH], "max_tokens": max_tokens}
+        await ask(**turn)
+        engine: Any = node.proxy.engine
+        engine.max_model_len = len(capture.calls[1].prompt_ids) + room
+        if fits:
+            await ask(**turn)
+        else:
+            with pytest.raises(openai.BadRequestError, match="too little room") as caught:
+                await ask(**turn)
+            assert caught.value.code == "context_length_exceeded"
+        assert capture.calls[2].error_kind == (None if fits else "context_length")
+
+
+async def test_concurrent_sessions_never_mix_whatever_else_their_harnesses_send(tmp_path: Path) -> None:
+    """A session is its socket and its key, in whichever header the provider has it; headers that name a session of the
+    harness's own, also another's, say nothing."""
+    async with running_session(tmp_path) as (node, capture), node.session(OTHER) as other:
+        other.capture.running = True
+        captures = (capture, other.capture)
+        bodies: list[tuple[str, Any]] = [
+            ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+            ("/v1/responses", lambda text: {"input": text}),
+            ("/v1/messages", lambda text: {"max_tokens": 9, "messages": [{"role": "user", "content": text}]}),
+            ("/v1beta/models/m:generateContent", lambda text: {"contents": [{"parts": [{"text": text}]}]}),
+        ]
+        same = ("x-session-id", "x-session-affinity", "session-id", "thread-id", "x-claude-code-session-id")
+
+        async def ask(http: aiohttp.ClientSession, one: SessionCapture, number: int) -> None:
+            path, body = bodies[number % len(bodies)]
+            key = {"x-api-key": one.key} if "messages" in path else {"Authorization": f"Bearer {one.key}"}
+            headers = key | dict.fromkeys(same, capture.session_id)
+            said = {"model": "m"} | body(f"{one.session_id} {number}")
+            async with http.post(f"{node.url}{path}", json=said, headers=headers) as response:
+                assert response.status == 200, await response.text()
+
+        async with aiohttp.ClientSession() as http:
+            await asyncio.gather(*(ask(http, one, number) for number in range(20) for one in captures))
+        for one in captures:
+            texts = [call.messages[-1]["content"] for call in one.calls]
+            assert sorted(texts) == sorted(f"{one.session_id} {number}" for number in range(20))
+            assert {call.session_id for call in read_journal(one.journal.path)} == {one.session_id}
+
+
 async def test_counting_tokens_is_no_call(tmp_path: Path) -> None:
     body = {"model": "policy", "input": "hi"}
     async with running_session(tmp_path) as (node, capture):
