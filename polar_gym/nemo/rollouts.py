@@ -8,12 +8,13 @@ first row and not before: a server whose engine is down answers, with masked sam
 from __future__ import annotations
 
 import asyncio
+import difflib
 import itertools
 import logging
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,16 @@ class AgentSettings(BaseModel):
     recipe: str | None = None
     polar: dict[str, Any] = Field(default_factory=dict)
     """Groups and sections of polar-gym's `conf/config.yaml`: `harness: codex`, `runtime: docker`, `tasks: {...}`."""
+
+
+def check_others(keys: Iterable[str]) -> None:
+    """The keys beside ours are NeMo Gym's, which differ by version. Raises `ConfigError` for one that was meant for us:
+    it would be ignored in silence."""
+    for key in keys:
+        if key in RunConfig.model_fields:
+            raise ConfigError(f"{key}: belongs to polar-gym's config: write polar.{key}")
+        if meant := difflib.get_close_matches(key, AgentSettings.model_fields, n=1, cutoff=0.8):
+            raise ConfigError(f"{key}: unknown key; {meant[0]} is meant?")
 
 
 class RowError(ValueError):
@@ -145,6 +156,9 @@ class Rollouts:
 
 def run_configs(settings: AgentSettings) -> list[RunConfig]:
     """A config for each replica. Raises `polar_gym.config.ConfigError`."""
+    for key in ("engine", "pools"):
+        if not isinstance(given := settings.polar.get(key, {}), (str, Mapping) if key == "engine" else Mapping):
+            raise ConfigError(f"polar.{key}={given!r}: expected a mapping" + (" or a name" if key == "engine" else ""))
     engine = settings.polar.get("engine", {})
     engine = {"name": engine} if isinstance(engine, str) else {"name": "vllm", **engine}
     if engine["name"] != "vllm" or "url" in engine:

@@ -12,7 +12,7 @@ import yaml
 
 from polar_gym.config import ConfigError
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
-from polar_gym.nemo.rollouts import AgentSettings, Rollouts, run_configs
+from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_configs
 from polar_gym.nemo.rows import row
 from polar_gym.nemo.verified import verified_episode
 from polar_gym.schema import (
@@ -228,6 +228,29 @@ def test_without_a_policy_url_the_server_does_not_start() -> None:
 def test_a_wrong_key_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="known: harness"):
         Rollouts(AgentSettings(polar={"engine": "embedded", "harnes": "pi"}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("engine", None, r"polar\.engine=None: expected a mapping or a name"),
+        ("pools", None, r"polar\.pools=None: expected a mapping"),
+        ("pools", "large", r"polar\.pools='large': expected a mapping"),
+        ("harness", None, "harness=None: expected a mapping or a name"),
+    ],
+)
+def test_an_empty_section_is_named(key: str, value: Any, says: str) -> None:
+    """In YAML, a key with nothing after it."""
+    with pytest.raises(ConfigError, match=says):
+        run_configs(AgentSettings(policy_base_url="http://127.0.0.1:1", polar={key: value}))
+
+
+def test_keys_of_nemo_gym_pass_and_ours_in_the_wrong_place_do_not() -> None:
+    check_others(["entrypoint", "domain", "description", "value", "datasets", "verified", "license"])
+    with pytest.raises(ConfigError, match=r"runtime: belongs to polar-gym's config: write polar\.runtime"):
+        check_others(["domain", "runtime"])
+    with pytest.raises(ConfigError, match="concurency: unknown key; concurrency is meant"):
+        check_others(["concurency"])
 
 
 # Rows that cannot be run: masked, never an error ----------------------------------------------------------------------

@@ -15,10 +15,12 @@ from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, Simpl
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from polar_gym.nemo.rollouts import AgentSettings, Rollouts
+from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others
 
 
 class PolarAgentConfig(BaseResponsesAPIAgentConfig):
+    model_config = ConfigDict(extra="allow")
+
     policy_base_url: str | list[str] | None = None
     policy_model_name: str | None = None
     policy_api_key: str | None = None
@@ -44,6 +46,7 @@ class PolarAgent(SimpleResponsesAPIAgent):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
+        check_others(self.config.model_extra or {})
         settings = {name: getattr(self.config, name) for name in AgentSettings.model_fields}
         self._rollouts = Rollouts(AgentSettings.model_validate(settings))
 

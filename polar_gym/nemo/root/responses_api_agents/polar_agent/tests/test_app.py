@@ -38,6 +38,11 @@ def test_without_a_policy_model_the_server_does_not_start() -> None:
         agent()
 
 
+def test_a_key_that_would_be_ignored_is_named() -> None:
+    with pytest.raises(ValueError, match=r"harness: .* write polar\.harness"):
+        agent(polar=OFFLINE, harness="codex")
+
+
 def test_the_agents_own_loop_is_not_gyms() -> None:
     with pytest.raises(NotImplementedError):
         asyncio.run(agent(polar=OFFLINE).responses({"input": "Fix it."}))
