@@ -28,8 +28,24 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
     )
     if not balance.balanced:
         raise AssertionError(f"the builder lost tokens or trained some twice: {balance!r}")
+    _check_each_call(calls, traces, excluded)
     _count_continuations(balance, calls)
     return balance
+
+
+def _check_each_call(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> None:
+    """The balance holds for each call by itself: what is lost of one must not make up for what is trained twice of
+    another."""
+    by_id = {call.call_id: call for call in calls}
+    trained: Counter[str] = Counter()
+    for trace in traces:
+        for call in (by_id[call_id] for call_id in trace.call_ids):
+            start = len(call.prompt_ids) - len(trace.prompt_ids)
+            trained[call.call_id] += int(np.count_nonzero(trace.loss_mask[start : start + len(call.response_ids)]))
+    for call in calls:
+        due = 0 if call.call_id in excluded else len(call.response_ids)
+        if trained[call.call_id] != due:
+            raise AssertionError(f"the builder trains {trained[call.call_id]} of the {due} tokens of {call.call_id}")
 
 
 def _count_continuations(balance: Fidelity, calls: Sequence[ModelCall]) -> None:

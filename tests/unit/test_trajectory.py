@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from polar_gym.registry import UnknownNameError
 from polar_gym.schema import BuilderSpec, ModelCall, Trajectory
 from polar_gym.trajectory import build_trajectory
-from polar_gym.trajectory.trace import verify_trace
+from polar_gym.trajectory.balance import fidelity
+from polar_gym.trajectory.trace import merge_path, verify_trace
 from polar_gym.trajectory.tree import token_tree
 from tests.unit.calls import make_call
 
@@ -228,6 +229,14 @@ def test_mismatched_calls_are_trained_when_the_task_says_so() -> None:
     calls = [make_call(0, [1], [2, 3], sampling_mismatch=["tool_choice"])]
     assert build(calls).fidelity.excluded == {"sampling_mismatch": 2}
     assert build(calls, train_on_sampling_mismatch=True).fidelity.trainable_tokens == 2
+
+
+def test_a_builder_that_trains_one_call_twice_and_another_never_is_an_error() -> None:
+    """Guards against a plug-in whose sum is right and whose traces are not."""
+    calls = [make_call(0, [1], [2, 3]), make_call(1, [4], [5, 6])]
+    twice = [merge_path([calls[0]], {"call0"}) for _ in range(2)]
+    with pytest.raises(AssertionError, match="trains 4 of the 2 tokens of call0"):
+        fidelity(calls, twice, {})
 
 
 def test_an_unknown_builder_is_named_with_the_known_ones() -> None:
