@@ -249,6 +249,9 @@ class WeightVersion(Record):
     """The engine did not say: it is the version that was set when the call began (`initial`: none had been)."""
     until: str | None = None
     """Of an estimated span, the version at the end of a call during which it changed, nobody knows at which token."""
+    older_cache: bool = False
+    """Sampled after an update in the middle of its call: what comes before it is in the engine's cache as earlier
+    weights computed it, unless whoever updated them had the engine compute it again."""
 
 
 class ModelCall(Record):

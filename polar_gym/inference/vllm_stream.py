@@ -103,7 +103,16 @@ def prompt_ids(url: str, answer: dict[str, Any]) -> np.ndarray:
 
 def weight_versions(choice: dict[str, Any]) -> list[WeightVersion]:
     """The spans that the engine names; none before vLLM 0.33, except from `generate`."""
-    return [WeightVersion(**span) for span in choice.get("weight_versions") or []]
+    spans = choice.get("weight_versions") or []
+    return [
+        WeightVersion(
+            version=span["version"],
+            start=span["start"],
+            end=span["end"],
+            older_cache=span["version"] != spans[0]["version"],
+        )
+        for span in spans
+    ]
 
 
 def ids_and_logprobs(url: str, choice: dict[str, Any]) -> tuple[list[int], list[float]]:

@@ -120,6 +120,7 @@ async def test_an_update_in_the_middle_of_a_call_is_two_spans(
     old, new = calls[1].weight_versions
     assert (old.version, old.start, new.version, new.end) == ("default", 0, "2", LONG)
     assert BEGUN <= old.end == new.start < LONG
+    assert (old.older_cache, new.older_cache) == (False, True)
     (trace,) = build_trajectory(calls, BuilderSpec(name="prefix_merging")).traces
     offset = len(calls[1].prompt_ids) - len(calls[0].prompt_ids)
     spans = [(span.version, span.start, span.end, span.estimated) for span in trace.weight_versions]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from polar_gym.inference.vllm_stream import weight_versions
 from polar_gym.inference.weights import estimated
 from polar_gym.schema import WeightVersion
 from polar_gym.trajectory.trace import merge_path
@@ -26,6 +27,17 @@ def test_an_estimate_is_one_span_with_what_is_known(
     made = estimated(began, ended, tokens)
     assert [(span.version, span.until) for span in made] == spans
     assert all((span.start, span.end, span.estimated) == (0, tokens, True) for span in made)
+
+
+def test_what_was_sampled_after_an_update_in_the_middle_of_a_call_is_stamped() -> None:
+    """Its cache is of the weights before; and a field that another vLLM may add to a span breaks nothing."""
+    spans = [{"version": "1", "start": 0, "end": 2, "new": True}, {"version": "2", "start": 2, "end": 5}]
+    old, new = weight_versions({"weight_versions": spans})
+    assert (old.version, old.start, old.end, old.older_cache) == ("1", 0, 2, False)
+    assert (new.version, new.start, new.end, new.older_cache) == ("2", 2, 5, True)
+    call = make_call(0, [1, 2], [3, 4, 5, 6, 7])
+    call.weight_versions = [old, new]
+    assert [span.older_cache for span in merge_path([call], {call.call_id}).weight_versions] == [False, True]
 
 
 def test_a_trace_keeps_what_is_known_of_its_spans() -> None:
