@@ -86,6 +86,22 @@ def test_the_readmes_command_lines_run(installed: Installed) -> None:
     assert "mean reward 1.000 over 5 of 5 episodes" in said["polar-gym rollout demo"]
 
 
+def test_the_recipes_compose_and_the_commands_of_their_readme_are_understood(installed: Installed) -> None:
+    program = "from polar_gym.composition import recipe_names\nfrom polar_gym.config import load_config\n"
+    program += "for name in recipe_names(): print(load_config(name, ['engine=embedded']).rollout.output)"
+    said = installed.run([installed.binaries / "python", "-c", program])
+    assert len(said.splitlines()) == len(recipe_names())
+    text = (CHECKOUT / "recipes" / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    python (-m polar_gym .*)$", text, re.MULTILINE)
+    assert len(commands) == 2
+    shown = [
+        installed.run([installed.binaries / "python", *shlex.split(command), "--cfg", "job", "--resolve"])
+        for command in commands
+    ]
+    assert "output: outputs/claude_code_rollout.jsonl" in shown[0]
+    assert shown[1].count("splice: 'off'") == 4, "a sweep of two harnesses and two temperatures"
+
+
 def test_configs_and_recipes_are_in_the_package(installed: Installed) -> None:
     said = installed.run([installed.binaries / "python", "-m", "polar_gym", "--help"])
     for recipe in recipe_names():
