@@ -37,6 +37,8 @@ class Progress:
 
     carried: bool = False
     """The agent's diff is, at least in part, in a sandbox."""
+    counted: list[str] = field(default_factory=list)
+    """Files that the agent changed and that are its own."""
     not_counted: list[str] = field(default_factory=list)
     """Files that the agent changed and that are the task's."""
 

@@ -22,20 +22,26 @@ async def carry(
         return context.diff_problem
     context.progress.carried = bool(context.diff.strip())
     try:
-        diff, context.progress.not_counted = await asyncio.to_thread(_without_protected, context.diff, protects)
+        diff, counted, not_counted = await asyncio.to_thread(_without_protected, context.diff, protects)
+        context.progress.counted, context.progress.not_counted = counted, not_counted
         await apply_diff(sandbox, context.request.runtime.workspace.path, diff)
     except ValueError as error:
         return f"the agent's diff does not apply: {error}"
     return ""
 
 
-def _without_protected(diff: bytes, protects: Callable[[FileChange], bool] | None) -> tuple[bytes, list[str]]:
-    """What is left of the diff, and the paths that are not in it any more."""
-    kept: list[bytes] = []
+def _without_protected(
+    diff: bytes, protects: Callable[[FileChange], bool] | None
+) -> tuple[bytes, list[str], list[str]]:
+    """What is left of the diff, its paths, and the paths that are not in it any more."""
+    sections: list[bytes] = []
+    kept: list[str] = []
     dropped: list[str] = []
     for change in file_changes(diff):
+        path = change.path.decode(errors="replace")
         if protects is not None and protects(change):
-            dropped.append(change.path.decode(errors="replace"))
+            dropped.append(path)
         else:
-            kept.append(change.section)
-    return b"".join(kept), dropped
+            kept.append(path)
+            sections.append(change.section)
+    return b"".join(sections), kept, dropped

@@ -145,7 +145,7 @@ class Swe:
                 return self._worthless(problem)
             script = options.test_command or self._eval_script(context, canary, modules)
             result = await self._run(sandbox, script, witness, timeout)
-            testimony = await witness.hear(sandbox)
+            testimony = await witness.hear(sandbox, context.progress.counted)
         return await self._grade(context, result, testimony, canary)
 
     async def _place_hidden_tests(self, sandbox: Sandbox) -> set[str]:

@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,18 +78,18 @@ class Witness:
         programs = {f"{self.directory}/{path.name}": path.read_bytes() for path in _IN_SANDBOX.glob("*.py")}
         await write_files(sandbox, {**programs, f"{self.directory}/key": self._key})
 
-    async def hear(self, sandbox: Sandbox) -> Testimony:
-        """After the tests, when none of their processes is left."""
+    async def hear(self, sandbox: Sandbox, changed: Collection[str]) -> Testimony:
+        """After the tests, when none of their processes is left. `changed`: the agent's files in the workspace."""
         try:
             record = await read_file(sandbox, f"{self.directory}/record")
         except FileNotFoundError:
             return Testimony()
         except SandboxError:  # it is there, but not the file that it was
             return Testimony(began=True, broken=True)
-        return await asyncio.to_thread(heard, record, self._key)
+        return await asyncio.to_thread(heard, record, self._key, changed)
 
 
-def heard(record: bytes, key: bytes) -> Testimony:
+def heard(record: bytes, key: bytes, changed: Collection[str] = ()) -> Testimony:
     """A record that was begun with this key. Any bytes are one, though mostly a broken one."""
     testimony = Testimony(began=True)
     lines: list[str] = []
@@ -98,27 +99,40 @@ def heard(record: bytes, key: bytes) -> Testimony:
             testimony.broken = True
             return testimony
         key = hashlib.sha256(key).digest()
-        entry = json.loads(said)
-        if "end" in entry:
-            testimony.ended = True
-            testimony.altered += entry["altered"]
-        elif "test" in entry:
-            status, text = _status(entry)
-            if testimony.tests.get(entry["test"]) not in (FAILED, ERROR):
-                testimony.tests[entry["test"]] = status
-            lines.append(text)
+        try:
+            _hear_line(json.loads(said), testimony, lines, tuple(f"/{path}" for path in changed))
+        except (KeyError, TypeError, ValueError):  # sealed, but not by the witness
+            testimony.broken = True
+            return testimony
     testimony.log = "\n".join(lines)
     return testimony
 
 
-def _status(entry: dict[str, Any]) -> tuple[str, str]:
-    """A result as a status, and as the line that the runner prints."""
+def _hear_line(entry: dict[str, Any], testimony: Testimony, lines: list[str], changed: tuple[str, ...]) -> None:
+    if "end" in entry:
+        testimony.ended = True
+        testimony.altered += map(str, entry["altered"])
+    elif "test" in entry:
+        status, text = _status(entry, changed)
+        if testimony.tests.get(entry["test"]) not in (FAILED, ERROR):
+            testimony.tests[entry["test"]] = status
+        lines.append(text)
+
+
+def _status(entry: dict[str, Any], changed: tuple[str, ...]) -> tuple[str, str]:
+    """A result as a status, and as the line that the runner prints.
+
+    An XFAIL that came through the agent's own files, or through code of no file, is a failure: tests decide what they
+    expect.
+    """
     test, says = entry["test"], entry["says"]
     if "text" in entry:
         return _UNITTEST[says], f"{entry['text']} ... {says}"
     status = _PYTEST[says]
     if status == FAILED and entry["when"] != "call":
         status = ERROR
+    if any(not file.startswith("/") or file.endswith(changed) for file in entry.get("through", ())):
+        return FAILED, f"FAILED {test}"
     if entry["xfail"] and status in (PASSED, SKIPPED):
         return PASSED, f"{'XPASS' if status == PASSED else 'XFAIL'} {test}"
     return status, f"{status} {test}"

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from tests.lifecycle import grading_bench
 from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, task_for
 from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
 from tests.requirements import need
@@ -51,6 +52,41 @@ async def test_honest_solution_is_rewarded(bench: Bench, ground: Ground) -> None
     result = await bench.evaluate(task, task.patch.encode())
     assert (result.reward, result.resolved) == (1.0, True), result.log
     assert set(result.tests) == {*task.FAIL_TO_PASS, *task.PASS_TO_PASS}
+
+
+XFAILS = """
+import unittest
+import pytest
+from tests.helping import give_up
+
+def test_calls_xfail():
+    pytest.xfail("not yet")
+
+def test_calls_it_through_a_helper():
+    give_up()
+
+@pytest.mark.xfail
+def test_is_marked():
+    assert total([]) == 7
+
+class TestOld(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_is_decorated(self):
+        self.assertEqual(total([]), 7)
+"""
+
+
+async def test_tests_may_expect_failures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the tested code that may not."""
+    needs("pytest", bench)
+    helping = "import pytest\n\ndef give_up():\n    pytest.xfail('not here')\n"
+    monkeypatch.setitem(grading_bench.PRICES, "tests/helping.py", helping)
+    monkeypatch.setattr(grading_bench, "HIDDEN_TESTS", grading_bench.HIDDEN_TESTS + XFAILS)
+    names = ("test_calls_xfail", "test_calls_it_through_a_helper", "test_is_marked", "TestOld::test_is_decorated")
+    tests = [f"tests/test_prices.py::{name}" for name in ("test_discount", *names)]
+    task = grading_bench.prices_task(bench.directory, FAIL_TO_PASS=tests)
+    result = await bench.evaluate(task, task.patch.encode())
+    assert result.reward == 1.0, result.log
 
 
 @pytest.mark.parametrize(

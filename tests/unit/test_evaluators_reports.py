@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import importlib.util
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,29 @@ def test_no_line_can_be_changed_removed_or_put_in(data: st.DataObject):
     else:
         lines.insert(at, data.draw(st.binary(min_size=1).filter(lambda line: len(line.splitlines()) == 1)))
     assert heard(lines).problem != ""
+
+
+@pytest.mark.parametrize(
+    ("through", "status"),
+    [
+        (["/w/tests/helping.py", "/w/tests/test_a.py"], "PASSED"),
+        (["/w/tests/test_a.py", "/w/pkg/total.py"], "FAILED"),
+        (["/w/tests/test_a.py", "/w/pkg/total.py", "/w/tests/helping.py"], "FAILED"),
+        (["/w/tests/test_a.py", "<string>"], "FAILED"),
+    ],
+)
+def test_agents_code_expects_no_failures(through: list[str], status: str) -> None:
+    entry = {"test": "t.py::a", "says": "skipped", "when": "call", "xfail": True, "through": through}
+    record = b"".join(line + b"\n" for line in sealed([entry]))
+    assert witness.heard(record, KEY, ["pkg/total.py"]).tests == {"t.py::a": status}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"test": "a", "says": "nonsense"}, {"test": ["a"], "says": "passed", "xfail": 0}, {"end": 1}, 7, {"test": "a"}],
+)
+def test_a_sealed_line_that_cannot_be_read_breaks_the_record(entry: Any) -> None:
+    assert heard(sealed([entry])).broken
 
 
 def test_altered_machinery_is_a_problem():

@@ -3,6 +3,9 @@
 Each line is sealed with a key, and the key is then replaced by its hash: who gets hold of it later can neither change
 nor remove what was written before. The last line says that the run came to its own end, and which functions of the
 test machinery were no longer the ones that it began with. Runs on any Python from 3.5.
+
+A failure that was expected counts as a success: so it is one only where the test expects it, and not where the tested
+code says so as it fails (`pytest.xfail()` is there for every function to call).
 """
 
 import hashlib
@@ -84,6 +87,7 @@ def _watch_unittest(result, write):
     }
     for method, word in words.items():
         setattr(result, method, _saying(getattr(result, method), word, write))
+    result.addSuccess = _unless_it_failed(result.addSuccess)
     add_sub_test, stop = result.addSubTest, result.stopTestRun
 
     def addSubTest(self, test, subtest, err):
@@ -106,6 +110,16 @@ def _saying(method, word, write):
     return add
 
 
+def _unless_it_failed(add_success):
+    """A test that failed after `unittest` was told, while it ran, to expect that, is no success."""
+
+    def addSuccess(self, test):
+        failure = getattr(getattr(test, "_outcome", None), "expectedFailure", None)
+        return add_success(self, test) if failure is None else self.addFailure(test, failure)
+
+    return addSuccess
+
+
 def _unittest_record(test, word):
     """`text` is the test as `unittest -v` prints it."""
     description = getattr(test, "shortDescription", lambda: None)()
@@ -123,6 +137,10 @@ def _watch_pytest(write):
             importlib.import_module(name)
         except ImportError:  # not in this version of pytest
             continue
+    of_pytest = getattr(sys.modules.get("_pytest.unittest"), "TestCaseFunction", _Nothing)
+    add_success = getattr(of_pytest, "addSuccess", None)
+    if add_success is not None:
+        setattr(of_pytest, "addSuccess", _unless_it_failed(add_success))  # noqa: B010
     prepare = config._prepareconfig
     witness = _PytestWitness(write)
 
@@ -137,15 +155,42 @@ class _PytestWitness:
     def __init__(self, write):
         self._write = write
         self._id = str
+        self._xfailed = {}
 
     def pytest_configure(self, config):
         self._id = config.cwd_relative_nodeid  # as the log has it
+
+    def pytest_runtest_makereport(self, item, call):
+        """Only a look, before pytest's own, at where an exception that means XFAIL comes from."""
+        self._xfailed = {}
+        if call.excinfo is not None and call.excinfo.typename == "XFailed":
+            self._xfailed = _origin(call.excinfo.tb, getattr(item, "obj", None))
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
             xfail = hasattr(report, "wasxfail")
             test = self._id(report.nodeid)
-            self._write({"test": test, "says": report.outcome, "when": report.when, "xfail": xfail})
+            entry = {"test": test, "says": report.outcome, "when": report.when, "xfail": xfail}
+            self._write(dict(entry, **self._xfailed))
 
     def pytest_sessionfinish(self, exitstatus):
         self._write({"end": "pytest", "exit": int(exitstatus)})
+
+
+def _origin(traceback, test):
+    """`through`: the files whose code an XFAIL came through, the machinery's aside. No XFAIL (`xfail`: False) is one
+    whose last caller does not name `xfail`, or that comes from `unittest` for a test that expects no failure."""
+    files = [sys.modules[name].__file__ or "" for name in ("_pytest", "unittest")]
+    machinery = tuple(os.path.dirname(file) + os.sep for file in files)
+    codes = []
+    while traceback is not None:
+        codes.append(traceback.tb_frame.f_code)
+        traceback = traceback.tb_next
+    codes = [code for code in codes if not code.co_filename.startswith(machinery)]
+    if codes:
+        meant = "xfail" in codes[-1].co_names + codes[-1].co_varnames + codes[-1].co_freevars
+    else:
+        owner = getattr(test, "__self__", None)
+        meant = any(getattr(each, "__unittest_expecting_failure__", False) for each in (test, owner))
+    origin = {"through": [code.co_filename for code in codes]}
+    return origin if meant else dict(origin, xfail=False, says="failed")
