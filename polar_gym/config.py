@@ -98,6 +98,19 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polar-gym"
 
 
+def check_writable(key: str, file: Path) -> None:
+    """Raises `ConfigError` where the file cannot be written; its folder is made, and what is in it stays as it is."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        existed = file.exists()
+        with file.open("ab"):
+            pass
+        if not existed:
+            file.unlink()
+    except OSError as error:
+        raise ConfigError(f"{key}={str(file)!r}: {error.strerror}; name a file that can be written") from error
+
+
 def load_config(
     recipe: str | None = None,
     overrides: Sequence[str] = (),
@@ -169,7 +182,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", al
     """Every problem on a line of its own: the key, the value, what is allowed. `also`: keys beside the model's own."""
     lines = []
     for problem in error.errors():
-        key = ".".join(str(part) for part in ([prefix] if prefix else []) + list(problem["loc"]))
+        key = ".".join(str(part) for part in ([prefix] if prefix else []) + list(problem["loc"])) or "the whole"
         if problem["type"] == "extra_forbidden":
             known = _known_keys(model, problem["loc"][:-1])
             known = sorted({*known, *also}) if len(problem["loc"]) == 1 else known

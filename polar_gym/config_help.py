@@ -12,7 +12,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
@@ -65,6 +65,13 @@ def sections() -> Iterator[Section]:
                 yield Section(f"{name}={choice}", described[choice], {}, list(keys))
 
 
+def section_of(name: str, model: type[BaseModel], shipped: Mapping[str, Any]) -> Section:
+    """The settings of a process, typed as they stand; a nested model's `name` is what its own key chooses."""
+    keys = [replace(key, name=key.name.removeprefix(f"{name}.")) for key in _keys(name, model, shipped)]
+    keys = [replace(key, name=key.name.removesuffix(".name")) for key in keys]
+    return Section(name, _summary(model), {}, keys)
+
+
 def undocumented() -> list[str]:
     """Keys that nothing says anything of."""
     return [f"{section.name}: {key.name}" for section in sections() for key in section.keys if not key.description]
@@ -91,7 +98,7 @@ def _first_sentence(group: str, choice: str) -> str:
     module = inspect.getmodule(plugin if inspect.isclass(plugin) or inspect.isfunction(plugin) else type(plugin))
     own = f"{ROOMS[group].group}.{choice}"
     text = inspect.cleandoc((sys.modules.get(own, module) or module).__doc__ or "")
-    return " ".join(text.partition("\n\n")[0].split())
+    return " ".join(text.partition("\n\n")[0].split()).removesuffix(":")
 
 
 def _options(group: str, choice: str) -> type[BaseModel]:

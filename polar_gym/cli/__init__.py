@@ -21,15 +21,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("rollout", add_help_option=False)(episodes.rollout)  # its own says more
+app.command("rollout", add_help_option=False)(episodes.rollout)  # their own say more
 app.command("eval")(evaluate.evaluate)
 app.command("inspect")(episodes.inspect)
 app.command("verify")(episodes.verify)
 app.add_typer(export.app, name="export")
 app.add_typer(tasks.app, name="tasks")
 app.command("doctor")(machine.doctor)
-app.command("serve")(service.serve)
-app.command("gateway")(gateway.gateway)
+app.command("serve", add_help_option=False)(service.serve)
+app.command("gateway", add_help_option=False)(gateway.gateway)
 app.command("submit")(service.submit)
 app.command("status")(service.status)
 app.command("cancel")(service.cancel)
@@ -57,6 +57,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except EngineError as error:
         _say("engine", error.message)
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("interrupted: all sandboxes are gone")
-        sys.exit(130)

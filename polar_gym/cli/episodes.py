@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 from rich.text import Text
 
 from polar_gym.cli.console import console, errors
+from polar_gym.cli.settings_help import help_option, print_run_settings
 from polar_gym.composition import (
     ConfigError,
     SweepRun,
@@ -23,22 +25,13 @@ from polar_gym.composition import (
     without_hydra,
 )
 from polar_gym.config import RunConfig, load_config
-
-
-def _show_help(context: typer.Context, wanted: bool) -> None:
-    if not wanted:
-        return
-    from polar_gym.cli.rollout_help import print_settings
-
-    typer.echo(context.get_help())
-    print_settings(console)
-    raise typer.Exit
+from polar_gym.schema import Episode
 
 
 def rollout(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe's name, then settings, e.g. harness=codex"),
+        typer.Argument(metavar="RECIPE KEY=VALUE", help="A recipe's name, then settings, e.g. harness=codex"),
     ] = None,
     multirun: Annotated[
         bool, typer.Option("--multirun", "-m", help="Run every combination of the values, e.g. harness=codex,pi")
@@ -48,9 +41,7 @@ def rollout(
     config_dir: Annotated[
         Path | None, typer.Option("--config-dir", help="A directory with recipes and groups of your own.")
     ] = None,
-    _: Annotated[
-        bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this, with every setting.")
-    ] = False,
+    _: Annotated[bool, help_option(print_run_settings)] = False,
 ) -> None:
     """Roll out tasks x samples and write one episode a line."""
     recipe, overrides = split_recipe(arguments or [])
@@ -82,23 +73,35 @@ def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, 
 def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None) -> None:
     from polar_gym.rollout.sweep import plan, print_sweep, run_sweep
 
-    finished = run_sweep(plan(overrides, recipe, config_dir), console)
+    runs = plan(overrides, recipe, config_dir)
+    try:
+        finished = run_sweep(runs, console)
+    except KeyboardInterrupt as error:
+        said = f"interrupted: what was run is in {runs[0].directory.parent}; no sandbox is left"
+        errors.print(Text(said), soft_wrap=True)
+        raise typer.Exit(130) from error
     print_sweep(finished, console)
     if any(run.failed for run in finished):
         raise typer.Exit(1)
 
 
-def _roll_out(config: RunConfig) -> None:
-    from polar_gym.report import print_summary
+def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
+    """Roll out; whoever interrupts it is told where what was captured is."""
     from polar_gym.rollout.run import roll_out
 
     try:
-        episodes = asyncio.run(roll_out(config, console))
+        return asyncio.run(roll_out(config, progress))
     except KeyboardInterrupt as error:
         state = config.rollout.state or config.rollout.output.parent / "state"
         said = f"interrupted: {config.rollout.output} holds the episodes that ended, {state} the calls of all sessions"
         errors.print(Text(f"{said}; no sandbox is left"), soft_wrap=True)
         raise typer.Exit(130) from error
+
+
+def _roll_out(config: RunConfig) -> None:
+    from polar_gym.report import print_summary
+
+    episodes = episodes_of(config, console)
     print_summary(episodes, console)
     console.print(Text(f"look at them with: polar-gym inspect {config.rollout.output}", "dim"))
     if any(episode.session.failure is not None for episode in episodes):
@@ -123,11 +126,9 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A file of episodes, as `polar-gym rollout` writes it.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="The engine for the second test, e.g. engine=vllm engine.url=..."
-        ),
+        typer.Argument(metavar="KEY=VALUE", help="The engine for the second test, e.g. engine=vllm engine.url=..."),
     ] = None,
-    bound: Annotated[float, typer.Option(help="The largest |Δ| of a logprob that counts as equal.")] = 1e-4,
+    bound: Annotated[float, typer.Option(min=0, help="The largest |Δ| of a logprob that counts as equal.")] = 1e-4,
 ) -> None:
     """Check that traces are what the model saw, and (given an engine) that one forward pass gives their logprobs back.
 

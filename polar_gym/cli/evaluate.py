@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.cli.console import console, errors
+from polar_gym.cli.episodes import episodes_of
 from polar_gym.composition import split_recipe
 from polar_gym.config import ConfigError, load_config
 from polar_gym.pass_at_k import Tally, pass_at_k, tally, usual_ks
@@ -26,7 +26,7 @@ def evaluate(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE... | [RECIPE] [KEY=VALUE]...",
+            metavar="FILE | RECIPE KEY=VALUE",
             help="Files of episodes, as `polar-gym rollout` writes them, or what to roll out.",
         ),
     ] = None,
@@ -40,8 +40,9 @@ def evaluate(
 ) -> None:
     """Report pass@k with 95 % confidence intervals, by task and by repository.
 
-    An episode without a reward (the machinery failed) is counted apart and in no estimate. Exit code 1 when no episode
-    has one.
+    An episode without a reward (the machinery failed) is counted apart and in no estimate.
+
+    Exit code 1 when no episode has a reward.
     """
     tallies = tally(_episodes(arguments or [], config_dir, errors if as_json else console))
     report = _report(tallies, k or usual_ks(tallies))
@@ -61,9 +62,7 @@ def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Conso
         return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
     if any(_is_file(argument) for argument in arguments):
         raise ConfigError(f"{' '.join(arguments)}: give files of episodes, or a recipe and settings, not both")
-    from polar_gym.rollout.run import roll_out
-
-    return asyncio.run(roll_out(load_config(*split_recipe(arguments), config_dir=config_dir), progress))
+    return episodes_of(load_config(*split_recipe(arguments), config_dir=config_dir), progress)
 
 
 def _is_file(argument: str) -> bool:

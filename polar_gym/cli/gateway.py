@@ -9,18 +9,26 @@ import typer
 from rich.text import Text
 
 from polar_gym.cli.console import errors
-from polar_gym.config import ConfigError, load_config
+from polar_gym.cli.settings_help import help_option, print_own_settings
+from polar_gym.config import load_config
+
+
+def _print_settings() -> None:
+    from polar_gym.gateway.settings import GatewaySettings
+
+    print_own_settings("gateway", GatewaySettings)
 
 
 def gateway(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="The node's own settings (listen, server, url, name, state, grace_seconds, keep_seconds, keep_bytes), "
-            "and what a rollout's config says of engine, proxy and pools, e.g. engine=vllm engine.url=... pools.run=8",
+            metavar="KEY=VALUE",
+            help="The node's own settings, below, and what a rollout's config says of engine, proxy and pools, "
+            "e.g. engine=vllm engine.url=... pools.run=8",
         ),
     ] = None,
+    _: Annotated[bool, help_option(_print_settings)] = False,
 ) -> None:
     """Run the sessions that a rollout server gives out: sandboxes, harnesses, capture, grading.
 
@@ -28,18 +36,10 @@ def gateway(
     """
     from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY, take_key
     from polar_gym.gateway.process import serve
-    from polar_gym.gateway.settings import GatewaySettings, gateway_settings
+    from polar_gym.gateway.settings import GatewaySettings, gateway_settings, split_own
 
     key = take_key(NODE_KEY)
     take_key(SERVICE_KEY)  # not a node's: nothing that runs here shall see it
-    own, others = {}, []
-    for setting in settings or []:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"{setting!r}: expected key=value")
-        if name in GatewaySettings.model_fields:
-            own[name] = value
-        else:
-            others.append(setting)
+    own, others = split_own(settings or [], GatewaySettings)
     config = load_config(None, others)
     asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))

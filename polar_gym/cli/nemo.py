@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from polar_gym.cli.console import errors
 from polar_gym.config import ConfigError, cache_dir
 
 
@@ -41,5 +40,10 @@ def nemo_link(
     try:
         typer.echo(link_agent(directory))
     except FileExistsError as error:
-        errors.print(f"[bold red]nemo-link:[/] {error.filename2} is there already, and is no link to the agent server")
-        raise typer.Exit(2) from error
+        raise ConfigError(
+            f"{error.filename2 or error.filename}: is there already, and is no link to the agent server"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename2 or error.filename}: {error.strerror}; name a directory that can be written"
+        ) from error

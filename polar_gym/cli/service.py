@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,10 +12,10 @@ import typer
 from rich.text import Text
 
 from polar_gym.cli.console import console, errors
-from polar_gym.config import ConfigError
+from polar_gym.cli.settings_help import help_option, print_own_settings
+from polar_gym.config import ConfigError, check_writable
 
 if TYPE_CHECKING:
-    from polar_gym.protocol import TaskState
     from polar_gym.rollout.client import RolloutClient
     from polar_gym.schema import TaskRequest
 
@@ -25,25 +26,39 @@ Server = Annotated[
 ]
 KEEP_TRYING_SECONDS = 20.0
 """How long a command waits for a server that does not answer."""
+FOLLOWING_SECONDS = 300.0
+"""The same while tasks are followed: a server may be restarted."""
 DEFAULT_SERVER = "http://127.0.0.1:8700"
-Output = Annotated[Path | None, typer.Option(help="Write episodes here as they arrive, one a line, and wait for all.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write episodes here as they arrive, one a line, and wait for all; those of cancelled samples come last."
+    ),
+]
+
+
+def _print_settings() -> None:
+    from polar_gym.rollout.settings import ServeSettings
+
+    print_own_settings("serve", ServeSettings, {"cluster": {"name": "local"}})
 
 
 def serve(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="The server's own settings (listen, url, state, cluster=local|ray|none, cluster.KEY, lease_seconds, "
-            "keep_seconds, keep_bytes, refuse_bytes), and what a rollout's config says of its nodes' engine, proxy and "
+            metavar="KEY=VALUE",
+            help="The server's own settings, below, and what a rollout's config says of its nodes' engine, proxy and "
             "pools, e.g. engine=vllm engine.url=... pools.run=8",
         ),
     ] = None,
+    _: Annotated[bool, help_option(_print_settings)] = False,
 ) -> None:
     """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when something dies.
 
-    Keys are in POLAR_GYM_SERVICE_KEY (trainers), POLAR_GYM_NODE_KEY (nodes) and POLAR_GYM_CALLBACK_KEY (signs
-    callbacks; else the service key does), or in files that <NAME>_FILE names.
+    Keys: POLAR_GYM_SERVICE_KEY (trainers), POLAR_GYM_NODE_KEY (nodes), POLAR_GYM_CALLBACK_KEY (signs callbacks).
+
+    Each may be in a file that <NAME>_FILE names. Without a callback key the service key signs.
     """
     from polar_gym.config import load_config
     from polar_gym.rollout.auth import load_keys
@@ -62,7 +77,7 @@ def submit(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE | RECIPE] [KEY=VALUE]...",
+            metavar="FILE | RECIPE KEY=VALUE",
             help="A .jsonl file of TaskRequests (-: stdin), or a rollout: a recipe's name and settings.",
         ),
     ] = None,
@@ -71,6 +86,8 @@ def submit(
     output: Output = None,
 ) -> None:
     """Submit tasks and print their ids. The same task twice is one task."""
+    if output is not None:
+        check_writable("--output", output)
     requests = [request.model_copy(update={"task_id": prefix + request.task_id}) for request in _requests(arguments)]
 
     async def work(client: RolloutClient) -> None:
@@ -87,7 +104,7 @@ def submit(
 def status(
     task_id: Annotated[str | None, typer.Argument(help="One task; none: the newest tasks, and the nodes.")] = None,
     server: Server = DEFAULT_SERVER,
-    limit: Annotated[int, typer.Option(help="How many tasks.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, max=500, help="How many tasks.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
 ) -> None:
     """Show how far tasks are, and what the nodes hold."""
@@ -108,30 +125,37 @@ def status(
 
 
 def cancel(
-    task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID...")], server: Server = DEFAULT_SERVER
+    task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID", help="Tasks, as `submit` named them.")],
+    server: Server = DEFAULT_SERVER,
 ) -> None:
     """Cancel tasks: what runs is stopped; what was captured is kept, excluded."""
 
-    async def work(client: RolloutClient) -> list[TaskState]:
-        return [await client.cancel(task_id) for task_id in task_ids]
+    async def work(client: RolloutClient) -> None:
+        for task_id in task_ids:
+            task = await client.task(task_id)
+            if task.finished_at is not None:
+                typer.echo(f"{task_id} had ended before: {task.status}")
+            else:
+                typer.echo(f"{task_id} {(await client.cancel(task_id)).status}")
 
-    for task in _run(server, work):
-        typer.echo(f"{task.task_id} {task.status}")
+    _run(server, work)
 
 
 def watch(
-    task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID...")],
+    task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID", help="Tasks, as `submit` named them.")],
     server: Server = DEFAULT_SERVER,
     output: Output = None,
 ) -> None:
     """Watch tasks until they have ended. Exit code 1: some are not completed."""
+    if output is not None:
+        check_writable("--output", output)
     _follow(server, task_ids, output)
 
 
 def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
     from polar_gym.rollout.watch import follow, task_table
 
-    ended = _run(server, lambda client: follow(client, task_ids, output, console))
+    ended = _run(server, lambda client: follow(client, task_ids, output, console), FOLLOWING_SECONDS)
     console.print(task_table(ended))
     if any(task.status != "COMPLETED" or task.failures for task in ended):
         raise typer.Exit(1)
@@ -152,15 +176,26 @@ def _requests(arguments: list[str] | None) -> list[TaskRequest]:
     return [make_request(config, task) for task in load_tasks(config)]
 
 
-def _run(server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]]) -> T:
+def _run(
+    server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]], keep_trying: float = KEEP_TRYING_SECONDS
+) -> T:
     """What `work` gives; the service's refusals become complaints with exit code 2."""
+    if not re.match(r"https?://[^/]", server):
+        raise ConfigError(f"--server={server!r}: expected a URL, e.g. {DEFAULT_SERVER}")
     from polar_gym.rollout.client import RolloutClient, RolloutServiceError, UnreachableError
 
     async def connected() -> T:
-        async with RolloutClient(server, keep_trying_seconds=KEEP_TRYING_SECONDS) as client:
+        async with RolloutClient(server, keep_trying_seconds=keep_trying, notice=_complain) as client:
             return await work(client)
 
     try:
         return asyncio.run(connected())
     except (RolloutServiceError, UnreachableError) as error:
         raise ConfigError(str(error)) from error
+    except KeyboardInterrupt:
+        _complain("interrupted; what was submitted goes on: `polar-gym watch` shows it, `polar-gym cancel` ends it")
+        raise typer.Exit(130) from None
+
+
+def _complain(line: str) -> None:
+    errors.print(Text(line, "yellow"), soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.cli.console import console, errors
-from polar_gym.config import ConfigError, RunConfig, cache_dir, load_config
+from polar_gym.config import ConfigError, RunConfig, cache_dir, check_writable, load_config
 from polar_gym.tasks.rows import Form
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make tasks, and prove that they mean what they say.", no_args_is_help=True)
 
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Where the tests run, e.g. runtime=docker.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where the tests run, e.g. runtime=docker.")
 ]
 
 
@@ -46,6 +46,7 @@ def from_pypi(
     from polar_gym.curation.errors import CurationError
 
     config = load_config(None, settings or [])
+    check_writable("--out", out)
     release = Release(package=package, old=old, new=new, extra_requirements=require or ())
 
     async def run() -> None:
@@ -65,7 +66,12 @@ def from_pypi(
 def prepare(
     file: Annotated[Path, typer.Argument(help="Rows of SWE-bench, SWE-Gym or SWE-smith: JSONL or Parquet.")],
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")],
-    form: Annotated[Form, typer.Option(help="Whose rows they are; auto: each by its repository.")] = "auto",
+    form: Annotated[
+        Form,
+        typer.Option(
+            metavar="FORM", help="Whose rows they are: swe_bench, swe_gym, swe_smith; auto: each by its repository."
+        ),
+    ] = "auto",
     overrides: Annotated[
         Path | None,
         typer.Option(help="YAML: OWNER/NAME: {test_command: 'pytest -rA {files}', log_parser: pytest}."),
@@ -77,12 +83,13 @@ def prepare(
 ) -> None:
     """Make rows of other data sets say how they are graded: script, log parser, image, solution.
 
-    Exit code 1, and nothing is written, when a row cannot be prepared.
+    When a row cannot be prepared, nothing is written, and the exit code is 2.
     """
     from polar_gym.curation.errors import CurationError
     from polar_gym.curation.prepare import prepare, read_overrides
     from polar_gym.tasks.rows import FileSelection
 
+    check_writable("--out", out)
     try:
         template = FileSelection(image=image).image
         prepared = prepare(file, form, read_overrides(overrides) if overrides else {}, cache_dir(), template)
@@ -90,11 +97,12 @@ def prepare(
         raise ConfigError(str(error)) from error
     for problem in prepared.problems:
         errors.print(Text(problem, "red"), soft_wrap=True)
+    if not prepared.rows and not prepared.problems:
+        raise ConfigError(f"{file}: it holds no row")
     if prepared.problems and not skip:
         raise ConfigError(
             f"{len(prepared.problems)} rows cannot be prepared; nothing is written; --skip leaves them out"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in prepared.rows))
     left = f", {len(prepared.problems)} left out" if prepared.problems else ""
     console.print(f"{len(prepared.rows)} tasks in {out}{left}; now: polar-gym tasks validate {out}", soft_wrap=True)
@@ -118,6 +126,8 @@ def validate(
         tasks = load_tasks(file, Selection())
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if not tasks:
+        raise ConfigError(f"{file}: it holds no task")
 
     async def run() -> list[Verdict]:
         async with Bench(config.runtime, cache_dir()) as bench:

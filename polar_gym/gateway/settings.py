@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from polar_gym.config import ConfigError, explain
+from polar_gym.config import ConfigError, RunConfig, explain
 from polar_gym.record import Record
 
 
@@ -74,6 +74,25 @@ class GatewaySettings(ListenSettings):
     def named(self) -> str:
         own = self.port or uuid.uuid4().hex[:8]
         return self.name or f"{re.sub('[^A-Za-z0-9_.-]', '-', socket.gethostname())[:40]}-{own}"
+
+
+def split_own(arguments: Sequence[str], model: type[ListenSettings]) -> tuple[dict[str, str], list[str]]:
+    """The `key=value` settings that are the process's own, and those of a rollout's config. Raises `ConfigError` on
+    one that is neither."""
+    own: dict[str, str] = {}
+    others = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ConfigError(f"{argument!r}: expected key=value")
+        if key in model.model_fields:
+            own[key] = value
+        elif key.lstrip("+").partition(".")[0] in RunConfig.model_fields:
+            others.append(argument)
+        else:
+            known = f"{', '.join(model.model_fields)}; of a rollout's config: {', '.join(RunConfig.model_fields)}"
+            raise ConfigError(f"{argument}: unknown setting; known here: {known}")
+    return own, others
 
 
 def gateway_settings(values: Mapping[str, Any]) -> GatewaySettings:

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from polar_gym.composition import shipped_dir
 from polar_gym.config import ConfigError, explain
-from polar_gym.gateway.settings import ListenSettings
+from polar_gym.gateway.settings import ListenSettings, split_own
 from polar_gym.record import Record
 from polar_gym.rollout.service import Limits
 
@@ -20,9 +20,11 @@ DEFAULTS = Limits()
 
 
 class ClusterSpec(Record):
-    """Where the gateway nodes come from; the choices and their defaults are the files of `conf/cluster/`."""
+    """Which nodes there are; the choices and their defaults are the files of `conf/cluster/`."""
 
     name: Literal["none", "local", "ray"]
+    """Where the nodes come from: `local` is one in this process, `ray` has Ray place one on each of its machines, with
+    `none` others start them."""
     address: str | None = None
     """ray: of the running cluster; null: what RAY_ADDRESS says, else a new one on this machine."""
     nodes: int | None = Field(default=None, gt=0)
@@ -66,21 +68,10 @@ class ServeSettings(ListenSettings):
 
 def split_settings(arguments: Sequence[str]) -> tuple[ServeSettings, list[str]]:
     """The server's own `key=value` settings, and those that are its nodes'. Raises `ConfigError`."""
-    own: dict[str, Any] = {}
-    cluster, others, changes = "local", [], []
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise ConfigError(f"{argument!r}: expected key=value")
-        if key == "cluster":
-            cluster = value
-        elif key.startswith("cluster."):
-            changes.append(argument.removeprefix("cluster."))
-        elif key in ServeSettings.model_fields:
-            own[key] = value
-        else:
-            others.append(argument)
-    return serve_settings({**own, "cluster": _cluster(cluster, changes)}), others
+    changes = [argument for argument in arguments if argument.startswith("cluster.")]
+    own, others = split_own([argument for argument in arguments if argument not in changes], ServeSettings)
+    cluster = _cluster(own.pop("cluster", "local"), [change.removeprefix("cluster.") for change in changes])
+    return serve_settings({**own, "cluster": cluster}), others
 
 
 def serve_settings(values: Mapping[str, Any]) -> ServeSettings:

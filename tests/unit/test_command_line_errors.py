@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from polar_gym.cli import main
-from polar_gym.config import ConfigError, load_config
+from polar_gym.cli.console import make_console
+from polar_gym.config import ConfigError, check_writable, load_config
+from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.rollout.settings import ServeSettings
+from tests.requirements import need_program
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -84,3 +93,110 @@ def test_settings_are_meant_as_they_stand() -> None:
     scripts = [{"commands": ["echo ${HOME}"], "final_message": "x"}]
     config = load_config(settings={"engine": {"name": "embedded", "scripts": scripts}})
     assert config.engine.options["scripts"] == scripts
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit", "demo", "--output"],
+        ["watch", "some-task", "--output"],
+        ["tasks", "prepare", "rows.jsonl", "--out"],
+        ["tasks", "from-pypi", "sqlparse", "0.5.1", "0.5.2", "--out"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """Guards against tasks that are submitted, or made for minutes, before the end of it is a traceback."""
+    if "from-pypi" in arguments:
+        pytest.importorskip("pypi_simple", reason="pip install 'polar-gym[swe]'")
+    (tmp_path / "file").write_text("")
+    inside = tmp_path / "file" / "out.jsonl"
+    assert f"{arguments[-1]}='{inside}': " in (message := said([*arguments, str(inside)], capsys))
+    assert "name a file that can be written" in message
+
+
+def test_a_link_that_cannot_be_made_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "Not a directory; name a directory" in said(["nemo-link", str(tmp_path / "file")], capsys)
+
+
+def test_a_check_of_an_output_leaves_nothing(tmp_path: Path) -> None:
+    (old := tmp_path / "old").write_text("precious")
+    for file in (old, tmp_path / "new" / "file"):
+        check_writable("--out", file)
+    assert old.read_text() == "precious"
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("server", ["nonsense", "ftp://there", "http://"])
+def test_a_server_that_is_no_url_is_named(capsys: pytest.CaptureFixture[str], server: str) -> None:
+    assert f"--server='{server}': expected a URL" in said(["status", "--server", server], capsys)
+
+
+@pytest.mark.parametrize("arguments", [["tasks", "validate"], ["tasks", "prepare", "--out", "never.jsonl"]])
+def test_a_file_without_tasks_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    (empty := tmp_path / "empty.jsonl").write_text("\n")
+    assert f"{empty}: it holds no " in said([*arguments, str(empty)], capsys)
+    assert not Path("never.jsonl").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+@pytest.mark.parametrize("setting", ["listn=127.0.0.1:0", "keep_byte=3"])
+def test_a_mistyped_setting_of_a_service_names_its_own(
+    capsys: pytest.CaptureFixture[str], command: str, setting: str
+) -> None:
+    """Guards against the keys of a run alone, which the service's own are not among."""
+    message = said([command, setting], capsys)
+    assert message.startswith(f"error: {setting}: unknown setting; ")
+    assert "keep_bytes" in message.partition("; of a rollout")[0]
+    assert "engine, " in message
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_help_of_a_service_names_every_setting_with_its_default(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    model = ServeSettings if command == "serve" else GatewaySettings
+    for name, field in model.model_fields.items():
+        default = {"cluster": "local"}.get(name, "null" if field.default is None else field.default)
+        assert f"  {name}={default}  (" in shown
+
+
+def test_a_reader_that_left_does_not_end_the_work() -> None:
+    """Guards against `polar-gym rollout | head` ending the sessions that still run."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        console = make_console()
+        console.file = file
+        for _ in range(2):
+            console.print("to nobody")
+
+
+@pytest.mark.parametrize("command", [["eval"], ["rollout"], ["rollout", "-m", "harness.model_name=a,b"]], ids=" ".join)
+def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, command: list[str]) -> None:
+    """Guards against an end without a word."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    waits = ["harness=command", "harness.command='touch /workspace/begun; sleep 600'", "evaluator=session_completion"]
+    here = ["runtime=bubblewrap", "tasks.limit=1", f"runtime.scratch={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]
+    with subprocess.Popen(
+        [sys.executable, "-c", "from polar_gym.cli import main; main()", *command, *waits, *here],
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("**/begun")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("interrupted: ")
+    assert "no sandbox is left" in said
