@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from polar_gym.training.advantage import Scale, advantages, without_variance
 Overlong = Literal["drop", "truncate", "mask"]
 """What becomes of a trace that is longer than the trainer takes: no row; a row of its first tokens; or a row of its
 first tokens of which none is trained, so that there are as many rows as traces."""
+
+ZeroVariance = Literal["keep", "drop"]
+"""What becomes of the rows of a group whose rewards are all equal: advantages of 0, or no rows."""
 
 Weighting = Literal["token", "session"]
 """`token`: all trainable tokens of the batch weigh the same (DAPO's token mean). `session`: all sessions do, and so do
@@ -109,7 +112,7 @@ def make_batch(
     *,
     max_tokens: int | None = None,
     overlong: Overlong = "drop",
-    zero_variance: Literal["keep", "drop"] = "keep",
+    zero_variance: ZeroVariance = "keep",
     scale: Scale = "none",
     weighting: Weighting = "token",
     multiple_of: int = 1,
@@ -121,6 +124,10 @@ def make_batch(
     logprob that is no number, and a wrong setting.
     """
     episodes = list(episodes)
+    _check_choice("overlong", overlong, Overlong)
+    _check_choice("zero_variance", zero_variance, ZeroVariance)
+    _check_choice("scale", scale, Scale)
+    _check_choice("weighting", weighting, Weighting)
     _check(episodes, max_tokens, multiple_of)
     check_logprobs(episodes)
     rewards, groups = rewards_and_groups(episodes)
@@ -159,6 +166,12 @@ def begin_balance(episodes: Sequence[Episode]) -> Balance:
         groups=len({group for group, reward in zip(groups, rewards, strict=True) if reward is not None}),
         zero_variance_groups=len(without_variance(rewards, groups)),
     )
+
+
+def _check_choice(name: str, given: str, choices: Any) -> None:
+    """Raises `ValueError` for none of a literal's: it would be taken for the last one."""
+    if given not in get_args(choices):
+        raise ValueError(f"{name}={given!r}: unknown; known: {', '.join(map(repr, get_args(choices)))}")
 
 
 def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int) -> None:

@@ -214,6 +214,10 @@ def test_groups_without_variance() -> None:
         ([make_episode("a", float("nan"))], {}, "session a: reward=nan is no finite number"),
         ([], {"max_tokens": 0}, "max_tokens=0: expected at least 1"),
         ([], {"multiple_of": 0}, "multiple_of=0: expected at least 1"),
+        ([], {"overlong": "dorp"}, "overlong='dorp': unknown; known: 'drop', 'truncate', 'mask'"),
+        ([], {"zero_variance": "dorp"}, "zero_variance='dorp': unknown; known: 'keep', 'drop'"),
+        ([], {"scale": "nine"}, "scale='nine': unknown; known: 'none', 'std'"),
+        ([], {"weighting": "trace"}, "weighting='trace': unknown; known: 'token', 'session'"),
     ],
 )
 def test_wrong_input(episodes: list[Episode], settings: dict[str, Any], says: str) -> None:
