@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from polar_gym.inference import ChatRequest, Engine, EngineError
-from polar_gym.inference.splice import Learned, NoSplice, spliced_prompt
+from polar_gym.inference.splice import Learned, NoSplice, has_media, spliced_prompt
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall
 from polar_gym.trajectory.conversation import Continuation, Conversations
@@ -70,6 +70,16 @@ LATE_SYSTEM: list[Message] = [
 ]
 
 
+PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PMQ0AAAwDoPo33UrYvQQckD4XAQEBAQEBAQEBAQEBAQEBAQEBAQEB"
+    "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAYHLAMpT0sIcNbcEAAAAAElFTkSuQmCC"
+)
+"""White, 64 pixels square: image processors refuse smaller ones."""
+IMAGE: list[Message] = [
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}]}
+]
+
+
 class Splicer:
     """Splices the requests of all sessions of one engine, until that engine turns out to ignore spliced prompts."""
 
@@ -80,16 +90,25 @@ class Splicer:
         self._learned = Learned()
         self._late_system_role = "system"
         """The role that a system message in mid-conversation is templated with."""
+        self._reads_text_only = False
 
     async def probe(self) -> None:
-        """Ask the engine's template whether it takes a second system message: some raise an error. There it becomes a
-        user message, in its place. Raises `EngineError` when the engine cannot be asked."""
+        """Ask the engine what it takes. Some templates raise an error at a second system message: there it becomes a
+        user message, in its place. Models that read text refuse images, which harnesses send whenever the policy opens
+        one: there words take its place, or the policy could end its sessions as failures of the engine. Raises
+        `EngineError` when the engine cannot be asked."""
         try:
             await self._engine.template(LATE_SYSTEM, [])
         except EngineError as error:
             if error.status != 400:
                 raise
             self._late_system_role = "user"
+        try:
+            await self._engine.template(IMAGE, [])
+        except EngineError as error:
+            self._reads_text_only = error.status == 400
+            told = "in place of an image it is told that there was one" if self._reads_text_only else "images are sent"
+            log.info("the model was asked whether it reads images: %s; %s", error.message, told)
 
     async def prepare(self, thread: Thread, request: ChatRequest) -> Plan:
         """Put `request` into the engine's terms, with `prompt_ids` where it is spliced."""
@@ -118,6 +137,8 @@ class Splicer:
 
     def _in_engine_terms(self, thread: Thread, messages: Sequence[Message]) -> list[Message]:
         translated = thread.in_engine_terms(messages)
+        if self._reads_text_only:
+            translated = [_in_words(message) if has_media(message) else message for message in translated]
         return [
             {**message, "role": self._late_system_role} if index and message["role"] == "system" else message
             for index, message in enumerate(translated)
@@ -133,6 +154,16 @@ class Splicer:
             self.enabled = False
             log.warning("the engine ignores pre-tokenised prompts: splicing is off from here on; traces may fork")
         return replace(plan, continuation="canonical", cause="engine")
+
+
+def _in_words(message: Message) -> Message:
+    parts = [part if part["type"] == "text" else _mention(part["type"]) for part in message["content"]]
+    return {**message, "content": parts}
+
+
+def _mention(kind: str) -> dict[str, str]:
+    medium = kind.removeprefix("input_").removesuffix("_url")
+    return {"type": "text", "text": f"[{medium} left out: this model reads text only]"}
 
 
 def _has_reasoning(call: ModelCall) -> bool:

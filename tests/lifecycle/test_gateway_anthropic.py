@@ -62,6 +62,26 @@ async def test_a_context_that_is_full_says_so_in_anthropics_words(tmp_path: Path
             )
 
 
+async def test_an_image_that_the_model_cannot_see_is_mentioned(tmp_path: Path) -> None:
+    """Guards against a session that fails as the engine's fault whenever the policy opens an image: harnesses then send
+    it, and a model of text refuses."""
+    tool: Any = {"name": "bash", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
+    source: Any = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    async with running_session(tmp_path) as (node, capture), client(node, capture.key) as sdk:
+        first = await sdk.messages.create(model="policy", max_tokens=99, messages=ASK, tools=[tool])
+        (used,) = (block for block in first.content if block.type == "tool_use")
+        shown: Any = [{"type": "text", "text": "logo.png:"}, {"type": "image", "source": source}]
+        result: Any = {"type": "tool_result", "tool_use_id": used.id, "content": shown}
+        turn: Any = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+        await sdk.messages.create(model="policy", max_tokens=99, messages=turn, tools=[tool])
+        call = capture.calls[1]
+    assert call.messages[-1]["content"] == [
+        {"type": "text", "text": "logo.png:"},
+        {"type": "text", "text": "[image left out: this model reads text only]"},
+    ]
+    assert (call.outcome, call.continuation) == ("delivered", "spliced")
+
+
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 async def test_whoever_looks_whether_anyone_is_there_is_told_so(tmp_path: Path, method: str) -> None:
     """Claude Code asks before its first call, and without a key."""

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from polar_gym.inference import EngineError
 from polar_gym.inference.embedded.chatml import TEMPLATE_FILE, TOKENIZER_FILE
 from polar_gym.inference.messages import canonical_json
+from polar_gym.inference.splice import has_media
 from polar_gym.schema import Message, ToolDefinition
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -82,6 +83,8 @@ class FamilyEngine:
         self._template = environment.from_string(source)
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        if any(map(has_media, messages)):
+            raise EngineError(400, "it is not a multimodal model")
         prepared = [_with_parsed_arguments(message) for message in messages]
         try:
             text = self._template.render(messages=prepared, tools=list(tools) or None, add_generation_prompt=True)

@@ -49,6 +49,43 @@ async def test_a_late_system_message_stays_in_place_as_what_the_template_takes()
     assert changed == [asked[0], USER, {"role": "user", "content": "Be kind."}]
 
 
+class Seeing(Engine):
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        if any(isinstance(message["content"], list) for message in messages):
+            return np.asarray([1, 2], np.int32)
+        return await super().template(messages, tools)
+
+
+class Broken(Engine):
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        if any(isinstance(message["content"], list) for message in messages):
+            raise EngineError(502, "the image processor broke", kind="server")
+        return await super().template(messages, tools)
+
+
+async def test_only_a_model_that_reads_nothing_but_text_gets_words_for_an_image() -> None:
+    asked: list[Message] = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Look."},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+                {"type": "input_audio", "input_audio": {"data": "AA"}},
+            ],
+        }
+    ]
+    for engine in (Seeing(one_system_message=False), Broken(one_system_message=False)):
+        seen, _ = await prepared(engine, Thread(), asked)
+        assert seen == asked
+    told, _ = await prepared(Engine(one_system_message=False), Thread(), asked)
+    assert [part["text"] for part in told[0]["content"]] == [
+        "Look.",
+        "[image left out: this model reads text only]",
+        "[audio left out: this model reads text only]",
+    ]
+    assert asked[0]["content"][1]["type"] == "image_url", "the harness's own form is left alone"
+
+
 async def test_a_continuation_with_a_late_system_message_is_spliced_all_the_same() -> None:
     thread = Thread()
     answer: Message = {"role": "assistant", "content": "Hi."}
