@@ -1,17 +1,44 @@
-"""What engines with an OpenAI-compatible API have in common: the chat request, the message in the answer, the model."""
+"""What engines with an OpenAI-compatible API have in common: options, the chat request, the answer's message, the model."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from polar_gym.inference import ChatRequest, EngineError
-from polar_gym.inference.http import Body, Http
+from polar_gym.inference.http import PATIENCE_SECONDS, Body, Http
 from polar_gym.inference.messages import assistant_message
+from polar_gym.registry import Options
 from polar_gym.schema import Message
 
 CHAT = "/v1/chat/completions"
+
+
+class ServerOptions(Options):
+    """Of an engine behind a URL."""
+
+    url: str = ""
+    """Where the engine's server listens, e.g. `http://127.0.0.1:8000`, with or without `/v1`; of SGLang a worker."""
+    api_key: str | None = None
+    """Sent as a bearer token, where the server wants one."""
+    model: str | None = None
+    """Default: the first model that the server names."""
+    max_model_len: int | None = Field(default=None, gt=0)
+    """Context length in tokens; default: what the server says of the model."""
+    patience_seconds: float = Field(default=PATIENCE_SECONDS, ge=0)
+    """How long a call waits for a server that is away or busy, before it fails."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Given to the chat template with every call, e.g. `enable_thinking`. A harness has no say in it."""
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if value and not re.match(r"https?://[^/]", value):
+            raise ValueError("expected a URL, e.g. http://127.0.0.1:8000")
+        return value
 
 
 def chat_body(model: str, request: ChatRequest, fields: dict[str, Any], template_kwargs: dict[str, Any]) -> Body:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta
-from polar_gym.inference.http import PATIENCE_SECONDS, Body, Http
+from polar_gym.inference.http import Body, Http
 from polar_gym.inference.openai_form import (
     CHAT,
+    ServerOptions,
     as_ids,
     chat_body,
     context_length,
@@ -29,29 +29,13 @@ from polar_gym.inference.openai_form import (
 from polar_gym.inference.received import whole_delta
 from polar_gym.inference.room import asks_for_more_than_the_room
 from polar_gym.inference.sampling import sampling_fields
-from polar_gym.registry import Options
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 
-class SglangOptions(Options):
-    url: str = ""
-    """Where an SGLang worker listens, e.g. `http://127.0.0.1:30000`, with or without `/v1`."""
-    api_key: str | None = None
-    """Sent as a bearer token, where the server wants one."""
-    model: str | None = None
-    """Default: the first model that SGLang serves."""
-    max_model_len: int | None = None
-    """Context length; default: what SGLang says of the model."""
-    patience_seconds: float = Field(default=PATIENCE_SECONDS, ge=0)
-    """How long a call waits for a server that is away or busy, before it fails."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Given to the chat template with every call. A harness has no say in it."""
-
-
 class SglangEngine:
-    Options = SglangOptions
+    Options = ServerOptions
 
-    def __init__(self, options: SglangOptions) -> None:
+    def __init__(self, options: ServerOptions) -> None:
         self._options = options
         self._http = Http("SGLang", options.url, options.api_key, options.patience_seconds)
         self.model = options.model or ""

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import aiohttp
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta, prompt_echo
-from polar_gym.inference.http import PATIENCE_SECONDS, Body, Http
+from polar_gym.inference.http import Body, Http
 from polar_gym.inference.openai_form import (
     CHAT,
+    ServerOptions,
     as_ids,
     chat_body,
     context_length,
@@ -38,7 +38,6 @@ from polar_gym.inference.sampling import logprobs_problem, sampling_fields
 from polar_gym.inference.splice import has_media
 from polar_gym.inference.vllm_generate import answer_by_ids, unusable
 from polar_gym.inference.vllm_stream import StreamedAnswer, event_data, ids_and_logprobs, prompt_ids, weight_versions
-from polar_gym.registry import Options
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
@@ -47,25 +46,13 @@ PROBE_TOP_LOGPROBS = 10
 PROBE: list[Message] = [{"role": "user", "content": "ping"}]
 
 
-class VllmOptions(Options):
-    url: str = ""
-    """Where vLLM listens, e.g. `http://127.0.0.1:8000`, with or without `/v1`."""
-    api_key: str | None = None
-    """Sent as a bearer token, where the server wants one."""
-    model: str | None = None
-    """Default: the first model that vLLM serves."""
-    max_model_len: int | None = None
-    """Context length; default: what vLLM says of the model."""
+class VllmOptions(ServerOptions):
     path: Literal["auto", "chat", "generate"] = "auto"
     """How calls reach the engine. `generate` needs a server with `--enable-scale-out`; it tells weight versions also
     before vLLM 0.33, and gives an answer as one piece also where streaming is asked for."""
     prefix_field: Literal["kv_transfer_params", "required_prefix_token_ids"] = "kv_transfer_params"
     """How chat takes a spliced prompt: stock vLLM all of it, NeMo RL's server the ids up to the end of the last answer,
     to which it adds its own templating of the rest."""
-    patience_seconds: float = Field(default=PATIENCE_SECONDS, ge=0)
-    """How long a call waits for a server that is away or busy, before it fails."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Given to the chat template with every call, e.g. `enable_thinking`. A harness has no say in it."""
 
 
 class VllmEngine:

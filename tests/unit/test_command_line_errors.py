@@ -200,3 +200,11 @@ def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, c
     assert process.returncode == 130
     assert said.startswith("interrupted: ")
     assert "no sandbox is left" in said
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("url", ["foo", "127.0.0.1:8000", "http://"])
+def test_an_engine_that_is_no_url_is_named(engine: str, url: str) -> None:
+    """Guards against an engine that "broke off its answer" because nobody could be asked."""
+    with pytest.raises(ConfigError, match=rf"^engine\.url='{url}': .*expected a URL, e\.g\. http://127"):
+        load_config(None, [f"engine={engine}", f"engine.url='{url}'"])

@@ -12,7 +12,8 @@ from aiohttp.test_utils import TestServer
 
 from polar_gym import registry
 from polar_gym.inference import ChatRequest, Delta, EngineError
-from polar_gym.inference.sglang import SglangEngine, SglangOptions
+from polar_gym.inference.openai_form import ServerOptions
+from polar_gym.inference.sglang import SglangEngine
 from polar_gym.schema import PluginSpec, Sampling
 
 CALL = {"id": "call_1", "index": 0, "type": "function", "function": {"name": "bash", "arguments": "{}"}}
@@ -117,6 +118,6 @@ async def test_more_tokens_than_the_context_means_all_the_room(engine: SglangEng
 
 async def test_a_server_that_gives_no_ids_is_refused_at_the_start(stand_in: tuple[StandIn, str]) -> None:
     stand_in[0].gives_ids = False
-    engine = SglangEngine(SglangOptions(url=stand_in[1]))
+    engine = SglangEngine(ServerOptions(url=stand_in[1]))
     with pytest.raises(EngineError, match=r"without token ids.*router.*worker"):
         await engine.start()
