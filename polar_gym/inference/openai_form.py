@@ -1,4 +1,4 @@
-"""What engines with an OpenAI-compatible API have in common: options, the chat request, the answer's message, the model."""
+"""What engines with an OpenAI-compatible API have in common: options, the chat request, the answer, the model."""
 
 from __future__ import annotations
 
