@@ -18,11 +18,14 @@ from pydantic import ValidationError
 
 from polar_gym.gateway.service import NodeService
 from polar_gym.gateway.state import Key
+from polar_gym.no_answer import reason
 from polar_gym.protocol import DeliveryAnswer, HeartbeatAnswer
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
+"""Between two heartbeats, at most; a short lease makes it less."""
+BEATS_IN_A_LEASE = 4
 AT_MOST_EVERY_SECONDS = 1.0
 """How often changes are told before their time."""
 DELIVERIES = 4
@@ -31,6 +34,7 @@ REFUSED_AGAIN_SECONDS = 30.0
 """When an episode is sent again that the server did not take."""
 R = TypeVar("R", HeartbeatAnswer, DeliveryAnswer)
 TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
+"""Of a delivery. A heartbeat is given half a lease at most: a dead connection must not silence the node."""
 
 
 class UnreachableError(Exception):
@@ -47,6 +51,7 @@ class Link:
     def __init__(self, service: NodeService, server: str, url: str, key: str | None) -> None:
         self._service = service
         self._own_url = url
+        self._pause = HEARTBEAT_SECONDS
         self._base = f"{server}/v1/nodes/{service.node.name}"
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
@@ -74,16 +79,20 @@ class Link:
                 silent = True
             except RefusedError as error:
                 log.error("the server refuses this node's heartbeat: %s", error)
-            await asyncio.sleep(AT_MOST_EVERY_SECONDS)
+            at_least = min(AT_MOST_EVERY_SECONDS, self._pause)
+            await asyncio.sleep(at_least)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_SECONDS - AT_MOST_EVERY_SECONDS):
+                async with asyncio.timeout(self._pause - at_least):
                     await changed.wait()
 
     async def heartbeat(self, http: aiohttp.ClientSession) -> None:
         """Tell the server what there is, and follow what it says. Raises `UnreachableError` or `RefusedError`."""
         service = self._service
         orders = service.orders
-        answer = await self._post(http, "heartbeat", service.heartbeat(self._own_url).to_json(), HeartbeatAnswer)
+        body = service.heartbeat(self._own_url).to_json()
+        timeout = aiohttp.ClientTimeout(total=2 * self._pause)
+        answer = await self._post(http, "heartbeat", body, HeartbeatAnswer, timeout)
+        self._pause = min(HEARTBEAT_SECONDS, answer.lease_seconds / BEATS_IN_A_LEASE)
         service.cancel_all_of(answer.cancel)
         if answer.draining:
             service.drain()
@@ -119,13 +128,20 @@ class Link:
         body = await asyncio.to_thread(_delivery, self._service.state.files(key).episode, key.attempt)
         await self._service.delivered(key, await self._post(http, "episodes", body, DeliveryAnswer))
 
-    async def _post(self, http: aiohttp.ClientSession, path: str, body: bytes, kind: type[R]) -> R:
+    async def _post(
+        self,
+        http: aiohttp.ClientSession,
+        path: str,
+        body: bytes,
+        kind: type[R],
+        timeout: aiohttp.ClientTimeout = TIMEOUT,
+    ) -> R:
         url = f"{self._base}/{path}"
         try:
-            async with http.post(url, data=body) as response:
+            async with http.post(url, data=body, timeout=timeout) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise UnreachableError(f"{url}: {error!r}") from error
+            raise UnreachableError(f"{url}: {reason(error)}") from error
         if response.status != 200:
             raise RefusedError(f"{url} answered {response.status}: {answer[:1000].decode(errors='replace')}")
         try:

@@ -19,6 +19,7 @@ import aiohttp
 import orjson
 from tenacity import RetryCallState, Retrying, wait_exponential_jitter
 
+from polar_gym.no_answer import reason
 from polar_gym.protocol import Event
 from polar_gym.rollout.book import Book
 from polar_gym.rollout.store import OutboxEntry
@@ -140,7 +141,7 @@ class CallbackSender:
             async with http.post(entry.url, data=body, headers=headers, allow_redirects=False) as response:
                 problem = None if 200 <= response.status < 300 else f"HTTP {response.status}"
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            problem = str(error) or type(error).__name__
+            problem = reason(error)
         if problem is None:
             await self._done(entry, "callback.delivered")
         elif time.time() - entry.created_at > GIVE_UP_SECONDS:

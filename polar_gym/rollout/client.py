@@ -15,6 +15,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Literal, TypeVar
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import orjson
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from polar_gym.envs.background import BackgroundLoop
+from polar_gym.no_answer import reason
 from polar_gym.protocol import (
     ErrorAnswer,
     Event,
@@ -41,6 +43,8 @@ R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8700"
+SILENT_SECONDS = 60.0
+"""A connection on which nothing came for so long is dead: on a stream of events the server says something sooner."""
 
 
 class RolloutServiceError(Exception):
@@ -60,18 +64,29 @@ class _TryAgainError(Exception):
 
 
 class RolloutClient:
-    def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, keep_trying_seconds: float = 120.0) -> None:
-        """`key` None: what POLAR_GYM_SERVICE_KEY says. `keep_trying_seconds`: how long the server may be away."""
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        key: str | None = None,
+        *,
+        keep_trying_seconds: float = 120.0,
+        notice: Callable[[str], None] | None = None,
+    ) -> None:
+        """`key` None: what POLAR_GYM_SERVICE_KEY says. `keep_trying_seconds`: how long the server may be away. `notice`
+        is told when it is, and when it is back. Raises `ValueError` for what is no URL."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"server={url!r}: expected a URL, e.g. {DEFAULT_URL}")
         self.url = url.rstrip("/")
+        self._notice = notice or (lambda line: None)
+        self._away = False
         key = key or os.environ.get(SERVICE_KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._keep_trying = keep_trying_seconds
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> RolloutClient:
-        self._http = aiohttp.ClientSession(
-            headers=self._headers, timeout=aiohttp.ClientTimeout(total=None, sock_connect=10), read_bufsize=2**20
-        )
+        self._http = aiohttp.ClientSession(headers=self._headers, timeout=_timeout(), read_bufsize=2**20)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -82,14 +97,14 @@ class RolloutClient:
         return await self._ask("POST", "/v1/tasks", TaskState, request)
 
     async def task(self, task_id: str) -> TaskState:
-        return await self._ask("GET", f"/v1/tasks/{task_id}", TaskState)
+        return await self._ask("GET", _path(task_id), TaskState)
 
     async def tasks(self, limit: int = 50, after: str | None = None, status: TaskStatus | None = None) -> TaskPage:
         query = {"limit": str(limit), **({"after": after} if after else {}), **({"status": status} if status else {})}
         return await self._ask("GET", "/v1/tasks", TaskPage, query=query)
 
     async def cancel(self, task_id: str) -> TaskState:
-        return await self._ask("DELETE", f"/v1/tasks/{task_id}", TaskState)
+        return await self._ask("DELETE", _path(task_id), TaskState)
 
     async def wait(self, task_id: str) -> TaskState:
         """The task when it has ended."""
@@ -105,7 +120,7 @@ class RolloutClient:
         while True:
             started = {"after": after} if after is not None and not excluded else {}
             try:
-                async for line in self._lines(f"/v1/tasks/{task_id}/episodes", {**query, **started}, {}):
+                async for line in self._lines(f"{_path(task_id)}/episodes", {**query, **started}, {}):
                     episode = await asyncio.to_thread(Episode.from_json, line)
                     session = episode.session
                     if (session.session_id, session.attempt) not in seen:
@@ -119,13 +134,13 @@ class RolloutClient:
     async def episode(self, session_id: str, attempt: int | None = None) -> Episode:
         """Raises `RolloutServiceError` (404, or 410 when it was evicted)."""
         query = {"attempt": str(attempt)} if attempt is not None else {}
-        return await self._ask("GET", f"/v1/episodes/{session_id}", Episode, query=query)
+        return await self._ask("GET", f"/v1/episodes/{quote(session_id, safe='')}", Episode, query=query)
 
     async def events(self, task_id: str, after: int = 0) -> AsyncGenerator[Event]:
         """What happens to the task, from the beginning (or behind event `after`) until it has ended."""
         while True:
             try:
-                async for line in self._lines(f"/v1/tasks/{task_id}/events", {}, {"Last-Event-ID": str(after)}):
+                async for line in self._lines(f"{_path(task_id)}/events", {}, {"Last-Event-ID": str(after)}):
                     if line.startswith(b"data: "):
                         event = Event.from_json(line.removeprefix(b"data: "))
                         after = event.id
@@ -155,27 +170,44 @@ class RolloutClient:
         await self.task(task_id)
 
     async def _generation(self, order: Generation) -> GenerationState:
-        return await self._ask("POST", "/v1/generation", GenerationState, order)
+        timeout = _timeout(order.timeout_seconds)
+        return await self._ask("POST", "/v1/generation", GenerationState, order, timeout=timeout)
 
     async def _ask(
-        self, method: str, path: str, gives: type[R], body: Record | None = None, query: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        gives: type[R],
+        body: Record | None = None,
+        query: dict[str, str] | None = None,
+        timeout: aiohttp.ClientTimeout | None = None,
     ) -> R:
-        answer = await self._body(method, path, body, query)
+        answer = await self._body(method, path, body, query, timeout)
         return await asyncio.to_thread(gives.from_json, answer)
 
     async def _body(
-        self, method: str, path: str, body: Record | None = None, query: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Record | None = None,
+        query: dict[str, str] | None = None,
+        timeout: aiohttp.ClientTimeout | None = None,
     ) -> bytes:
         async def once() -> bytes:
             headers = {"Content-Type": "application/json"} if body else {}
             data = body.to_json() if body else None
             try:
                 async with self._http.request(
-                    method, self.url + path, data=data, params=query or {}, headers=headers
+                    method,
+                    self.url + path,
+                    data=data,
+                    params=query or {},
+                    headers=headers,
+                    timeout=timeout or _timeout(),
                 ) as response:
                     answer = await response.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _TryAgainError(f"{self.url}: {error or type(error).__name__}") from error
+                raise self._unanswered(error) from error
             return _checked(response.status, answer)
 
         return await self._again(once)
@@ -185,12 +217,25 @@ class RolloutClient:
             retry=retry_if_exception_type(_TryAgainError),
             wait=wait_random_exponential(0.2, max=5.0),
             stop=stop_after_delay(self._keep_trying),
+            before_sleep=lambda state: self._note(state.outcome.exception() if state.outcome else None),
             reraise=True,
         )
         try:
-            return await retrying(once)
+            answer = await retrying(once)
         except _TryAgainError as error:
-            raise UnreachableError(str(error)) from error
+            raise UnreachableError(f"{error} (tried for {self._keep_trying:g} s)") from error
+        self._note(None)
+        return answer
+
+    def _note(self, problem: BaseException | None) -> None:
+        if problem is not None and not self._away:
+            self._notice(f"{problem}; trying again for {self._keep_trying:g} s")
+        elif problem is None and self._away:
+            self._notice(f"{self.url} answers again")
+        self._away = problem is not None
+
+    def _unanswered(self, error: Exception) -> _TryAgainError:
+        return _TryAgainError(f"{self.url}: {reason(error)}; is `polar-gym serve` running there?")
 
     async def _lines(self, path: str, query: dict[str, str], headers: dict[str, str]) -> AsyncGenerator[bytes]:
         """The lines of a stream. Raises `_TryAgainError` where it breaks off."""
@@ -201,7 +246,15 @@ class RolloutClient:
                 async for line in _split(response.content):
                     yield line
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _TryAgainError(f"{self.url}: {error or type(error).__name__}") from error
+            raise self._unanswered(error) from error
+
+
+def _timeout(patience_seconds: float = 0.0) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENT_SECONDS + patience_seconds)
+
+
+def _path(task_id: str) -> str:
+    return f"/v1/tasks/{quote(task_id, safe='')}"
 
 
 async def _split(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
@@ -227,6 +280,8 @@ def _checked(status: int, answer: bytes) -> bytes:
         said = answer[:500].decode(errors="replace")
     if status in (429, 502, 503, 504):
         raise _TryAgainError(f"HTTP {status}: {said}")
+    if status == 401:
+        said += f" (here: set {SERVICE_KEY})"
     raise RolloutServiceError(status, said)
 
 

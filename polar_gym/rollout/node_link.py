@@ -8,6 +8,7 @@ from typing import Protocol
 import aiohttp
 from pydantic import ValidationError
 
+from polar_gym.no_answer import reason
 from polar_gym.protocol import Dispatch, ErrorAnswer, Generation, GenerationAnswer, Weights
 
 TIMEOUT_SECONDS = 20.0
@@ -92,7 +93,7 @@ class HttpNodeLink:
             ) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise NodeUnreachableError(f"{url}: {error or type(error).__name__}") from error
+            raise NodeUnreachableError(f"{url}: {reason(error)}") from error
 
 
 def _expect_success(status: int, answer: bytes) -> None:

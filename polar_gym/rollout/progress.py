@@ -69,6 +69,8 @@ def episode_line(episode: Episode) -> Text:
         return Text.assemble(
             ("✗ ", "red"), session.task_id, (f"  {session.failure.kind}: ", "red"), session.failure.message
         )
+    if episode.reward is None:
+        return Text.assemble(("✗ ", "red"), session.task_id, (f"  {session.status.lower()}", "red"))
     mark = ("✓ ", "green") if episode.reward else ("· ", "yellow")
     fidelity = episode.trajectory.fidelity
     said = f"  reward {episode.reward:g}  {fidelity.calls} calls  {fidelity.trainable_tokens} trainable tokens"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from polar_gym.config import ConfigError, RunConfig
+from polar_gym.config import ConfigError, RunConfig, check_writable
 from polar_gym.gateway.local import load_tasks, make_node, make_request
 from polar_gym.gateway.node import Node
+from polar_gym.rollout.output import set_aside
 from polar_gym.rollout.progress import Progress
 from polar_gym.schema import Episode, TaskRequest
 
@@ -26,7 +25,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     """
     tasks = load_tasks(config)
     output = config.rollout.output
-    _check_writable(output)
+    check_writable("rollout.output", output)
     state = config.rollout.state or output.parent / "state"
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state})})
     requests = [make_request(config, task) for task in tasks]
@@ -34,7 +33,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     episodes: list[Episode] = []
     async with make_node(config, tasks) as node:
         await _check_runtimes(node, requests)
-        if kept := _set_aside(output):
+        if kept := set_aside(output):
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         with output.open("wb") as lines, Progress(console, total=len(samples)) as progress:
             async with asyncio.TaskGroup() as group:
@@ -57,26 +56,6 @@ async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
         runtime = await asyncio.to_thread(node.runtime, spec)
         if missing := await asyncio.to_thread(runtime.check):
             raise ConfigError(f"runtime={spec.name!r}: {'; '.join(missing)}")
-
-
-def _check_writable(output: Path) -> None:
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with output.open("ab"):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"rollout.output={str(output)!r}: {error.strerror}; name a file that can be written"
-        ) from error
-
-
-def _set_aside(output: Path) -> Path | None:
-    """The new name of what an earlier run wrote; None: there is nothing. `outputs/demo.jsonl` becomes
-    `outputs/demo.1.jsonl`, or the first number that is free."""
-    if not output.is_file() or output.stat().st_size == 0:
-        return None
-    names = (output.with_name(f"{output.stem}.{number}{output.suffix}") for number in itertools.count(1))
-    return output.rename(next(name for name in names if not name.exists()))
 
 
 def _samples(requests: list[TaskRequest]) -> Iterator[tuple[TaskRequest, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -14,9 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.protocol import NodeState, TaskState, TaskStatus
-from polar_gym.rollout.client import RolloutClient
+from polar_gym.rollout.client import RolloutClient, RolloutServiceError
+from polar_gym.rollout.output import set_aside
 from polar_gym.rollout.progress import STAGES, episode_line
-from polar_gym.schema import Status
+from polar_gym.schema import Episode, Session, Status
+
+LATE_SECONDS = 15.0
+"""How long is waited for what was captured of cancelled samples."""
 
 COLOURS = {
     TaskStatus.QUEUED: "dim",
@@ -72,9 +76,14 @@ def node_table(nodes: Sequence[NodeState]) -> Table:
 async def follow(
     client: RolloutClient, task_ids: Sequence[str], output: Path | None, console: Console
 ) -> list[TaskState]:
-    """Show the tasks until all have ended, with a line for each episode where they are written to `output`."""
+    """Show the tasks until all have ended, with a line for each episode where they are written to `output`: the
+    accepted ones, and what was captured of samples that have none because they were cancelled. What an earlier run
+    wrote there is kept under another name."""
     tasks = {task_id: await client.task(task_id) for task_id in task_ids}
+    if output is not None and (kept := set_aside(output)):
+        console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
     lines = output.open("wb") if output is not None else None
+    written = set[str]()
     started = time.monotonic()
 
     def view() -> Group:
@@ -83,21 +92,24 @@ async def follow(
         head = Text(f"{done}/{total} samples ended, {time.monotonic() - started:.0f} s", "bold")
         return Group(head, task_table([task for task in tasks.values() if task.finished_at is None]))
 
-    with Live(view(), console=console, refresh_per_second=4, transient=True) as live:
+    def write(episode: Episode) -> None:
+        assert lines is not None
+        lines.write(episode.to_json() + b"\n")
+        lines.flush()
+        written.add(episode.session.session_id)
+        console.print(episode_line(episode))
+
+    with Live(console=console, get_renderable=view, refresh_per_second=4, transient=True):
 
         async def states(task_id: str) -> None:
             async for event in client.events(task_id):
                 if event.kind != "callback.delivered":
                     tasks[task_id] = await client.task(task_id)
-                    live.update(view())
             tasks[task_id] = await client.task(task_id)
 
         async def episodes(task_id: str) -> None:
-            assert lines is not None
             async for episode in client.episodes(task_id):
-                lines.write(episode.to_json() + b"\n")
-                lines.flush()
-                live.console.print(episode_line(episode))
+                write(episode)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -105,7 +117,33 @@ async def follow(
                     group.create_task(states(task_id))
                     if lines is not None:
                         group.create_task(episodes(task_id))
+            if lines is not None:
+                left = [session for task in tasks.values() for session in task.sessions]
+                left = [session for session in left if session.session_id not in written]
+                async for episode in _of_cancelled(client, left):
+                    write(episode)
+                if missing := sum(session.session_id not in written for session in left):
+                    console.print(Text(f"{missing} samples ended without an episode", "yellow"))
+        except ExceptionGroup as group:  # the first that failed ended the others
+            raise group.exceptions[0] from None
         finally:
             if lines is not None:
                 lines.close()
     return list(tasks.values())
+
+
+async def _of_cancelled(client: RolloutClient, sessions: Sequence[Session]) -> AsyncGenerator[Episode]:
+    """The episodes, kept as excluded, of samples that ended without an accepted one. Those of cancelled samples come
+    from their nodes a little after the task's end."""
+    deadline = time.monotonic() + LATE_SECONDS
+    for session in sessions:
+        while session.node is not None:  # else it was on no node
+            try:
+                yield await client.episode(session.session_id, session.attempt)
+                break
+            except RolloutServiceError as error:
+                if error.status not in (404, 410):
+                    raise
+            if session.status is not Status.CANCELLED or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class Server:
     deliveries: list[Delivery] = field(default_factory=list)
     paths: set[str] = field(default_factory=set)
     keys: set[str | None] = field(default_factory=set)
+    mute: asyncio.Event | None = None
+    """Heartbeats are received, and not answered before this is set."""
     port: int = 0
     heard: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -64,7 +67,10 @@ class Server:
 
     async def _heartbeat(self, http: web.Request) -> web.Response:
         self.heartbeats.append(Heartbeat.from_json(await http.read()))
-        return await self._heard(http, web.Response(body=self.answer.to_json()))
+        response = await self._heard(http, web.Response(body=self.answer.to_json()))
+        if self.mute is not None:
+            await self.mute.wait()
+        return response
 
     async def _episode(self, http: web.Request) -> web.Response:
         if self.refusals:
@@ -103,6 +109,30 @@ async def test_a_node_tells_what_it_is_and_delivers_each_episode_once(tmp_path: 
         assert server.paths == {"/v1/nodes/here/heartbeat", "/v1/nodes/here/episodes"}
         assert server.keys == {f"Bearer {KEY}"}
         assert len({heartbeat.incarnation for heartbeat in server.heartbeats}) == 1
+
+
+async def test_a_node_beats_often_enough_for_a_short_lease(tmp_path: Path) -> None:
+    """Guards against nodes that are silent for longer than their lease because nothing happens, and count as dead."""
+    server = Server(answer=HeartbeatAnswer(lease_seconds=0.8))
+    async with server.up(), node_here(tmp_path, server=server.url):
+        await server.until(lambda: server.heartbeats)
+        began, beats = time.monotonic(), len(server.heartbeats)
+        await server.until(lambda: len(server.heartbeats) >= beats + 4)
+        assert time.monotonic() - began < 4 * 0.8
+
+
+async def test_a_server_that_does_not_answer_is_asked_again_within_the_lease(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against nodes that wait for a dead connection's answer while the server, begun again, waits for them."""
+    server = Server(answer=HeartbeatAnswer(lease_seconds=0.8))
+    async with server.up(), node_here(tmp_path, server=server.url):
+        await server.until(lambda: server.heartbeats)
+        server.mute = asyncio.Event()
+        beats = len(server.heartbeats)
+        await server.until(lambda: len(server.heartbeats) >= beats + 3)
+        server.mute.set()
+        assert "no answer in time" in caplog.text
 
 
 async def test_a_server_that_refuses_or_fails_gets_the_episode_again(

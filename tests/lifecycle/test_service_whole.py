@@ -61,7 +61,7 @@ async def test_cluster_local_serves_the_command_line(tmp_path: Path) -> None:
         assert "local" in nodes
         assert (again, ids.split()) == (0, ["t0", "t1"]), "the same again is the same task"
         assert "task_id='nobody': there is no such task" in wrong
-        assert (await command("cancel", "t0", *at))[1].strip() == "t0 COMPLETED"
+        assert (await command("cancel", "t0", *at))[1].strip() == "t0 had ended before: COMPLETED"
         assert await server.stop() == 0
 
 

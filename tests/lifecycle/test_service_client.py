@@ -1,0 +1,162 @@
+"""Clients of a rollout server that goes away, comes back or refuses: what they say, and what they write."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from polar_gym.cli import main
+from polar_gym.no_answer import reason
+from polar_gym.rollout import client as client_module
+from polar_gym.rollout import watch
+from polar_gym.rollout.client import RolloutClient, RolloutServiceError, UnreachableError
+from polar_gym.rollout.watch import follow
+from polar_gym.schema import Episode, Status
+from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
+from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+async def test_watching_says_when_the_server_is_away_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    """Guards against a watch that is silent while the server is dead."""
+    listen, said = f"127.0.0.1:{free_port()}", list[str]()
+    async with AsyncExitStack() as stack:
+        async with rollout_server(tmp_path, listen=listen) as (_, first):
+            await first.submit(make_request("t"))
+            own = RolloutClient(first.url, SERVICE_KEY, keep_trying_seconds=60, notice=said.append)
+            following = asyncio.create_task(follow(await stack.enter_async_context(own), ["t"], None, quiet()))
+            await asyncio.sleep(0.3)
+        async with asyncio.timeout(60):
+            while not said:  # noqa: ASYNC110 - the client tells no events
+                await asyncio.sleep(0.02)
+        async with rollout_server(tmp_path, listen=listen) as (_, again), PeerNode(again.url, NODE_KEY) as node:
+            (order,) = await node.take()
+            await node.finish(order)
+            (state,) = await asyncio.wait_for(following, 60)
+    assert state.usable == 1
+    away, back = said
+    assert away.startswith(f"http://{listen}: Connection refused; is `polar-gym serve` running there?; trying again")
+    assert back == f"http://{listen} answers again"
+
+
+async def test_watching_a_server_that_stays_away_ends_with_an_error(tmp_path: Path) -> None:
+    """Guards against a traceback of task groups, and against the words of connectors."""
+    async with AsyncExitStack() as stack:
+        async with rollout_server(tmp_path) as (_, client):
+            await client.submit(make_request("t"))
+            own = RolloutClient(client.url, SERVICE_KEY, keep_trying_seconds=0.5)
+            await stack.enter_async_context(own)
+            following = asyncio.create_task(follow(own, ["t"], tmp_path / "episodes.jsonl", quiet()))
+            await asyncio.sleep(0.3)
+        with pytest.raises(UnreachableError, match=r"Connection refused; is `polar-gym serve` running") as gone:
+            await asyncio.wait_for(following, 60)
+    assert "ssl" not in str(gone.value)
+
+
+async def test_a_connection_that_died_without_a_word_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against clients that wait for ever where a machine or a network went away."""
+    monkeypatch.setattr(client_module, "SILENT_SECONDS", 0.2)
+    connections = 0
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with RolloutClient(url, keep_trying_seconds=1) as client:
+            with pytest.raises(UnreachableError, match="no answer in time"):
+                await asyncio.wait_for(client.tasks(), 30)
+    assert connections > 1
+
+
+async def test_what_was_captured_of_cancelled_samples_is_written_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an output without the episodes that come from their nodes after a task was cancelled."""
+    monkeypatch.setattr(watch, "LATE_SECONDS", 2.0)
+    output, shown = tmp_path / "episodes.jsonl", quiet()
+    output.write_text("precious")
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=2) as node:
+        await client.submit(make_request("t", num_samples=3))
+        done, running = await node.take(2)
+        following = asyncio.create_task(follow(client, ["t"], output, shown))
+        await node.deliver(make_episode(done), 0)
+        await client.cancel("t")
+        await asyncio.sleep(0.3)
+        await node.deliver(make_episode(running, reward=None, status=Status.CANCELLED), 0)
+        await asyncio.wait_for(following, 60)
+    episodes = [Episode.from_json(line) for line in output.read_bytes().splitlines()]
+    assert [(e.session.session_id, e.session.status, e.reward) for e in episodes] == [
+        (done.session_id, Status.COMPLETED, 1.0),
+        (running.session_id, Status.CANCELLED, None),
+    ]
+    assert "1 samples ended without an episode" in shown.file.getvalue()  # type: ignore[attr-defined]
+    assert (tmp_path / "episodes.1.jsonl").read_text() == "precious"
+
+
+async def test_the_wrong_key_says_where_the_client_takes_it_from(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, own), RolloutClient(own.url, "not the key") as client:
+        with pytest.raises(RolloutServiceError, match="POLAR_GYM_SERVICE_KEY"):
+            await client.tasks()
+
+
+@pytest.mark.parametrize("evil", ["a?b", "a#b", "-x"])
+async def test_an_id_is_sent_as_it_was_given(tmp_path: Path, evil: str) -> None:
+    """Guards against ids that become another path or a query: of another task, say."""
+    async with rollout_server(tmp_path) as (_, client):
+        await client.submit(make_request("a"))
+        with pytest.raises(RolloutServiceError, match="task_id=") as refused:
+            await client.cancel(evil)
+        assert refused.value.status == 400
+        assert (await client.task("a")).finished_at is None
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8700", "ftp://x", "http://"])
+def test_what_is_no_url_is_said_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a URL, e\.g\. http://127"):
+        RolloutClient(url)
+
+
+async def test_cancelling_says_what_had_ended_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY", SERVICE_KEY)
+
+    def cancel(url: str, *task_ids: str) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main(["cancel", *task_ids, "--server", url])
+        return ended.value.code
+
+    async with rollout_server(tmp_path) as (_, client):
+        await client.submit(make_request("old"))
+        await client.cancel("old")
+        await client.submit(make_request("new"))
+        assert await asyncio.to_thread(cancel, client.url, "old", "new", "nobody") == 2
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == ["old had ended before: CANCELLED", "new CANCELLED"], "done, and said"
+    assert "task_id='nobody': there is no such task" in captured.err
+
+
+def test_reasons_are_words_for_people() -> None:
+    assert reason(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")) == "Connection refused"
+    assert reason(TimeoutError()) == "no answer in time"
+    assert reason(socket.gaierror(-2, "Name or service not known")) == "Name or service not known"
