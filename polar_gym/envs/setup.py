@@ -28,9 +28,9 @@ class Setup:
         return make_node(self.config, self.tasks)
 
 
-def swe_setup(harness: str | Mapping[str, Any], recipe: str | None, settings: Mapping[str, Any]) -> Setup:
+def swe_setup(harness: str | Mapping[str, Any] | None, recipe: str | None, settings: Mapping[str, Any]) -> Setup:
     """The tasks of a config. Raises `ConfigError`."""
-    config = load_config(recipe, settings={"harness": harness, **settings})
+    config = load_config(recipe, settings=_with_harness(harness, settings))
     tasks = load_tasks(config)
     return Setup(config, tasks, {task.instance_id: make_request(config, task) for task in tasks})
 
@@ -41,12 +41,12 @@ def task_setup(
     workspace: str | Path | Mapping[str, Any] | None,
     evaluator: str | Mapping[str, Any],
     task_id: str,
-    harness: str | Mapping[str, Any],
+    harness: str | Mapping[str, Any] | None,
     recipe: str | None,
     settings: Mapping[str, Any],
 ) -> Setup:
     """One task. `workspace`: a directory, or the fields of `polar_gym.schema.Workspace`. Raises `ConfigError`."""
-    config = load_config(recipe, settings={"harness": harness, "evaluator": evaluator, **settings})
+    config = load_config(recipe, settings=_with_harness(harness, {"evaluator": evaluator, **settings}))
     if config.engine.options.get("policy") == "scripted" and config.engine.options.get("scripts") is None:
         raise ConfigError(
             "engine.scripts=None: the scripted policy has no demonstration of a task of yours; give one, e.g. "
@@ -70,6 +70,11 @@ def task_setup(
     except ValidationError as error:
         raise ConfigError(explain(error, TaskRequest)) from error
     return Setup(config, [], {task_id: request})
+
+
+def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """None: as the recipe has it."""
+    return {**({"harness": harness} if harness is not None else {}), **settings}
 
 
 def _workspace(given: str | Path | Mapping[str, Any]) -> Workspace:

@@ -17,13 +17,14 @@ class SweEnv(HarnessEnv):
 
     def __init__(
         self,
-        harness: str | Mapping[str, Any] = "pi",
+        harness: str | Mapping[str, Any] | None = None,
         *,
         recipe: str | None = None,
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:
-        """`settings` are the groups and sections of `conf/config.yaml`: `runtime="docker"`, `rollout={...}`, ...
+        """`harness` is by default the recipe's, or without a recipe `pi`. `settings` are the groups and sections of
+        `conf/config.yaml`: `runtime="docker"`, `rollout={...}`, ...
 
         Raises `polar_gym.config.ConfigError` before anything starts.
         """
@@ -36,7 +37,7 @@ class SweVectorEnv(HarnessVectorEnv):
     def __init__(
         self,
         num_envs: int = 1,
-        harness: str | Mapping[str, Any] = "pi",
+        harness: str | Mapping[str, Any] | None = None,
         *,
         recipe: str | None = None,
         render_mode: str | None = None,

@@ -59,6 +59,20 @@ def test_an_unknown_reset_option_is_named() -> None:
     env.close()
 
 
+@pytest.mark.parametrize(("name", "settings"), [("polar/swe", {}), ("polar/task", {"instruction": "Go."})])
+def test_the_harness_is_the_recipes_unless_one_is_named(name: str, settings: dict[str, Any]) -> None:
+    """Guards against a default of ours that wins over the recipe without a word."""
+    settings = {**settings, "engine": {"name": "vllm", "url": "http://127.0.0.1:1"}, "runtime": "bubblewrap"}
+    for recipe, named, expected in (
+        ("swe_codex_rollout", {}, "codex"),
+        ("swe_codex_rollout", {"harness": "qwen_code"}, "qwen_code"),
+        (None, {}, "pi"),
+    ):
+        env: Any = gym.make(name, **{**settings, **named, "recipe": recipe}).unwrapped
+        assert env.config.harness.name == expected
+        env.close()
+
+
 @pytest.mark.parametrize(
     ("evaluator", "says"),
     [
