@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.gateway.journal import Journal, JournalError, read_journal
+from polar_gym.gateway.shared_prompts import SharedPrompts
 from polar_gym.schema import ModelCall
 from tests.unit.calls import make_call
-from tests.unit.test_trajectory import sessions
+from tests.unit.test_trajectory import parallel_sessions, sessions
 
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=5)}), max_size=4
@@ -27,7 +29,11 @@ def written(path: Path, calls: list[ModelCall]) -> list[ModelCall]:
     return read_journal(path)
 
 
-@given(calls=sessions(), histories=st.lists(MESSAGES, min_size=9, max_size=9), data=st.data())
+@given(
+    calls=st.one_of(sessions(), parallel_sessions()),
+    histories=st.lists(MESSAGES, min_size=10, max_size=10),
+    data=st.data(),
+)
 def test_round_trip(
     tmp_path_factory: pytest.TempPathFactory, calls: list[ModelCall], histories: list, data: st.DataObject
 ) -> None:
@@ -92,16 +98,17 @@ def test_prompts_that_go_on_from_each_other_are_in_memory_once(tmp_path: Path) -
         assert long < 6 * short
 
 
-def test_prompts_that_share_memory_stay_what_they_were(tmp_path: Path) -> None:
+@given(st.lists(st.tuples(st.integers(0), st.lists(st.integers(0, 1), max_size=4), st.booleans()), max_size=25))
+def test_prompts_that_share_memory_stay_what_they_were(steps: list[tuple[int, list[int], bool]]) -> None:
     """Forks, retries and shorter prompts of one conversation, of which only one may go on in the shared array."""
-    root, answer = [1, 2], [3]
-    prompts = [root, [*root, *answer, 4], [*root, *answer, 5], [*root, *answer, 4], [*root, *answer, 4, 3, 6], root]
-    prompts += [[*root, *answer, 4, 3, 7], [*root, *answer], [1], [1, 3], []]
-    parents = [None, "call0", "call0", "call0", "call1", None, "call3", "call0", "call0", "call8", "call0"]
-    calls = [make_call(i, prompts[i], answer, parent_id=parent) for i, parent in enumerate(parents)]
-    read = written(tmp_path / "s.jsonl", calls)
-    assert [call.prompt_ids.tolist() for call in calls] == prompts
-    assert [call.prompt_ids.tolist() for call in read] == prompts
+    shared, prompts = SharedPrompts(), [[0]]
+    views = [shared.add(np.array([0], np.int32), None, 0)]
+    for number, more, is_shorter in steps:
+        base = number % len(prompts)
+        kept = prompts[base][:-1] if is_shorter else prompts[base]
+        prompts.append([*kept, *more])
+        views.append(shared.add(np.array(prompts[-1], np.int32), base, len(kept)))
+    assert [view.tolist() for view in views] == prompts
 
 
 def test_a_torn_last_line_loses_only_itself(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Random sessions through the real tree, splicer, template and builders; the policy drifts as badly as it can.
 
 Its answers are tokenised character by character and its JSON is spaced oddly, so that nothing re-templates to the same
-ids. Harnesses append, retry, hang up, fork, rewrite, compact and drop tool calls, in any interleaving.
+ids. Harnesses append, retry, hang up, fork, rewrite, summarise, begin sub-agents, ask for titles and drop tool calls,
+in any interleaving.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from polar_gym.inference import ChatRequest
 from polar_gym.inference.embedded.answers import parse_answer
 from polar_gym.inference.embedded.chatml import ChatML
 from polar_gym.providers import ids
-from polar_gym.schema import BuilderSpec, Message, ModelCall, ToolDefinition
+from polar_gym.schema import BuilderSpec, Message, ModelCall, ToolDefinition, Trajectory
 from polar_gym.trajectory import build_trajectory
 from polar_gym.trajectory.trace import verify_trace
+from polar_gym.trajectory.tree import token_tree
 
 CHATML = ChatML()
 END = CHATML.answer_ids({"role": "assistant", "content": "x"})[-1]
@@ -73,8 +75,9 @@ KINDS = st.sampled_from(["text", "call", "call", "two_calls", "thinking", "cut_t
 class Conversation:
     """A conversation as a harness keeps it."""
 
-    def __init__(self, messages: list[Message], last: ModelCall | None = None) -> None:
+    def __init__(self, messages: list[Message], last: ModelCall | None = None, kind: str = "main") -> None:
         self.messages = messages
+        self.kind = kind
         self.last = last
         """The call whose answer is the last turn."""
 
@@ -103,10 +106,12 @@ class Sessions(RuleBasedStateMachine):
         self.calls: list[ModelCall] = []
         self.conversations = [self.fresh("system")]
 
-    def fresh(self, system: str) -> Conversation:
-        return Conversation([{"role": "system", "content": system}, {"role": "user", "content": "Begin."}])
+    def fresh(self, system: str, kind: str = "main") -> Conversation:
+        return Conversation([{"role": "system", "content": system}, {"role": "user", "content": "Begin."}], kind=kind)
 
-    def ask(self, messages: list[Message], kind: str, outcome: Any = "delivered") -> tuple[ModelCall, Plan]:
+    def ask(
+        self, messages: list[Message], kind: str, outcome: Any = "delivered", purpose: str = "main"
+    ) -> tuple[ModelCall, Plan]:
         request = ChatRequest(model="policy", messages=list(messages), tools=TOOLS)
         plan = asyncio.run(self.splicer.prepare(self.thread, request))
         prompt = request.prompt_ids
@@ -131,6 +136,7 @@ class Sessions(RuleBasedStateMachine):
             continuation=plan.continuation,
             splice_cause=plan.cause,
             outcome=outcome,
+            hints={"kind": purpose},
             started_at=float(len(self.calls)),
             duration=0.5,
         )
@@ -147,7 +153,7 @@ class Sessions(RuleBasedStateMachine):
         conversation = self.pick(number)
         if conversation.messages[-1]["role"] == "assistant" or says:
             conversation.messages.append({"role": "user", "content": f"Go on, {len(self.calls)}."})
-        call, plan = self.ask(conversation.messages, kind)
+        call, plan = self.ask(conversation.messages, kind, purpose=conversation.kind)
         if (last := conversation.last) is not None:
             assert plan.parent_id == last.call_id, "what is appended to a known conversation continues it"
             said = str((last.response or {}).get("content"))
@@ -161,7 +167,7 @@ class Sessions(RuleBasedStateMachine):
         """The same question twice; the conversation goes on from either answer."""
         conversation = self.pick(number)
         conversation.messages.append({"role": "user", "content": f"Again, {len(self.calls)}."})
-        answers = [self.ask(conversation.messages, kind)[0] for _ in range(2)]
+        answers = [self.ask(conversation.messages, kind, purpose=conversation.kind)[0] for _ in range(2)]
         conversation.take(answers[kept])
 
     @rule(number=st.integers(0, 9), kind=KINDS)
@@ -170,10 +176,31 @@ class Sessions(RuleBasedStateMachine):
         asked: list[Message] = [*conversation.messages, {"role": "user", "content": f"Lost, {len(self.calls)}."}]
         self.ask(asked, kind, "abandoned")
 
+    @rule(number=st.integers(0, 9), kind=KINDS)
+    def lose_a_whole_answer(self, number: int, kind: str) -> None:
+        """Recorded as delivered, and found out not to have been; asked again, the conversation goes on."""
+        conversation = self.pick(number)
+        conversation.messages.append({"role": "user", "content": f"Lost in the end, {len(self.calls)}."})
+        lost, _ = self.ask(conversation.messages, kind, purpose=conversation.kind)
+        lost.outcome = "abandoned"
+        self.thread.conversations.forget(lost.call_id)
+        conversation.take(self.ask(conversation.messages, kind, purpose=conversation.kind)[0])
+
+    @rule(number=st.integers(0, 9), kind=KINDS, purpose=st.sampled_from(["compaction", "auxiliary"]))
+    def ask_aside(self, number: int, kind: str, purpose: str) -> None:
+        """A summary or a title, asked for at the end of the very conversation, which then goes on without it."""
+        aside: Message = {"role": "user", "content": f"Say it in short, {len(self.calls)}."}
+        self.ask([*self.pick(number).messages, aside], kind, purpose=purpose)
+
+    @rule()
+    @precondition(lambda self: len(self.conversations) < 10)
+    def begin_a_subagent(self) -> None:
+        self.conversations.append(self.fresh("You are one of several.", "subagent"))
+
     @rule(number=st.integers(0, 9))
     def fork(self, number: int) -> None:
         conversation = self.pick(number)
-        self.conversations.append(Conversation(list(conversation.messages), conversation.last))
+        self.conversations.append(Conversation(list(conversation.messages), conversation.last, conversation.kind))
 
     @rule(number=st.integers(0, 9), place=st.integers(0, 9))
     def rewrite(self, number: int, place: int) -> None:
@@ -217,11 +244,18 @@ class Sessions(RuleBasedStateMachine):
         trained: Counter[str] = Counter()
         for trace in trajectory.traces:
             verify_trace(trace, self.calls)
+            assert trace.trainable_tokens
             for call in self.calls:
                 if call.call_id in trace.call_ids:
                     start = len(call.prompt_ids) - len(trace.prompt_ids)
-                    trained[call.call_id] += int(trace.loss_mask[start : start + len(call.response_ids)].all())
-        delivered = {call.call_id for call in self.calls if call.outcome == "delivered"}
+                    is_trained = bool(trace.loss_mask[start : start + len(call.response_ids)].all())
+                    assert not is_trained or trace.kind == call.hints["kind"]
+                    trained[call.call_id] += is_trained
+        delivered = {
+            call.call_id
+            for call in self.calls
+            if call.outcome == "delivered" and call.hints["kind"] in spec.train_kinds
+        }
         assert {call_id for call_id, times in trained.items() if times} == delivered
         assert all(times <= 1 for times in trained.values())
         in_tree = sum(call.parent_id is not None for call in self.calls)
@@ -229,7 +263,28 @@ class Sessions(RuleBasedStateMachine):
         assert balance.spliced + balance.canonical + broken == in_tree
 
         shuffled = random.Random(0).sample(self.calls, len(self.calls))
-        assert build_trajectory(shuffled, spec).to_json() == trajectory.to_json(), "arrival order does not matter"
+        assert build_trajectory(shuffled, spec).to_json() == trajectory.to_json(), (
+            "the order of the list does not matter"
+        )
+        again = build_trajectory(self.in_another_order(), spec)
+        assert _paths(again) == _paths(trajectory), "nor that in which requests of different conversations arrived"
+        assert again.fidelity.excluded == balance.excluded
+
+    def in_another_order(self) -> list[ModelCall]:
+        """The same calls, had parallel conversations been faster and slower: each comes after what it goes on from."""
+        chance = random.Random(len(self.calls))
+        before = {node.call.call_id: node.parent and node.parent.call.call_id for node in token_tree(self.calls)}
+        waiting, placed = list(self.calls), dict[str, ModelCall]()
+        while waiting:
+            ready = [call for call in waiting if {call.parent_id, before.get(call.call_id)} <= placed.keys() | {None}]
+            chosen = chance.choice(ready)
+            waiting = [call for call in waiting if call is not chosen]
+            placed[chosen.call_id] = chosen.model_copy(update={"index": len(placed)})
+        return list(placed.values())
+
+
+def _paths(trajectory: Trajectory) -> set[tuple[str, ...]]:
+    return {tuple(trace.call_ids) for trace in trajectory.traces}
 
 
 class SessionsWithoutSplicing(Sessions):

@@ -14,11 +14,16 @@ from polar_gym.registry import UnknownNameError
 from polar_gym.schema import BuilderSpec, ModelCall, Trajectory
 from polar_gym.trajectory import build_trajectory
 from polar_gym.trajectory.balance import fidelity
+from polar_gym.trajectory.exclusions import exclusions
 from polar_gym.trajectory.trace import merge_path, verify_trace
 from polar_gym.trajectory.tree import token_tree
 from tests.unit.calls import make_call
 
 OUTCOMES = st.sampled_from(["delivered", "delivered", "delivered", "abandoned", "failed"])
+
+
+def at(start: float, duration: float, **fields: Any) -> dict[str, Any]:
+    return {"started_at": start, "duration": duration, **fields}
 
 
 @st.composite
@@ -70,6 +75,44 @@ def test_laws(name: str, calls: list[ModelCall]) -> None:
     }
     assert {call_id for call_id, times in trained.items() if times} == wanted
     assert all(times <= 1 for times in trained.values())
+
+
+@st.composite
+def parallel_sessions(draw: st.DrawFn) -> list[ModelCall]:
+    """Calls in flight at once, many with one prompt, of all kinds, continued or not, also by what was abandoned."""
+    ids = st.lists(st.integers(0, 1), max_size=2)
+    calls: list[ModelCall] = []
+    for index in range(draw(st.integers(1, 10))):
+        prompt, parent = draw(ids), None
+        if calls and draw(st.booleans()):
+            base = draw(st.sampled_from(calls))
+            prompt = base.prompt_ids.tolist()
+            if draw(st.booleans()):
+                prompt += [*base.response_ids.tolist(), *draw(ids)]
+                parent = base.call_id
+        times = at(float(draw(st.integers(0, 4))), float(draw(st.integers(0, 4))))
+        kind = draw(st.sampled_from(["main", "main", "subagent", "compaction", "auxiliary"]))
+        fields = {"parent_id": parent, "hints": {"kind": kind}, "outcome": draw(OUTCOMES), **times}
+        calls.append(make_call(index, prompt, draw(ids), **fields))
+    return calls
+
+
+@pytest.mark.parametrize("name", ["prefix_merging", "per_request"])
+@given(calls=parallel_sessions(), train_rejected=st.booleans())
+def test_laws_of_calls_in_flight_at_once(name: str, calls: list[ModelCall], train_rejected: bool) -> None:
+    trajectory = build(calls, name, train_rejected=train_rejected)  # raises where a call is not trained once, or wholly
+    excluded = exclusions(calls, BuilderSpec(name=name, train_rejected=train_rejected))
+    for trace in trajectory.traces:
+        verify_trace(trace, calls)
+        assert trace.trainable_tokens
+        assert trace.call_ids[-1] not in excluded
+    delivered = [call for call in calls if call.outcome == "delivered" and len(call.response_ids)]
+    for call in delivered:
+        same_prompt = [each for each in delivered if np.array_equal(each.prompt_ids, call.prompt_ids)]
+        kept = [each for each in same_prompt if excluded.get(each.call_id) not in ("superseded", "rejected")]
+        assert kept, "of the answers to one question at least one counts"
+        went_on = any(each.parent_id == call.call_id for each in calls)
+        assert not went_on or any(each is call for each in kept)
 
 
 @given(calls=sessions())
@@ -126,10 +169,6 @@ def test_a_spliced_prompt_that_is_none_is_an_error() -> None:
     calls = [make_call(0, [1, 2], [3]), make_call(1, [1, 2, 9], [6], parent_id="call0", continuation="spliced")]
     with pytest.raises(AssertionError, match="call1 is marked spliced, but differs from its parent at 2"):
         build(calls)
-
-
-def at(start: float, duration: float, **fields: Any) -> dict[str, Any]:
-    return {"started_at": start, "duration": duration, **fields}
 
 
 def test_of_identical_requests_in_flight_the_one_that_is_continued_counts() -> None:
