@@ -15,7 +15,7 @@ from polar_gym.inference.messages import canonical_json
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.anthropic_output import UNPARSED, utf16_length
 from polar_gym.providers.fields import objects, optional, required, shown
-from polar_gym.providers.messages import merge_leading_system
+from polar_gym.providers.messages import left_out, merge_leading_system
 from polar_gym.schema import Message
 
 Block = dict[str, Any]
@@ -136,7 +136,7 @@ def _image(block: Block, path: str) -> Block:
 
 
 def _document(block: Block, path: str) -> Block:
-    """Title, context and text, with blank lines between."""
+    """Title, context and text, with blank lines between. Claude Code sends each PDF that the policy reads."""
     headings = [optional(block, key, str, path) for key in ("title", "context")]
     source, path = required(block, "source", dict, path), f"{path}.source"
     kind = required(source, "type", str, path)
@@ -144,6 +144,8 @@ def _document(block: Block, path: str) -> Block:
         texts = [required(source, "data", str, path)]
     elif kind == "content":
         texts = [_text(inner, at)["text"] for at, inner in _blocks(source, path)]
+    elif kind == "base64":
+        texts = [left_out(f"{required(source, 'media_type', str, path)} document")["text"]]
     else:
         raise BadRequestError(f"{path}.type", f"{shown(kind)} documents cannot be read here; send their text")
     return _as_text("\n\n".join([*(heading for heading in headings if heading), *texts]))

@@ -20,6 +20,7 @@ from polar_gym.inference.messages import canonical_json
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.fields import optional, required, shown
 from polar_gym.providers.google_json import base64_at, message_at, messages_at
+from polar_gym.providers.messages import left_out
 from polar_gym.schema import Message
 
 _DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult")
@@ -91,9 +92,7 @@ def _said(part: dict[str, Any], path: str, *, media: bool) -> dict[str, Any]:
     blob = message_at(part, "inlineData", path)
     mime = required(blob, "mimeType", str, f"{path}.inlineData")
     if (kind := _MEDIA.get(mime.partition("/")[0])) is None:
-        raise BadRequestError(
-            f"{path}.inlineData.mimeType", f"{shown(mime)} is not supported; send image, audio or video"
-        )
+        return left_out(mime)  # Gemini CLI sends each PDF that the policy reads
     return {"type": kind, kind: {"url": f"data:{mime};base64,{base64_at(blob, 'data', f'{path}.inlineData')}"}}
 
 

@@ -25,6 +25,12 @@ def _text(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
 
 
+def left_out(what: str) -> dict[str, str]:
+    """The content part that stands for what the chat form cannot hold. Clients send such things because the policy
+    opened a file: it is told, and the session goes on."""
+    return {"type": "text", "text": f"[{what} left out: it cannot be read here]"}
+
+
 def named_tool_choice(name: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """The chat form of "call this function", which must be among the tools."""
     if all(tool["function"]["name"] != name for tool in tools):

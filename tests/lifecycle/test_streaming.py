@@ -255,3 +255,41 @@ async def test_a_silent_engine_is_covered_by_keep_alives(
         said += await response.content.read()
     assert said.startswith(b": keep-alive\n\n")
     assert said.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("harness", "path", "body", "keep_alive"),
+    [
+        ("codex", "/v1/responses", {"input": "go"}, b'event: keepalive\ndata: {"type":"keepalive"}\n\n'),
+        ("claude_code", "/v1/messages", {"max_tokens": 99, "messages": ASK}, b'event: ping\ndata: {"type":"ping"}\n\n'),
+        (
+            "gemini_cli",
+            "/v1beta/models/m:streamGenerateContent?alt=sse",
+            {"contents": [{"parts": [{"text": "go"}]}]},
+            b"\n\n",
+        ),
+        ("qwen_code", "/v1/chat/completions", {"messages": ASK}, b": keep-alive\n\n"),
+    ],
+)
+async def test_each_client_is_kept_waiting_by_what_it_tolerates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harness: str, path: str, body: Any, keep_alive: bytes
+) -> None:
+    """Guards against comments, which Gemini CLI takes for a broken stream and Codex does not hear."""
+    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECONDS", 0.02)
+    engine = HesitantEngine(half=False)
+    async with (
+        running_session(tmp_path, engine, "synthetic", harness) as (node, capture),
+        aiohttp.ClientSession(headers={"x-api-key": capture.key, "Authorization": f"Bearer {capture.key}"}) as http,
+        http.post(f"{node.url}{path}", json={"model": "m", "stream": True} | body) as response,
+    ):
+        assert response.status == 200
+        said = b""
+        while len(said) < 3 * len(keep_alive):
+            said += await response.content.readany()
+        engine.go_on.set()
+        said += await response.content.read()
+        while said.startswith(keep_alive):
+            said = said.removeprefix(keep_alive)
+        assert b"All the files" in said
+        assert said.startswith((b"data:", b"event:")), "nothing else was sent meanwhile"

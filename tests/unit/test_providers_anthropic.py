@@ -95,6 +95,13 @@ def test_images_and_documents():
     assert shown.messages[2] == {"role": "tool", "tool_call_id": "a", "content": [CHAT_PNG]}
 
 
+def test_the_model_is_told_of_a_document_that_it_cannot_read():
+    """Guards against a session that ends when the policy reads a PDF: Claude Code sends it whole."""
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    request = parse(user(text("see"), {"type": "document", "source": pdf}))
+    assert request.messages[0]["content"][1] == text("[application/pdf document left out: it cannot be read here]")
+
+
 def test_the_model_sees_that_a_tool_failed():
     request = parse(GO, said(tool_use("a")), user(result("a", "no", is_error=True), result("b", is_error=False)))
     assert [message["content"] for message in request.messages[2:]] == [f"{TOOL_ERROR}no", "ok"]
@@ -199,8 +206,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content: expected a string or a list of blocks"),
     ({"messages": [user({"type": "audio"})]}, r"messages\[0\]\.content\[0\]\.type: 'audio' is not supported here; use"),
     (
-        {"messages": [user({"type": "document", "source": {"type": "base64", "data": "AA"}})]},
-        r"messages\[0\]\.content\[0\]\.source\.type: 'base64' documents cannot be read here; send their text",
+        {"messages": [user({"type": "document", "source": {"type": "file", "file_id": "f"}})]},
+        r"messages\[0\]\.content\[0\]\.source\.type: 'file' documents cannot be read here; send their text",
     ),
     (
         {"messages": [user({"type": "image", "source": {"type": "file", "file_id": "f"}})]},
