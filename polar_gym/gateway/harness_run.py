@@ -86,11 +86,15 @@ async def blame(
 
     Exit codes lie in both directions: a harness's run is judged by its calls too. One that a budget ended is the
     agent's doing, unless it was waiting for an engine that failed; so is one that outgrew the context, and one that the
-    agent killed or made impossible. (Where the sandbox itself was lost, the diff cannot be read: that is a failure.)
+    agent killed or made impossible. Once the agent has acted, that is how every other end is seen: it can write to the
+    harness's own files, and send requests that an engine refuses. (Where the sandbox itself was lost, the diff cannot
+    be read: that is a failure.)
     """
     answered = [call for call in calls if call.outcome != "abandoned"]
     outgrown = any(call.error_kind == "context_length" for call in answered)
-    engine_failed = bool(answered) and answered[-1].outcome == "failed" and answered[-1].error_kind != "context_length"
+    acted = any(call.outcome == "delivered" and (call.response or {}).get("tool_calls") for call in answered)
+    agents_fault = ("context_length", "invalid_request") if acted else ("context_length",)
+    engine_failed = bool(answered) and answered[-1].outcome == "failed" and answered[-1].error_kind not in agents_fault
     if session.truncated_by is not None and not engine_failed:
         return None
     stderr = output.stderr.decode(errors="replace").strip()[-4000:]
@@ -106,7 +110,7 @@ async def blame(
     if engine_failed:
         message = f"the last model call failed: {answered[-1].error}"
         return Failure(stage=Status.RUNNING, kind="engine_error", message=message)
-    if code == 0 or answered[-1].finish_reason == "length" or outgrown:  # some exit 1 after either
+    if code == 0 or acted or answered[-1].finish_reason == "length" or outgrown:  # some exit 1 after the last two
         return None
     if (code is None or code <= SIGNALLED) and await is_intact(sandbox, request.runtime.workspace.path):
         return Failure(stage=Status.RUNNING, kind="harness_error", message=f"{name} exited with {code}: {stderr}")

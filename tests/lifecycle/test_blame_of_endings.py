@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from polar_gym.gateway.node import Node
+from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
 from polar_gym.runtimes import diff as diff_module
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
-from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec, Workspace
+from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, Workspace
 from tests.lifecycle.test_session_endings import asking, node, task
 from tests.requirements import need_program
 
@@ -68,6 +71,52 @@ async def test_harness_that_gives_up_in_a_sound_sandbox_is_masked(tmp_path: Path
     assert episode.reward is None
     assert episode.session.failure is not None
     assert episode.session.failure.kind == "harness_error"
+
+
+PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": PARAMETERS}}]
+
+
+class Choosy(EmbeddedEngine):
+    """Refuses every request without tools, as vLLM does one whose schema it cannot compile."""
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        if not request.tools:
+            raise EngineError(400, "no tools", kind="invalid_request")
+        return await super().chat(request, sampling, on_delta)
+
+
+async def after_acting(tmp_path: Path, workspace: Workspace, rest: str) -> Episode:
+    """An episode of a harness that gets a tool call from the policy, and then does this."""
+    engine = Choosy(EmbeddedOptions(scripts=[Script(commands=["true"])]))
+    spec = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
+    runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        return await local.rollout(
+            task(agent=asking(f"ask(tools={TOOLS})\n{rest}"), evaluator=spec, runtime=runtime, timeout_seconds=5)
+        )
+
+
+REFUSED = "try: ask()\nexcept OSError: pass\n"
+"""A request that the engine refuses, as the agent can send one too."""
+
+
+@pytest.mark.parametrize(
+    "rest", ["sys.exit(1)", "sys.exit(41)", f"{REFUSED}sys.exit(1)", f"{REFUSED}while True: pass", "ask(tools='none')"]
+)
+async def test_harness_that_fails_after_the_agent_has_acted_is_scored(
+    tmp_path: Path, workspace: Workspace, rest: str
+) -> None:
+    """The agent may have written to the harness's own files: such an end could be bought."""
+    episode = await after_acting(tmp_path, workspace, rest)
+    assert (episode.session.failure, episode.reward) == (None, 0.0)
+    assert episode.trajectory.fidelity.calls == 1 + ("ask()" in rest)
+
+
+async def test_what_a_failed_harness_left_is_graded(tmp_path: Path, workspace: Workspace) -> None:
+    episode = await after_acting(tmp_path, workspace, "open('made', 'w'); sys.exit('no more ideas')")
+    assert (episode.session.exit_code, episode.reward) == (1, 1.0)
+    assert "no more ideas" in episode.artifacts.stderr
 
 
 async def test_kill_before_any_answer_is_masked(tmp_path: Path, workspace: Workspace) -> None:
