@@ -149,11 +149,14 @@ class Proxy:
             return _error(provider, 500, "server", "the gateway failed; its log says why")
 
     def _route(self, http: web.BaseRequest) -> tuple[Provider, Route | None]:
-        """The provider and route of a path; for an unknown path the provider whose key header it carries."""
+        """The provider and route of a path; for an unknown path the provider whose key header it carries: a bearer key
+        more likely one that knows no other way than one that also takes keys in the URL."""
         for provider, route in self._routes:
             if route.matches(http.method, http.path, http.headers):
                 return provider, route
-        keyed = (provider for provider in self.providers if provider.session_key(http.headers) is not None)
+        likely = sorted(self.providers, key=lambda provider: provider.key_parameter is not None)
+        own = {name: value for name, value in http.headers.items() if name.lower() != "authorization"}
+        keyed = (each for headers in (own, http.headers) for each in likely if each.session_key(headers) is not None)
         return next(keyed, self.providers[0]), None
 
     def _authenticate(self, http: web.BaseRequest, provider: Provider, bound: SessionCapture | None) -> SessionCapture:

@@ -184,6 +184,26 @@ async def test_a_bad_request_gets_the_providers_error_shape(
         assert capture.calls == []
 
 
+@pytest.mark.parametrize(
+    ("header", "shape"),
+    [
+        ("Authorization", {"message", "type", "param", "code"}),
+        ("x-api-key", {"type", "message"}),
+        ("x-goog-api-key", {"code", "message", "status"}),
+    ],
+)
+async def test_an_unknown_endpoint_gets_the_404_of_the_provider_that_was_meant(
+    tmp_path: Path, header: str, shape: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against Google's errors for OpenAI's clients: both may have a bearer key."""
+    async with running_session(tmp_path) as (node, capture), aiohttp.ClientSession() as http:
+        headers = {header: f"Bearer {capture.key}" if header == "Authorization" else capture.key}
+        async with http.post(f"{node.url}/v1/embeddings", json={}, headers=headers) as response:
+            assert response.status == 404
+            assert set((await response.json())["error"]) == shape
+    assert "no such endpoint: POST /v1/embeddings" in caplog.text
+
+
 async def test_a_prompt_that_does_not_fit_is_a_context_length_error_and_is_recorded(tmp_path: Path) -> None:
     async with running_session(tmp_path) as (node, capture):
         long: Any = [{"role": "user", "content": "word " * 200_000}]
