@@ -12,12 +12,13 @@ import logging
 import shutil
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -27,14 +28,18 @@ from polar_gym.gateway.keys import NODE_KEY, check_binding
 from polar_gym.gateway.link import Link
 from polar_gym.gateway.local import load_tasks, make_node
 from polar_gym.gateway.metrics import NodeMetrics
+from polar_gym.gateway.node import Node
 from polar_gym.gateway.salvage import salvage
 from polar_gym.gateway.service import NodeService
 from polar_gym.gateway.settings import GatewaySettings
 from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.state import StateDirectory, StateError
+from polar_gym.inference import EngineError
 from polar_gym.schema import PluginSpec
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FAREWELL_SECONDS = 10.0
 """How long the last episodes may take to be delivered at the end; the next process delivers the others."""
@@ -45,6 +50,8 @@ HEAD_SECONDS = 15.0
 LINGERING_SECONDS = 1.0
 """How long a body that nobody reads any more is waited for before its connection is closed."""
 ANEW_SECONDS = 5.0
+ENGINE_AGAIN_SECONDS = 2.0
+"""Between two looks for an engine that is not there yet."""
 WORKERS = 64
 """Threads for what blocks. It waits for disks and subprocesses more than it computes, and a slow one (an npm install)
 must not hold up the episodes of others."""
@@ -72,7 +79,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         listener = stack.enter_context(_bound(settings))
         tasks = await asyncio.to_thread(_demonstrated, config)
         node = make_node(_with_state(config, state), tasks, name=settings.named(), scratch=state.root / "scratch")
-        await stack.enter_async_context(node)
+        await _start(node, stack, settings.engine_wait_seconds if settings.server is not None else 0.0)
         await salvage(state, node.runtime)
         service = NodeService(node, state, settings, _engine_key(config.engine))
         await service.find()
@@ -108,7 +115,10 @@ async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, s
     told, told_again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (told_again if told.is_set() else told).set())
-    async with serving(config, settings, key) as gateway:
+    async with AsyncExitStack() as stack:
+        gateway = await entered(stack, serving(config, settings, key), told)
+        if gateway is None:
+            return
         say(f"node {gateway.service.node.name} listens on {gateway.url}")
         await told.wait()
         say(f"draining: running sessions have {settings.grace_seconds:g} seconds (again: none)")
@@ -117,6 +127,35 @@ async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, s
         await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopping, hurry):
             task.cancel()
+
+
+async def entered(stack: AsyncExitStack, context: AbstractAsyncContextManager[T], told: asyncio.Event) -> T | None:
+    """What the context gives; None where `told` was set before it was entered: it was left again."""
+    entering = asyncio.create_task(stack.enter_async_context(context))
+    stopping = asyncio.create_task(told.wait())
+    try:
+        await asyncio.wait({entering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return entering.result() if entering.done() else None
+    finally:
+        for task in (entering, stopping):
+            task.cancel()
+        await asyncio.wait({entering, stopping})
+
+
+async def _start(node: Node, stack: AsyncExitStack, wait_seconds: float) -> None:
+    """Nodes and engines are often started together, and a model takes minutes to load. Raises `EngineError`."""
+    deadline, told = time.monotonic() + wait_seconds, False
+    while True:
+        try:
+            await stack.enter_async_context(node)
+            return
+        except EngineError as error:
+            if error.status != 503 or time.monotonic() >= deadline:
+                raise
+            if not told:
+                log.warning("waiting up to %g s for the engine: %s", wait_seconds, error.message)
+            told = True
+        await asyncio.sleep(min(ENGINE_AGAIN_SECONDS, wait_seconds))
 
 
 async def _say_goodbye(service: NodeService) -> None:

@@ -50,6 +50,8 @@ class GatewaySettings(ListenSettings):
     """What this node is called; null: by its machine and port."""
     state: Path = Path("state")
     """Where sessions are kept while they run, and until their episodes are delivered. One process at a time."""
+    engine_wait_seconds: float = Field(default=600.0, ge=0)
+    """With `server`: how long the node waits, at its start, for an engine that does not answer yet."""
     grace_seconds: float = Field(default=30.0, ge=0)
     """How long running sessions may go on after SIGTERM; those left are then ended as interrupted."""
     keep_seconds: float = Field(default=24 * 3600.0, ge=0)

@@ -17,6 +17,7 @@ import orjson
 import tenacity
 
 from polar_gym.inference import EngineError
+from polar_gym.no_answer import reason
 
 PATIENCE_SECONDS = 120.0
 """How long a call waits, by default, for an engine that cannot be reached, or that says that it is busy."""
@@ -118,7 +119,9 @@ class Http:
                 yield response
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise EngineError(
-                503, f"{self.name} at {self.url} cannot be reached ({error}); is it running there?", kind="overloaded"
+                503,
+                f"{self.name} at {self.url} cannot be reached ({reason(error)}); is it running there?",
+                kind="overloaded",
             ) from error
         except aiohttp.ClientError as error:
             raise self.broken_off(repr(error)) from error

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from polar_gym.config import ConfigError, RunConfig
+from polar_gym.gateway.process import entered
 from polar_gym.gateway.process import serving as gateway_serving
 from polar_gym.gateway.settings import GatewaySettings
 from polar_gym.rollout.auth import Keys, check_exposure
@@ -63,7 +64,9 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
         say(f"the rollout server listens on {url}")
         if config is not None and settings.cluster.name == "local":
             own = GatewaySettings(listen="127.0.0.1:0", server=url, name="local", state=settings.state / "node")
-            gateway = await stack.enter_async_context(gateway_serving(config, own, keys.node))
+            gateway = await entered(stack, gateway_serving(config, own, keys.node), told)
+            if gateway is None:
+                return
             say(f"node {gateway.service.node.name} listens on {gateway.url}")
         elif config is not None and settings.cluster.name == "ray":
             from polar_gym.rollout.ray_cluster import RayCluster  # only here: ray is an extra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ import openai
 import pytest
 from aiohttp import web
 
-from polar_gym.gateway import proxy
+from polar_gym.config import load_config
+from polar_gym.gateway import process, proxy
 from polar_gym.gateway.node import Node
+from polar_gym.gateway.settings import gateway_settings
 from polar_gym.gateway.splicing import Splicer
-from polar_gym.inference import ChatRequest, EngineError
+from polar_gym.inference import ChatRequest, EngineError, http
 from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Sampling, Status
@@ -120,6 +122,75 @@ async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch
         await server.up()
     assert (episode.session.truncated_by, episode.session.status) == ("time", Status.COMPLETED)
     assert episode.trajectory.fidelity.calls == 1
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for an engine at the start follow at once; this one has no templates."""
+
+    async def nothing_to_ask(self: Splicer) -> None:
+        """This server has no templates."""
+
+    monkeypatch.setattr(Splicer, "probe", nothing_to_ask)
+    monkeypatch.setattr(http, "START_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(process, "ENGINE_AGAIN_SECONDS", 0.1)
+
+
+def a_node(tmp_path: Path, engine: Engine, **settings: Any) -> AbstractAsyncContextManager[process.Gateway]:
+    config = load_config(settings={"engine": {"name": "vllm", "url": engine.url}, "runtime": "bubblewrap"})
+    own = gateway_settings({"listen": "127.0.0.1:0", "state": tmp_path / "state", **settings})
+    return process.serving(config, own, None)
+
+
+SERVER = {"server": "http://127.0.0.1:9"}
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_node_with_a_server_waits_for_its_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against nodes that end because they were started before their engine."""
+    engine = Engine()
+    await engine.up()
+    await engine.down()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(process, "FAREWELL_SECONDS", 0.1)
+        starting = asyncio.create_task(stack.enter_async_context(a_node(tmp_path, engine, **SERVER)))
+        async with asyncio.timeout(60):
+            while "waiting up to 600 s for the engine: vLLM at" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert not starting.done()
+        await engine.up()
+        gateway = await asyncio.wait_for(starting, 60)
+        assert gateway.service.node.engine.info.name == "vllm"
+    assert caplog.text.count("waiting up to") == 1
+    await engine.down()
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("settings", [{}, {**SERVER, "engine_wait_seconds": 0.5}])
+async def test_a_node_does_not_wait_for_ever_and_without_a_server_not_at_all(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    engine = Engine()
+    await engine.up()
+    await engine.down()
+    with pytest.raises(EngineError, match="cannot be reached"):
+        async with asyncio.timeout(30), a_node(tmp_path, engine, **settings):
+            pass
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_node_that_waits_for_its_engine_can_be_stopped(tmp_path: Path) -> None:
+    engine, told = Engine(), asyncio.Event()
+    await engine.up()
+    await engine.down()
+    async with AsyncExitStack() as stack:
+        asyncio.get_running_loop().call_later(0.5, told.set)
+        assert await asyncio.wait_for(process.entered(stack, a_node(tmp_path, engine, **SERVER), told), 30) is None
+    await engine.up()
+    async with a_node(tmp_path, engine):
+        """Nothing of the first is in its way."""
+    await engine.down()
 
 
 class Slow(EmbeddedEngine):
