@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from polar_gym.report import read_episodes
+from polar_gym.rollout.output import set_aside
 from tests.requirements import need_program
 
 
@@ -44,3 +45,19 @@ def test_a_second_run_keeps_the_first_ones_episodes(tmp_path: Path) -> None:
         kept = tmp_path / f"night.{number}.jsonl"
         assert f"kept in {kept}" in said[number]
         assert [episode.session.session_id for episode in read_episodes(kept)] == [sessions[number - 1]]
+
+
+def test_what_is_kept_through_a_link_and_what_is_no_file_of_ours(tmp_path: Path) -> None:
+    target, link = tmp_path / "episodes.jsonl", tmp_path / "latest"
+    assert set_aside(target) is None
+    target.touch()
+    assert set_aside(target) is None, "nothing is in it"
+    target.write_text("precious")
+    link.symlink_to(target)
+    assert set_aside(link) == tmp_path / "episodes.1.jsonl"
+    assert (link.is_symlink(), target.exists()) == (True, False)
+    with target.open("w") as redirected:
+        redirected.write("precious")
+        redirected.flush()
+        assert set_aside(Path(f"/dev/fd/{redirected.fileno()}")) is None
+    assert target.read_text() == "precious"
