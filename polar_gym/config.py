@@ -8,6 +8,7 @@ what is allowed, before anything starts. The docstrings of the fields are what `
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +23,9 @@ from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, Pl
 
 SHOWN = 200
 """Characters of a wrong value that an error shows."""
+
+_TYPE = re.compile(r"(str|int|float|bool|(list|dict)\[.*\])")
+"""What pydantic puts behind a key whose value may be of several types: the one that a problem is about."""
 
 MISSING = "???"
 """What a shipped config says of a key that must be set."""
@@ -182,7 +186,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", al
     """Every problem on a line of its own: the key, the value, what is allowed. `also`: keys beside the model's own."""
     lines = []
     for problem in error.errors():
-        key = ".".join(str(part) for part in ([prefix] if prefix else []) + list(problem["loc"])) or "the whole"
+        place = [str(part) for part in problem["loc"] if not _TYPE.fullmatch(str(part))]
+        key = ".".join([prefix, *place] if prefix else place) or "the whole"
         if problem["type"] == "extra_forbidden":
             known = _known_keys(model, problem["loc"][:-1])
             known = sorted({*known, *also}) if len(problem["loc"]) == 1 else known

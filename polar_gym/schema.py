@@ -43,7 +43,7 @@ class Workspace(Record):
     """The files that the harness works on."""
 
     source: str | None = None
-    """A directory on the gateway's machine: plain files, or a git repository at its base commit. None: an empty one."""
+    """A directory on the gateway's machine: plain files, or a git repository at its base commit; null: an empty one."""
     path: str = "/workspace"
     """Where it is inside the sandbox, and the harness's working directory."""
     python_requirements: list[str] = Field(default_factory=list)
@@ -167,7 +167,7 @@ class TaskRequest(Record):
     stop_when_usable: int | None = Field(default=None, gt=0)
     """End the other samples as soon as so many are usable. Off: it biases the group towards short runs."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """How many weight versions a session may lie behind; None: any number."""
+    """How many weight versions a session may lie behind; null: any number."""
     when_stale: Literal["mark", "cancel"] = "mark"
     """What becomes of a session that lies further behind."""
     callback_url: str | None = None

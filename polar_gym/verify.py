@@ -125,7 +125,8 @@ def _calls(episode: Episode) -> list[ModelCall]:
     journal = episode.artifacts.journal
     if journal is None or not Path(journal).is_file():
         raise ConfigError(
-            f"session {episode.session.session_id}: no journal at {journal!r}; keep journals with rollout.state=DIR"
+            f"session {episode.session.session_id}: no journal at {journal!r}; verify on the machine of the rollout, "
+            "and keep journals with rollout.state=DIR"
         )
     try:
         return read_journal(Path(journal))

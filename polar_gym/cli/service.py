@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -104,7 +103,7 @@ def submit(
 def status(
     task_id: Annotated[str | None, typer.Argument(help="One task; none: the newest tasks, and the nodes.")] = None,
     server: Server = DEFAULT_SERVER,
-    limit: Annotated[int, typer.Option(min=0, max=500, help="How many tasks.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many tasks.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
 ) -> None:
     """Show how far tasks are, and what the nodes hold."""
@@ -180,12 +179,15 @@ def _run(
     server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]], keep_trying: float = KEEP_TRYING_SECONDS
 ) -> T:
     """What `work` gives; the service's refusals become complaints with exit code 2."""
-    if not re.match(r"https?://[^/]", server):
-        raise ConfigError(f"--server={server!r}: expected a URL, e.g. {DEFAULT_SERVER}")
     from polar_gym.rollout.client import RolloutClient, RolloutServiceError, UnreachableError
 
+    try:
+        connection = RolloutClient(server, keep_trying_seconds=keep_trying, notice=_complain)
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from error
+
     async def connected() -> T:
-        async with RolloutClient(server, keep_trying_seconds=keep_trying, notice=_complain) as client:
+        async with connection as client:
             return await work(client)
 
     try:

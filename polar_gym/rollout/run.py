@@ -26,7 +26,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     tasks = load_tasks(config)
     output = config.rollout.output
     check_writable("rollout.output", output)
-    state = config.rollout.state or output.parent / "state"
+    state = (config.rollout.state or output.parent / "state").absolute()  # its episodes may be read from elsewhere
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state})})
     requests = [make_request(config, task) for task in tasks]
     samples = list(_samples(requests))

@@ -88,6 +88,13 @@ def test_an_unknown_key_of_a_group_names_every_key_that_the_group_has() -> None:
         load_config(None, ["harness.profil=lean"])
 
 
+def test_a_value_of_no_type_that_its_key_may_have_is_named_by_the_key() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^harness\.command=True: .* valid string\nharness\.command=True: .* valid list$"
+    ):
+        load_config(None, ["harness=command", "harness.command=true"])
+
+
 def test_settings_are_meant_as_they_stand() -> None:
     """Guards against shell commands whose `${VARIABLE}` is taken for an interpolation."""
     scripts = [{"commands": ["echo ${HOME}"], "final_message": "x"}]
@@ -208,3 +215,19 @@ def test_an_engine_that_is_no_url_is_named(engine: str, url: str) -> None:
     """Guards against an engine that "broke off its answer" because nobody could be asked."""
     with pytest.raises(ConfigError, match=rf"^engine\.url='{url}': .*expected a URL, e\.g\. http://127"):
         load_config(None, [f"engine={engine}", f"engine.url='{url}'"])
+
+
+def test_episodes_are_verified_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against journals that are found only from where the rollout ran."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    monkeypatch.chdir(tmp_path)
+    run = ["harness=command", "harness.command='true'", "evaluator=session_completion", "runtime=bubblewrap"]
+    with pytest.raises(SystemExit):  # with a complaint: the command asked no model
+        main(["rollout", *run, "tasks.limit=1", "rollout.output=out/episodes.jsonl"])
+    monkeypatch.chdir("/")
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(tmp_path / "out" / "episodes.jsonl")])
+    assert ended.value.code == 0
+    assert "exact: 0 of 0 traces" in capsys.readouterr().out

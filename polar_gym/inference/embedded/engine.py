@@ -33,7 +33,7 @@ class EmbeddedOptions(Options):
     max_model_len: int | None = Field(default=None, gt=0)
     """Context length; default: 131072 for the scripted policy, else what the model's own config says."""
     scripts: list[Script] | None = None
-    """`policy=scripted`: what it plays; None: what whoever starts the engine adds."""
+    """`policy=scripted`: what it plays; null: the reference solutions of the tasks."""
     delay_seconds: float = Field(default=0.0, ge=0)
     """How long the scripted policy thinks before each answer."""
     model_path: Path | None = None
