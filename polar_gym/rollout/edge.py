@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -65,16 +66,22 @@ async def read_record(request: web.Request, record: type[R], on_thread: bool = F
         raise AnswerError(400, f"the body is not JSON: {error}") from error
 
 
-def query_number(request: web.Request, name: str, default: float, most: float) -> float:
+def whole_number(field: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
+        raise AnswerError(400, f"{field}={text[:50]!r}: expected a number from 0 to {most}")
+    return int(text)
+
+
+def query_number(request: web.Request, name: str, default: float, least: float, most: float) -> float:
     text = request.query.get(name)
     if text is None:
         return default
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= most:
-        raise AnswerError(400, f"{name}={text[:50]!r}: expected a number from 0 to {most:g}")
+        value = math.nan
+    if not least <= value <= most:
+        raise AnswerError(400, f"{name}={text[:50]!r}: expected a number from {least:g} to {most:g}")
     return value
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, Weights
+from polar_gym.gateway.state import MAX_ATTEMPT
+from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
 from polar_gym.rollout.auth import Keys, bearer_is, is_loopback
 from polar_gym.rollout.callbacks import check_url
 from polar_gym.rollout.edge import (
@@ -22,6 +23,7 @@ from polar_gym.rollout.edge import (
     query_number,
     read_record,
     refusals,
+    whole_number,
 )
 from polar_gym.rollout.fleet import ReplacedError
 from polar_gym.rollout.openapi import openapi_document
@@ -40,6 +42,9 @@ MAX_REQUEST_BYTES = 64 * 2**20
 MAX_EPISODE_BYTES = 2 * 2**30
 KEEP_ALIVE_SECONDS = 15.0
 """A comment is sent on a silent event stream, so that a dead connection is noticed."""
+
+MAX_EVENT_ID = 2**63 - 1
+"""SQLite's largest number."""
 
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 
@@ -128,9 +133,13 @@ class _Handlers:
         return answer(state, 201 if new else 200)
 
     async def list_tasks(self, http: web.Request) -> web.Response:
-        limit = int(query_number(http, "limit", 50, 500))
-        after = http.query.get("after")
-        found = await self._service.store.list_tasks(limit + 1, after, http.query.get("status"))
+        limit = int(query_number(http, "limit", 50, 1, 500))
+        after, status = http.query.get("after"), http.query.get("status")
+        if status is not None and status not in list(TaskStatus):
+            raise AnswerError(400, f"status={status[:50]!r}: expected one of {', '.join(TaskStatus)}")
+        if after is not None and await self._service.book.find(after) is None:
+            raise AnswerError(404, f"after={after[:200]!r}: there is no such task, or it was evicted")
+        found = await self._service.store.list_tasks(limit + 1, after, status)
         page = TaskPage(tasks=[], next=found[limit - 1] if len(found) > limit else None)
         for task_id in found[:limit]:
             if (task := await self._service.book.find(task_id)) is not None:
@@ -147,12 +156,10 @@ class _Handlers:
         """Ends after the task's last event."""
         task_id = _task_id(http)
         await self._service.task(task_id)
-        last = http.headers.get("Last-Event-ID", "0")
-        if not last.isdigit():
-            raise AnswerError(400, f"Last-Event-ID={last[:50]!r}: expected a number")
+        last = whole_number("Last-Event-ID", http.headers.get("Last-Event-ID", "0"), MAX_EVENT_ID)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(http)
-        async with contextlib.aclosing(self._follow_events(task_id, int(last))) as events:
+        async with contextlib.aclosing(self._follow_events(task_id, last)) as events:
             async for event in events:
                 line = b": still here\n\n" if event is None else _server_sent(event)
                 await response.write(line)
@@ -181,7 +188,7 @@ class _Handlers:
         """One a line. `wait`: up to so many seconds until there is one. `follow`: until the task has ended."""
         task_id = _task_id(http)
         await self._service.task(task_id)
-        wait = query_number(http, "wait", 0, 3600)
+        wait = query_number(http, "wait", 0, 0, 3600)
         follow, excluded = query_flag(http, "follow"), query_flag(http, "excluded")
         after = await self._number_of(http.query.get("after"))
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -217,9 +224,8 @@ class _Handlers:
     async def episode(self, http: web.Request) -> web.Response:
         session_id = check_identifier("session_id", http.match_info["session_id"])
         text = http.query.get("attempt")
-        if text is not None and not (text.isdigit() and len(text) < 6):
-            raise AnswerError(400, f"attempt={text[:50]!r}: expected a number")
-        row = await self._service.store.find_episode(session_id, int(text) if text is not None else None)
+        attempt = whole_number("attempt", text, MAX_ATTEMPT) if text is not None else None
+        row = await self._service.store.find_episode(session_id, attempt)
         if row is None:
             raise AnswerError(404, f"session_id={session_id!r}: there is no such episode")
         if row.evicted:

@@ -185,6 +185,28 @@ async def test_two_servers_do_not_share_a_state_directory(tmp_path: Path) -> Non
                 pass
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "said"),
+    [
+        ("/v1/tasks?status=DONE", {}, "status='DONE': expected one of QUEUED, RUNNING, COMPLETED, FAILED, CANCELLED"),
+        ("/v1/tasks?limit=0", {}, "limit='0': expected a number from 1 to 500"),
+        ("/v1/tasks?after=nobody", {}, "after='nobody': there is no such task, or it was evicted"),
+        ("/v1/episodes/s?attempt=%C2%B2", {}, "attempt='²': expected a number"),
+        ("/v1/tasks/t/events", {"Last-Event-ID": "²"}, "Last-Event-ID='²': expected a number"),
+        ("/v1/tasks/t/events", {"Last-Event-ID": "9" * 30}, "Last-Event-ID='999999999999999999999999999999': expected"),
+    ],
+)
+async def test_what_is_asked_for_wrongly_is_named(
+    tmp_path: Path, path: str, headers: dict[str, str], said: str
+) -> None:
+    """Guards against empty pages, and internal errors, for what was only mistyped."""
+    async with rollout_server(tmp_path) as (_, client):
+        await client.submit(make_request("t"))
+        status, text = await ask(client.url, "GET", path, headers={**bearer(SERVICE_KEY), **headers})
+        assert 400 <= status < 500, text
+        assert said in orjson.loads(text)["error"]
+
+
 async def test_events_are_resumed_after_the_last_one_seen(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
         await client.submit(make_request("t"))
