@@ -126,7 +126,12 @@ class CallbackSender:
         return {sending for sending in running if sending.done()}
 
     async def _send(self, http: aiohttp.ClientSession, entry: OutboxEntry) -> None:
-        body = await self._body(entry)
+        try:
+            body = await self._body(entry)
+        except OSError as error:
+            log.error("callback %s: its episode cannot be read: %s", entry.key, error)
+            await self._done(entry, "callback.given_up", f"its episode cannot be read: {error}")
+            return
         if body is None:
             await self._done(entry, "callback.given_up", "what it tells was evicted")
             return

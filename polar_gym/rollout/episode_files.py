@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from pathlib import Path
 
 
@@ -28,8 +29,12 @@ class EpisodeFiles:
         return len(packed)
 
     def read(self, session_id: str, attempt: int) -> bytes:
-        """One line of JSON. Raises `FileNotFoundError` when it was evicted."""
-        return gzip.decompress(self._path(session_id, attempt).read_bytes())
+        """One line of JSON. Raises `OSError` when it was evicted, or is damaged."""
+        path = self._path(session_id, attempt)
+        try:
+            return gzip.decompress(path.read_bytes())
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"{path}: {error}") from error
 
     def remove(self, session_id: str, attempt: int) -> None:
         self._path(session_id, attempt).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -36,6 +37,8 @@ from polar_gym.rollout.service import (
 )
 from polar_gym.rollout.store import EpisodeRow, StoreError
 from polar_gym.schema import TaskRequest
+
+log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 2**20
 """Of a task; a SWE-bench task has a few hundred KB."""
@@ -231,14 +234,18 @@ class _Handlers:
         if row.evicted:
             raise AnswerError(410, f"session_id={session_id!r}: the episode was evicted")
         line = await self._line(row)
+        if not line:
+            raise AnswerError(410, f"session_id={session_id!r}: the episode cannot be read; the server's log says why")
         await self._service.store.mark_fetched([row.number])
         return web.Response(body=line, content_type="application/json")
 
     async def _line(self, row: EpisodeRow) -> bytes:
-        """Empty when it was evicted."""
+        """Empty when it was evicted, or is damaged: the others can still be had."""
         try:
             return await asyncio.to_thread(self._service.store.files.read, row.session_id, row.attempt) + b"\n"
-        except FileNotFoundError:
+        except OSError as error:
+            if not row.evicted:
+                log.error("episode %s.%d cannot be read: %s", row.session_id, row.attempt, error)
             return b""
 
     # Nodes ------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from polar_gym.rollout import callbacks
+from polar_gym.rollout.client import RolloutServiceError
 from polar_gym.schema import Episode
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, failed, make_request
@@ -49,6 +50,35 @@ async def test_a_sample_that_ended_without_an_episode_is_told_too(tmp_path: Path
         (result,) = [result for result in receiver.results.values() if result["kind"] == "session"]
         assert result["episode"] is None
         assert result["session"]["failure"]["kind"] == "cancelled"
+
+
+async def test_an_episode_that_cannot_be_read_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against one damaged file that ends the service, and ends it again after each restart."""
+    down = True
+    async with Receiver(CALLBACK_KEY, broken=lambda number: down) as receiver:
+        async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+            await client.submit(make_request("t", num_samples=3, callback_url=receiver.url))
+            torn, gone, whole = await node.take(3)
+            for order in (torn, gone, whole):
+                await node.finish(order)
+        (file,) = (tmp_path / "state").rglob(f"{torn.session_id}.0.json.gz")
+        file.write_bytes(file.read_bytes()[:40])
+        next((tmp_path / "state").rglob(f"{gone.session_id}.0.json.gz")).unlink()
+        down = False
+        async with rollout_server(tmp_path) as (service, client):
+            await receiver.wait_for(2)
+            assert receiver.results[f"{whole.session_id}:0"]["episode"]["reward"] == 1.0
+            assert [e.session.session_id async for e in client.episodes("t")] == [whole.session_id]
+            for order in (torn, gone):
+                with pytest.raises(RolloutServiceError, match="cannot be read") as refused:
+                    await client.episode(order.session_id)
+                assert refused.value.status == 410
+                assert f"episode {order.session_id}.0 cannot be read" in caplog.text
+            given_up = [e async for e in client.events("t") if e.kind == "callback.given_up"]
+            assert {e.session_id for e in given_up} == {torn.session_id, gone.session_id}
+            assert not service.book.failed.done()
 
 
 async def test_the_outbox_survives_the_server(tmp_path: Path) -> None:
