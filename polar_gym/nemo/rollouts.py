@@ -156,10 +156,11 @@ class Rollouts:
 
 def run_configs(settings: AgentSettings) -> list[RunConfig]:
     """A config for each replica. Raises `polar_gym.config.ConfigError`."""
-    for key in ("engine", "pools"):
-        if not isinstance(given := settings.polar.get(key, {}), (str, Mapping) if key == "engine" else Mapping):
-            raise ConfigError(f"polar.{key}={given!r}: expected a mapping" + (" or a name" if key == "engine" else ""))
-    engine = settings.polar.get("engine", {})
+    engine, pools = settings.polar.get("engine", {}), settings.polar.get("pools", {})
+    if not isinstance(engine, str | Mapping):
+        raise ConfigError(f"polar.engine={engine!r}: expected a mapping or a name")
+    if not isinstance(pools, Mapping):
+        raise ConfigError(f"polar.pools={pools!r}: expected a mapping")
     engine = {"name": engine} if isinstance(engine, str) else {"name": "vllm", **engine}
     if engine["name"] != "vllm" or "url" in engine:
         return [_config(settings, engine, replicas=1)]
