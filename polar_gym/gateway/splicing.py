@@ -124,6 +124,7 @@ class Splicer:
         try:
             request.prompt_ids = await self._spliced(request, parent, continuation)
             request.prefix_length = len(parent.prompt_ids) + len(parent.response_ids)
+            request.new_messages = len(continuation.new_messages)
         except NoSplice as problem:
             return replace(plan, continuation="canonical", cause=problem.cause)
         return replace(plan, continuation="spliced", cause=None)
@@ -147,7 +148,11 @@ class Splicer:
     def confirm(self, plan: Plan, request: ChatRequest, prompt_ids: np.ndarray) -> Plan:
         """The plan as it was carried out: the engine's echo says which prompt it conditioned on. One that adds its own
         templating to the ids already seen (NeMo RL's) may differ in what is new, and breaks nothing."""
-        if request.prompt_ids is None or np.array_equal(request.prompt_ids, prompt_ids):
+        if plan.continuation != "spliced":
+            return plan
+        if request.prompt_ids is None:  # the engine could not be asked for it
+            return replace(plan, continuation="canonical", cause="engine")
+        if np.array_equal(request.prompt_ids, prompt_ids):
             return plan
         seen = request.prefix_length
         if not np.array_equal(request.prompt_ids[:seen], prompt_ids[:seen]):

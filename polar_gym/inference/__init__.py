@@ -38,6 +38,8 @@ class ChatRequest:
     """The prompt, already tokenised: the engine conditions on exactly these ids and `messages` only explain them."""
     prefix_length: int = 0
     """How many of `prompt_ids`, from the first, are the prompt and answer of the call that it continues."""
+    new_messages: int = 0
+    """How many of `messages`, to the last, come after that answer."""
     withheld_tools: list[str] = field(default_factory=list)
     """Server-side tools that the harness asked for and that no engine can execute."""
 

@@ -5,12 +5,17 @@ vLLM's own that replaces templating; `generate` is made for ids (`vllm_generate`
 where it honours that field, else `generate`, else `plain`, which is chat without splicing. Requests with images always
 go to chat: their prompts are never spliced.
 
+NeMo RL's own server (`prefix_field: required_prefix_token_ids`) has the routes for chat and `/tokenize`, and no other;
+it refuses every sampling but the one that it trains with. So it is not probed: the model is named in the settings, the
+context length comes with the ids of a template, and ids become text by the model's own tokenizer.
+
 Every sampling field is sent explicitly, because vLLM fills in the model's own defaults for absent ones. vLLM accepts
 unknown fields in silence, so an engine that is too old to return ids shows itself only in its answers: each is checked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +24,11 @@ from typing import Any, Literal
 import aiohttp
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta, prompt_echo
 from polar_gym.inference.http import Body, Http
+from polar_gym.inference.local_tokenizer import local_tokenizer
 from polar_gym.inference.openai_form import (
     CHAT,
     ServerOptions,
@@ -53,6 +60,9 @@ class VllmOptions(ServerOptions):
     prefix_field: Literal["kv_transfer_params", "required_prefix_token_ids"] = "kv_transfer_params"
     """How chat takes a spliced prompt: stock vLLM all of it, NeMo RL's server the ids up to the end of the last answer,
     to which it adds its own templating of the rest."""
+    tokenizer: str | None = None
+    """With `required_prefix_token_ids`: what turns ids into text, a directory, a `tokenizer.json` or a model on the
+    Hugging Face Hub; default: `model`."""
 
 
 class VllmEngine:
@@ -69,10 +79,14 @@ class VllmEngine:
         self.weight_version: str | None = None
         self._model_root: str | None = None
         self._warned = False
+        self._tokenizer: Tokenizer | None = None
 
     async def start(self) -> None:
         self._http.open()
         try:
+            if self._options.prefix_field == "required_prefix_token_ids":
+                await self._start_with_nemo_rl()
+                return
             entry = await served_model(self._http, self._options.model)
             self.model, self._model_root = entry["id"], entry.get("root")
             self.max_model_len = context_length(self._http, entry, self._options.max_model_len)
@@ -80,6 +94,15 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
+
+    async def _start_with_nemo_rl(self) -> None:
+        if not self.model:
+            raise EngineError(400, f"engine.model: {self.url} does not list what it serves; name the policy's model")
+        templated = await self._http.post("/tokenize", {"model": self.model, "messages": PROBE})
+        self.max_model_len = context_length(self._http, {"id": self.model, **templated}, self._options.max_model_len)
+        self._model_root = self._options.tokenizer or self.model
+        self._tokenizer = await asyncio.to_thread(local_tokenizer, self._model_root)
+        self.path = "chat"  # whether the field is honoured shows in the echo of the first continuation
 
     @property
     def info(self) -> EngineInfo:
@@ -98,6 +121,8 @@ class VllmEngine:
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         self._warn_of_logprobs(sampling)
         fields = sampling_fields(sampling, request)
+        if self._tokenizer is not None and _has_answer_among_new(request):
+            request.prompt_ids = None  # NeMo RL's server puts the prefix in place of all up to the last answer
         try:
             return await self._complete(request, fields, on_delta)
         except EngineError as error:
@@ -115,6 +140,8 @@ class VllmEngine:
         return as_ids((await self._http.post("/tokenize", body))["tokens"])
 
     async def decode(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is not None:
+            return await asyncio.to_thread(self._tokenizer.decode, list(ids), skip_special_tokens=False)
         return (await self._http.post("/detokenize", {"model": self.model, "tokens": list(ids)}))["prompt"]
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -216,8 +243,6 @@ class VllmEngine:
     async def _choose_path(self, ids: NDArray[np.int32]) -> Literal["chat", "generate", "plain"]:
         """`ids`: a prompt that no messages are templated to."""
         wanted = self._options.path
-        if self._options.prefix_field == "required_prefix_token_ids":
-            return "chat"  # whether it is honoured shows in the echo of the first continuation
         if wanted != "generate":
             _, echoed = await self._probe_once(1.0, ids)
             if np.array_equal(echoed, ids):
@@ -255,6 +280,11 @@ class VllmEngine:
         # The sampled token takes the last place in the list when it is not among the likeliest itself.
         likeliest = sorted((entry["logprob"] for entry in top), reverse=True)[: PROBE_TOP_LOGPROBS - 1]
         return (likeliest[0] - likeliest[-1] if likeliest else 0.0), prompt
+
+
+def _has_answer_among_new(request: ChatRequest) -> bool:
+    new = request.messages[len(request.messages) - request.new_messages :]
+    return any(message["role"] == "assistant" for message in new)
 
 
 ENGINE = VllmEngine

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from polar_gym.gateway.splicing import Splicer, Thread
-from polar_gym.inference import ChatRequest, Completion
-from polar_gym.inference.embedded.chatml import ChatML
+from polar_gym.inference import ChatRequest, Completion, EngineError
+from polar_gym.inference.embedded.chatml import TOKENIZER_FILE, ChatML
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling
 from tests.unit.calls import make_call
@@ -27,7 +29,8 @@ SAID = [token for character in "Hi there." for token in CHATML._plain.encode(cha
 class NemoRl:
     """Templates the messages; the ids up to the last answer's end are replaced by the required ones.
 
-    Not the real server, and untested against one: written from what is known of it."""
+    Not the real server, and untested against one: written from its sources. It has two routes, and asserts that it is
+    asked for the sampling that it trains with."""
 
     def __init__(self, *, honours: bool) -> None:
         self._honours = honours
@@ -35,24 +38,19 @@ class NemoRl:
 
     def application(self) -> web.Application:
         application = web.Application()
-        application.router.add_get("/v1/models", self._models)
         application.router.add_post("/v1/chat/completions", self._chat)
         application.router.add_post("/tokenize", self._tokenize)
-        application.router.add_post("/detokenize", self._detokenize)
         return application
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m", "max_model_len": 4096}]})
-
     async def _tokenize(self, request: web.Request) -> web.Response:
-        return web.json_response({"tokens": CHATML.prompt_ids((await request.json())["messages"], [])})
-
-    async def _detokenize(self, request: web.Request) -> web.Response:
-        return web.json_response({"prompt": CHATML.decode((await request.json())["tokens"])})
+        ids = CHATML.prompt_ids((await request.json())["messages"], [])
+        return web.json_response({"count": len(ids), "max_model_len": 4096, "tokens": ids})
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append(body)
+        if (body["temperature"], body["top_p"], body["top_k"]) != (1.0, 1.0, -1):
+            return web.Response(status=500, text="Internal Server Error")
         ids = CHATML.prompt_ids(body["messages"], [])
         if self._honours and "required_prefix_token_ids" in body:
             ids = self._with_prefix(ids, body["messages"], body["required_prefix_token_ids"])
@@ -73,10 +71,11 @@ class NemoRl:
 
 
 @asynccontextmanager
-async def started(server: NemoRl) -> AsyncIterator[VllmEngine]:
+async def started(server: NemoRl, **options: Any) -> AsyncIterator[VllmEngine]:
     async with TestServer(server.application()) as front:
         url = str(front.make_url("/"))
-        engine = VllmEngine(VllmOptions(url=url, prefix_field="required_prefix_token_ids"))
+        given = {"url": url, "model": "m", "tokenizer": str(TOKENIZER_FILE), **options}
+        engine = VllmEngine(VllmOptions(prefix_field="required_prefix_token_ids", **given))
         await engine.start()
         try:
             yield engine
@@ -84,7 +83,12 @@ async def started(server: NemoRl) -> AsyncIterator[VllmEngine]:
             await engine.close()
 
 
-async def second_turn(engine: VllmEngine) -> tuple[str, ChatRequest, Completion, Splicer]:
+GO_ON: list[Message] = [{"role": "user", "content": "Go on."}]
+
+
+async def second_turn(
+    engine: VllmEngine, new: Sequence[Message] = GO_ON
+) -> tuple[str, ChatRequest, Completion, Splicer]:
     """A conversation's second turn, whose first the engine answered in ids of its own."""
     thread, splicer = Thread(), Splicer(engine, enabled=True)
     first = ChatRequest(model="m", messages=[USER])
@@ -94,7 +98,7 @@ async def second_turn(engine: VllmEngine) -> tuple[str, ChatRequest, Completion,
     parent = make_call(0, *ids, messages=[USER], response=completion.message)
     parent.finish_reason = "stop"
     thread.remember(parent, plan)
-    request = ChatRequest(model="m", messages=[USER, completion.message, {"role": "user", "content": "Go on."}])
+    request = ChatRequest(model="m", messages=[USER, completion.message, *new])
     plan = await splicer.prepare(thread, request)
     completion = await engine.chat(request, Sampling())
     return splicer.confirm(plan, request, completion.prompt_ids).continuation, request, completion, splicer
@@ -117,3 +121,23 @@ async def test_a_server_that_ignores_the_field_is_noticed() -> None:
     async with started(NemoRl(honours=False)) as engine:
         continuation, _, _, splicer = await second_turn(engine)
     assert (continuation, splicer.enabled) == ("canonical", False)
+
+
+async def test_an_answer_among_the_new_messages_is_not_lost() -> None:
+    """Guards against a context without what comes between the answer that is continued and the last one: the server
+    puts the required ids in place of both. It happens where a harness rewrote what it had said in between."""
+    server = NemoRl(honours=True)
+    said: list[Message] = [{"role": "user", "content": "Rewritten."}, {"role": "assistant", "content": "Oh."}, USER]
+    async with started(server) as engine:
+        continuation, request, completion, splicer = await second_turn(engine, said)
+    assert completion.prompt_ids.tolist() == CHATML.prompt_ids(request.messages, [])
+    assert (continuation, splicer.enabled) == ("canonical", True)
+
+
+async def test_what_the_server_does_not_say_is_asked_for(tmp_path: Path) -> None:
+    async with started(NemoRl(honours=True)) as engine:
+        assert (engine.info.model, engine.info.max_model_len, engine.info.path) == ("m", 4096, "chat")
+    for option, words in ({"model": None}, "engine.model: "), ({"tokenizer": str(tmp_path)}, "engine.tokenizer="):
+        with pytest.raises(EngineError, match=words):
+            async with started(NemoRl(honours=True), **option):
+                pass
