@@ -108,6 +108,8 @@ def sweep(overrides: Sequence[str]) -> list[SweepRun]:
     """Every combination of the values that the overrides list. Raises `ConfigError`."""
     with _hydra(shipped_dir("conf")):
         values = [_values(override) for override in _parsed(overrides, GlobalHydra.instance().config_loader())]
+    if empty := [override for override, several in zip(overrides, values, strict=True) if not several]:
+        raise ConfigError(f"{empty[0]}: no value, so there is nothing to run")
     varying = [len(several) > 1 for several in values]
     runs = [list(chosen) for chosen in itertools.product(*values)]
     return [SweepRun(run, [_unescaped(override) for override in itertools.compress(run, varying)]) for run in runs]

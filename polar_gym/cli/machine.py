@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
 from polar_gym.cli.console import console
+from polar_gym.config import ConfigError
 
 
 def doctor(
@@ -15,6 +17,8 @@ def doctor(
     """Say what this machine can run, and what to install for the rest."""
     from polar_gym.doctor import can_run, diagnose, render
 
+    if engine_url is not None and not re.match(r"https?://[^/]", engine_url):
+        raise ConfigError(f"--engine-url={engine_url!r}: expected a URL, e.g. http://127.0.0.1:8000")
     checks = diagnose(engine_url=engine_url)
     console.print(render(checks))
     if not can_run(checks):

@@ -16,9 +16,10 @@ from polar_gym.record import Record
 
 
 class ListenSettings(Record):
-    """Where a process of the rollout service listens; each says its own default."""
+    """Where a process of the rollout service listens, and where others reach it; each says its own defaults."""
 
     listen: str
+    url: str | None = None
 
     @field_validator("listen")
     @classmethod
@@ -27,6 +28,13 @@ class ListenSettings(Record):
         if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
             raise ValueError(f"expected host:port, e.g. {cls.model_fields['listen'].default}")
         return value
+
+    @field_validator("server", "url", check_fields=False)
+    @classmethod
+    def _http(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://[^/]", value):
+            raise ValueError("expected a URL, e.g. http://127.0.0.1:8700")
+        return value.rstrip("/") if value else value
 
     @property
     def host(self) -> str:
@@ -58,13 +66,6 @@ class GatewaySettings(ListenSettings):
     """How long a finished session is kept after its delivery."""
     keep_bytes: int = Field(default=20 * 1024**3, ge=0)
     """How much disk finished sessions may use before the oldest go."""
-
-    @field_validator("server", "url")
-    @classmethod
-    def _http(cls, value: str | None) -> str | None:
-        if value is not None and not re.match(r"https?://[^/]", value):
-            raise ValueError("expected a URL, e.g. http://127.0.0.1:8700")
-        return value.rstrip("/") if value else value
 
     @field_validator("name")
     @classmethod

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from polar_gym.composition import shipped_dir
 from polar_gym.config import ConfigError, explain
@@ -35,6 +35,12 @@ class ClusterSpec(Record):
     """ray: what a machine must have for a node to be placed on it, e.g. {gateway: 1}."""
     state: Path = Path("state/nodes")
     """ray: where nodes keep their sessions, on each machine."""
+
+    @model_validator(mode="after")
+    def _of_ray(self) -> Self:
+        if self.name != "ray" and (others := self.model_fields_set - {"name"}):
+            raise ValueError(f"{', '.join(sorted(others))}: only with cluster=ray")
+        return self
 
 
 class ServeSettings(ListenSettings):

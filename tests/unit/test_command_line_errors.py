@@ -136,6 +136,10 @@ def test_a_check_of_an_output_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_a_sweep_over_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rollout.num_samples=range(0): no value" in said(["rollout", "-m", "rollout.num_samples=range(0)"], capsys)
+
+
 @pytest.mark.parametrize("server", ["nonsense", "ftp://there", "http://"])
 def test_a_server_that_is_no_url_is_named(capsys: pytest.CaptureFixture[str], server: str) -> None:
     assert f"--server='{server}': expected a URL" in said(["status", "--server", server], capsys)

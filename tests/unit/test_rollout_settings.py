@@ -26,6 +26,8 @@ def test_own_settings_are_told_from_those_of_nodes() -> None:
         (["cluster=slurm"], "cluster='slurm': unknown cluster; known: local, none, ray"),
         (["cluster.colour=red"], "cluster.colour='red': unknown key; known here:"),
         (["cluster=ray", "cluster.nodes=0"], "cluster.nodes=0: "),
+        (["cluster.nodes=2"], "nodes: only with cluster=ray"),
+        (["url=foo"], "url='foo': .*expected a URL"),
         (["listen=8700"], "listen='8700': .*expected host:port"),
         (["lease_seconds=-1"], "lease_seconds='-1'"),
         (["verbose"], "'verbose': expected key=value"),
