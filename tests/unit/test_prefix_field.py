@@ -74,7 +74,7 @@ class NemoRl:
 async def started(server: NemoRl, **options: Any) -> AsyncIterator[VllmEngine]:
     async with TestServer(server.application()) as front:
         url = str(front.make_url("/"))
-        given = {"url": url, "model": "m", "tokenizer": str(TOKENIZER_FILE), **options}
+        given: dict[str, Any] = {"url": url, "model": "m", "tokenizer": str(TOKENIZER_FILE), **options}
         engine = VllmEngine(VllmOptions(prefix_field="required_prefix_token_ids", **given))
         await engine.start()
         try:
