@@ -17,9 +17,15 @@ MIN_LENGTH = 16
 
 
 def take_key(name: str) -> str | None:
-    """The key in the environment variable `name`, or in the file that `{name}_FILE` names. It is taken out of the
-    environment, so that no process that is started from here inherits it. Raises `ConfigError`."""
-    key, file = os.environ.pop(name, None), os.environ.get(f"{name}_FILE")
+    """Like `read_key`; it is taken out of the environment, so that no process that is started from here inherits it."""
+    key = read_key(name)
+    os.environ.pop(name, None)
+    return key
+
+
+def read_key(name: str) -> str | None:
+    """The key in the environment variable `name`, or in the file that `{name}_FILE` names. Raises `ConfigError`."""
+    key, file = os.environ.get(name), os.environ.get(f"{name}_FILE")
     if key is None and file:
         try:
             key = Path(file).read_text()

@@ -12,7 +12,6 @@ of episodes goes on behind the last one received.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
@@ -23,6 +22,7 @@ from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from polar_gym.envs.background import BackgroundLoop
+from polar_gym.gateway.keys import SERVICE_KEY, read_key
 from polar_gym.no_answer import reason
 from polar_gym.protocol import (
     ErrorAnswer,
@@ -36,7 +36,6 @@ from polar_gym.protocol import (
     Weights,
 )
 from polar_gym.record import Record
-from polar_gym.rollout.auth import SERVICE_KEY
 from polar_gym.schema import Episode, TaskRequest
 
 R = TypeVar("R", bound=Record)
@@ -72,15 +71,17 @@ class RolloutClient:
         keep_trying_seconds: float = 120.0,
         notice: Callable[[str], None] | None = None,
     ) -> None:
-        """`key` None: what POLAR_GYM_SERVICE_KEY says. `keep_trying_seconds`: how long the server may be away. `notice`
-        is told when it is, and when it is back. Raises `ValueError` for what is no URL."""
+        """`key` None: the one in POLAR_GYM_SERVICE_KEY, or in the file that POLAR_GYM_SERVICE_KEY_FILE names.
+        `keep_trying_seconds`: how long the server may be away. `notice` is told when it is, and when it is back.
+
+        Raises `ValueError` for what is no URL, and `polar_gym.config.ConfigError` for what is no key."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"server={url!r}: expected a URL, e.g. {DEFAULT_URL}")
         self.url = url.rstrip("/")
         self._notice = notice or (lambda line: None)
         self._away = False
-        key = key or os.environ.get(SERVICE_KEY)
+        key = key or read_key(SERVICE_KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._keep_trying = keep_trying_seconds
         self._http: aiohttp.ClientSession
@@ -281,7 +282,7 @@ def _checked(status: int, answer: bytes) -> bytes:
     if status in (429, 502, 503, 504):
         raise _TryAgainError(f"HTTP {status}: {said}")
     if status == 401:
-        said += f" (here: set {SERVICE_KEY})"
+        said += f" (set {SERVICE_KEY}, or {SERVICE_KEY}_FILE)"
     raise RolloutServiceError(status, said)
 
 

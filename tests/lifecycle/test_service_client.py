@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from polar_gym.cli import main
+from polar_gym.config import ConfigError
 from polar_gym.no_answer import reason
 from polar_gym.rollout import client as client_module
 from polar_gym.rollout import watch
@@ -117,6 +118,17 @@ async def test_the_wrong_key_says_where_the_client_takes_it_from(tmp_path: Path)
     async with rollout_server(tmp_path) as (_, own), RolloutClient(own.url, "not the key") as client:
         with pytest.raises(RolloutServiceError, match="POLAR_GYM_SERVICE_KEY"):
             await client.tasks()
+
+
+async def test_the_clients_key_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `recipes/deploy/slurm.sh` says."""
+    (tmp_path / "key").write_text(f"{SERVICE_KEY}\n")
+    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY_FILE", str(tmp_path / "key"))
+    async with rollout_server(tmp_path) as (_, own), RolloutClient(own.url) as client:
+        assert (await client.tasks()).tasks == []
+    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY_FILE", str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match=r"POLAR_GYM_SERVICE_KEY_FILE=.*nothing: cannot be read"):
+        RolloutClient(own.url)
 
 
 @pytest.mark.parametrize("evil", ["a?b", "a#b", "-x"])
