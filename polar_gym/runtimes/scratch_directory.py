@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
+
+from polar_gym.runtimes import agent
 
 
 def make(session_id: str, root: Path | None) -> Path:
@@ -24,17 +26,21 @@ def orphans(session_ids: Collection[str], root: Path | None) -> list[Path]:
 
 
 def remove(directory: Path) -> None:
-    """Remove such a directory, also one in which the agent took its own permissions away."""
+    """Remove such a directory, whatever the agent made of it. Raises `OSError`."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:
         return
-    except PermissionError:
-        for parent, children, _ in os.walk(directory):
-            for name in children:
-                if not (child := Path(parent, name)).is_symlink():
-                    child.chmod(0o700)
-        shutil.rmtree(directory)
+    except (OSError, RecursionError):  # it took its own permissions away, or went deeper than Python can follow
+        _remove_by_force(directory)
+
+
+def _remove_by_force(directory: Path) -> None:
+    open_up = ["find", str(directory), "-type", "d", "!", "-perm", "-700", "-execdir", "chmod", "u+rwx", "{}", ";"]
+    for command in (open_up, ["rm", "-rf", "--", str(directory)]):
+        done = subprocess.run(command, capture_output=True, check=False, env={"PATH": agent.PATH})
+    if directory.exists():
+        raise OSError(f"{directory} could not be removed: {done.stderr.decode(errors='replace').strip()[-1000:]}")
 
 
 def _slug(session_id: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import resource
 import sys
 import tarfile
 import uuid
@@ -203,6 +204,31 @@ async def test_stop_leaves_nothing(runtime: Runtime, tmp_path: Path, request: py
     assert list((tmp_path / "scratch").iterdir()) == []
     if type(runtime).__name__ == "Docker":
         assert _containers(request.getfixturevalue("docker_host"), "leaves/nothing") == []
+
+
+DEEP = """
+import os
+for _ in range(3000):
+    os.mkdir("deeper")
+    os.chdir("deeper")
+os.chmod(".", 0)
+"""
+
+
+async def test_stop_removes_what_is_deeper_than_python_can_follow(runtime: Runtime, tmp_path: Path):
+    """`shutil.rmtree` keeps a file open for each level, and before Python 3.13 calls itself: such a sandbox stayed, and
+    took its session's reward along."""
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with started(runtime) as sandbox:
+        for directory in ("/workspace", "/tmp", HOME):
+            made = await sandbox.exec(Command(argv=["python3", "-c", DEEP], workdir=directory))
+            assert made.exit_code == 0, made.stderr
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, most))
+        try:
+            await sandbox.stop()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 VICTIM = """
