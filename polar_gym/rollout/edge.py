@@ -111,9 +111,9 @@ def refusals(known: dict[type[Exception], int]) -> Any:
             status, said = error.status, f"{request.method} {request.path[:200]}: {error.reason}"
         except tuple(known) as error:
             status, said = next(code for kind, code in known.items() if isinstance(error, kind)), str(error)
-        except Exception as error:  # the server goes on; the message may hold what is not for everybody
-            if isinstance(error, (ConnectionError, asyncio.CancelledError)):
-                raise
+        except ConnectionError:  # who asked is gone, and nobody gets this: what aiohttp is raised, it logs as an error
+            return web.Response(status=499)
+        except Exception:  # the server goes on; the message may hold what is not for everybody
             log.exception("%s %s failed", request.method, request.path)
             status, said = 500, "internal error; the server's log says more"
         if status in (401, 403, 408, 413):

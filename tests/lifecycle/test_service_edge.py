@@ -243,3 +243,18 @@ async def test_episodes_are_waited_for_and_continued_behind_the_last(tmp_path: P
         await node.finish(second)
         assert await fetch(after=first.session_id) == [second.session_id]
         assert await fetch() == [first.session_id, second.session_id]
+
+
+async def test_a_watcher_that_leaves_is_no_error_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a traceback in the log for every `polar-gym watch` that is interrupted."""
+    async with rollout_server(tmp_path) as (service, client):
+        await client.submit(make_request("t"))
+        async with aiohttp.ClientSession(headers=bearer(SERVICE_KEY)) as http:
+            response = await http.get(f"{client.url}/v1/tasks/t/events")
+            assert await response.content.readline()
+            response.close()
+        await client.cancel("t")
+        assert (await client.wait("t")).finished_at is not None
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
