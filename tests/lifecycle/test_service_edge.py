@@ -249,7 +249,7 @@ async def test_a_watcher_that_leaves_is_no_error_of_the_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against a traceback in the log for every `polar-gym watch` that is interrupted."""
-    async with rollout_server(tmp_path) as (service, client):
+    async with rollout_server(tmp_path) as (_, client):
         await client.submit(make_request("t"))
         async with aiohttp.ClientSession(headers=bearer(SERVICE_KEY)) as http:
             response = await http.get(f"{client.url}/v1/tasks/t/events")
