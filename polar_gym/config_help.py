@@ -72,11 +72,6 @@ def section_of(name: str, model: type[BaseModel], shipped: Mapping[str, Any]) ->
     return Section(name, _summary(model), {}, keys)
 
 
-def undocumented() -> list[str]:
-    """Keys that nothing says anything of."""
-    return [f"{section.name}: {key.name}" for section in sections() for key in section.keys if not key.description]
-
-
 def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
     """Field -> the string below it in the class's source, its bases' included."""
     found: dict[str, str] = {}
