@@ -8,10 +8,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 
 from polar_gym.config import ConfigError, RunConfig, explain
+from polar_gym.gateway.keys import is_loopback
 from polar_gym.record import Record
 
 
@@ -104,6 +106,12 @@ def gateway_settings(values: Mapping[str, Any]) -> GatewaySettings:
         settings = GatewaySettings.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, GatewaySettings)) from error
-    if settings.server and settings.url is None and settings.host in ("0.0.0.0", "::"):
-        raise ConfigError(f"url: is required with listen={settings.listen}: where the server reaches this node")
+    if settings.server is not None and settings.url is None:
+        if settings.host in ("0.0.0.0", "::"):
+            raise ConfigError(f"url: is required with listen={settings.listen}: where the server reaches this node")
+        if is_loopback(settings.host) and not is_loopback(urlsplit(settings.server).hostname or ""):
+            raise ConfigError(
+                f"url: is required with server={settings.server}, which cannot reach listen={settings.listen} if it is "
+                "on another machine; set listen=0.0.0.0:8701 and url=http://THIS_MACHINE:8701"
+            )
     return settings

@@ -290,8 +290,8 @@ class SyncRolloutClient:
     """The same for callers that are not asynchronous; a thread of its own does the work. Close it, or use `with`."""
 
     def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, keep_trying_seconds: float = 120.0) -> None:
-        self._loop = BackgroundLoop()
         self._client = RolloutClient(url, key, keep_trying_seconds=keep_trying_seconds)
+        self._loop = BackgroundLoop()
         self._loop.run(self._client.__aenter__())
 
     def __enter__(self) -> SyncRolloutClient:

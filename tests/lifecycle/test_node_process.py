@@ -117,6 +117,10 @@ async def test_a_stopped_gateway_lets_running_sessions_finish_for_a_while(
         (["listen=here"], "listen='here': Value error, expected host:port, e.g. 127.0.0.1:8701"),
         (["server=ftp://x"], "server='ftp://x': Value error, expected a URL"),
         (["server=http://x", "listen=0.0.0.0:1"], "url: is required with listen=0.0.0.0:1"),
+        (
+            ["server=http://x:8700"],
+            "url: is required with server=http://x:8700, which cannot reach listen=127.0.0.1:8701",
+        ),
         (["grace_seconds=soon"], "grace_seconds='soon': Input should be a valid number"),
         (["speed=3"], "speed=3: unknown setting; known here: listen, "),
         (["state=/proc/nowhere"], "state=/proc/nowhere: No such file or directory; name a directory that can be"),
