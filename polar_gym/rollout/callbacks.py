@@ -22,7 +22,7 @@ from tenacity import RetryCallState, Retrying, wait_exponential_jitter
 from polar_gym.no_answer import reason
 from polar_gym.protocol import Event
 from polar_gym.rollout.book import Book
-from polar_gym.rollout.store import OutboxEntry
+from polar_gym.rollout.change import OutboxEntry
 
 log = logging.getLogger(__name__)
 

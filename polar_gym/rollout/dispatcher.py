@@ -10,6 +10,7 @@ from typing import Any
 
 from polar_gym.protocol import Dispatch
 from polar_gym.rollout.book import Book, event
+from polar_gym.rollout.change import Change
 from polar_gym.rollout.fleet import Member
 from polar_gym.rollout.node_link import (
     NodeBusyError,
@@ -19,7 +20,6 @@ from polar_gym.rollout.node_link import (
     RequestRefusedError,
 )
 from polar_gym.rollout.scheduler import Placement, plan
-from polar_gym.rollout.store import Change
 from polar_gym.rollout.task import Phase, Sample, Task
 
 log = logging.getLogger(__name__)

@@ -27,10 +27,11 @@ from polar_gym.protocol import (
     Weights,
 )
 from polar_gym.rollout.book import Book, event
+from polar_gym.rollout.change import Change, NewEpisode
 from polar_gym.rollout.dispatcher import Dispatcher, placements
 from polar_gym.rollout.fleet import Fleet, Member
 from polar_gym.rollout.node_link import NodeLink, NodeUnreachableError
-from polar_gym.rollout.store import Change, NewEpisode, Store
+from polar_gym.rollout.store import Store
 from polar_gym.rollout.task import Phase, Sample, Task, Verdict
 from polar_gym.rollout.weights import WeightHistory
 from polar_gym.schema import Episode, Session, Status, TaskRequest

@@ -12,13 +12,14 @@ import fcntl
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
 from polar_gym.protocol import Event, Generation, TaskStatus
+from polar_gym.rollout.change import Change, NewEpisode, OutboxEntry
 from polar_gym.rollout.episode_files import EpisodeFiles
 from polar_gym.rollout.task import Sample, Task
 from polar_gym.schema import TaskRequest
@@ -71,43 +72,6 @@ class EpisodeRow:
     accepted: bool
     reason: str
     evicted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxEntry:
-    """A callback to be made. `session_id` None: it tells the end of the task."""
-
-    key: str
-    task_id: str
-    session_id: str | None
-    attempt: int | None
-    url: str
-    created_at: float
-    tries: int = 0
-
-
-@dataclass(slots=True)
-class NewEpisode:
-    session_id: str
-    attempt: int
-    task_id: str
-    accepted: bool
-    reason: str
-    stored_at: float
-    size: int
-
-
-@dataclass(slots=True)
-class Change:
-    """What happened, to be written as one."""
-
-    task: Task | None = None
-    samples: list[Sample] = field(default_factory=list)
-    """Those of `task` that changed."""
-    events: list[Event] = field(default_factory=list)
-    """Their ids are given by the store."""
-    callbacks: list[OutboxEntry] = field(default_factory=list)
-    episode: NewEpisode | None = None
 
 
 class Store:

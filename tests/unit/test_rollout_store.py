@@ -9,7 +9,8 @@ import pytest
 
 from polar_gym.protocol import Event, Generation
 from polar_gym.rollout.book import event
-from polar_gym.rollout.store import Change, NewEpisode, OutboxEntry, Store, StoreError
+from polar_gym.rollout.change import Change, NewEpisode, OutboxEntry
+from polar_gym.rollout.store import Store, StoreError
 from polar_gym.rollout.task import Task
 from polar_gym.rollout.weights import WeightHistory
 from tests.lifecycle.peer_node import make_request

@@ -1,0 +1,45 @@
+"""What happened to a task: samples, events, callbacks and the episode that the store writes together or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polar_gym.protocol import Event
+from polar_gym.rollout.task import Sample, Task
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """A callback to be made. `session_id` None: it tells the end of the task."""
+
+    key: str
+    task_id: str
+    session_id: str | None
+    attempt: int | None
+    url: str
+    created_at: float
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class NewEpisode:
+    session_id: str
+    attempt: int
+    task_id: str
+    accepted: bool
+    reason: str
+    stored_at: float
+    size: int
+
+
+@dataclass(slots=True)
+class Change:
+    """What happened, to be written as one."""
+
+    task: Task | None = None
+    samples: list[Sample] = field(default_factory=list)
+    """Those of `task` that changed."""
+    events: list[Event] = field(default_factory=list)
+    """Their ids are given by the store."""
+    callbacks: list[OutboxEntry] = field(default_factory=list)
+    episode: NewEpisode | None = None
