@@ -125,19 +125,28 @@ class SessionCapture:
         try:
             self.journal.append(call)
         except OSError as error:
-            call.outcome, call.error = "failed", f"it could not be written to {self.journal.path}: {error}"
-            if not self.exhausted.done():
-                self.exhausted.set_exception(CaptureError(f"call {call.call_id}: {call.error}"))
-            raise CaptureError(call.error) from error
+            call.outcome = "failed"
+            raise self._unrecorded(call, error) from error
         finally:
             self.calls.append(call)
             self._sampled_tokens += len(call.response_ids)
 
     def mark_abandoned(self, call: ModelCall) -> None:
-        """The harness hung up before it had the whole answer of a call that is already recorded."""
-        self.journal.amend(call.call_id, outcome="abandoned")
+        """The harness hung up before it had the whole answer of a call that is already recorded. Raises `CaptureError`
+        where the journal cannot be written: the call counts as abandoned all the same."""
         call.outcome = "abandoned"
         self.thread.conversations.forget(call.call_id)
+        try:
+            self.journal.amend(call.call_id, outcome="abandoned")
+        except OSError as error:
+            raise self._unrecorded(call, error) from error
+
+    def _unrecorded(self, call: ModelCall, error: OSError) -> CaptureError:
+        """Whoever runs the session learns of it, and ends it."""
+        call.error = f"it could not be written to {self.journal.path}: {error}"
+        if not self.exhausted.done():
+            self.exhausted.set_exception(CaptureError(f"call {call.call_id}: {call.error}"))
+        return CaptureError(call.error)
 
 
 def make_call(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +15,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from polar_gym.gateway.capture import SessionCapture
+from polar_gym.gateway.capture import CaptureError, SessionCapture
 from polar_gym.gateway.node import Node
 from polar_gym.inference import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
@@ -216,3 +218,24 @@ async def test_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
         async with http.get("../v1beta/models", params={"key": capture.key}) as response:
             await response.read()
         assert capture.key not in caplog.text
+
+
+async def test_a_call_that_is_abandoned_is_so_also_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against training on an answer that the harness never had, and a session that goes on unrecorded."""
+
+    def full(file: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with running_session(tmp_path, EmbeddedEngine(options())) as (http, capture):
+        async with http.post("chat/completions", json={"model": "m", "messages": [ASK]}) as response:
+            assert response.status == 200
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "write", full)
+            with pytest.raises(CaptureError, match="No space left"):
+                capture.mark_abandoned(capture.calls[0])
+        assert capture.calls[0].outcome == "abandoned"
+        assert build_trajectory(capture.calls, BuilderSpec(name="prefix_merging")).traces == []
+        with pytest.raises(CaptureError, match="could not be written"):
+            await capture.exhausted
