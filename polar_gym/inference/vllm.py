@@ -100,8 +100,8 @@ class VllmEngine:
             raise EngineError(400, f"engine.model: {self.url} does not list what it serves; name the policy's model")
         templated = await self._http.post("/tokenize", {"model": self.model, "messages": PROBE})
         self.max_model_len = context_length(self._http, {"id": self.model, **templated}, self._options.max_model_len)
-        self._model_root = self._options.tokenizer or self.model
-        self._tokenizer = await asyncio.to_thread(local_tokenizer, self._model_root)
+        name = self._model_root = self._options.tokenizer or self.model
+        self._tokenizer = await asyncio.to_thread(local_tokenizer, name)
         self.path = "chat"  # whether the field is honoured shows in the echo of the first continuation
 
     @property
