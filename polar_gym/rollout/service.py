@@ -113,7 +113,8 @@ class RolloutService:
         async with self._lock(f"task {request.task_id}"):
             known = await self.book.find(request.task_id)
             if known is not None:
-                if different := difference(known.request, request):
+                fields = TaskRequest.model_fields
+                if different := [name for name in fields if getattr(known.request, name) != getattr(request, name)]:
                     raise ConflictError(
                         f"task_id={request.task_id!r} was submitted with another {', '.join(different)}; "
                         "choose another task_id, or send the same request"
@@ -391,11 +392,6 @@ class RolloutService:
     def _lock(self, key: str) -> asyncio.Lock:
         """One for each key, as long as somebody holds it or waits for it."""
         return self._locks.setdefault(key, asyncio.Lock())
-
-
-def difference(known: TaskRequest, new: TaskRequest) -> list[str]:
-    """The fields in which two requests differ."""
-    return [name for name in TaskRequest.model_fields if getattr(known, name) != getattr(new, name)]
 
 
 def _same_attempt(sample: Sample, told: Session, heartbeat: Heartbeat) -> bool:
