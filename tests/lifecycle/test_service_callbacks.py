@@ -81,8 +81,8 @@ async def test_an_episode_that_cannot_be_read_holds_up_no_other(
                     await client.episode(order.session_id)
                 assert refused.value.status == 410
                 assert f"episode {order.session_id}.0 cannot be read" in caplog.text
-            async with asyncio.timeout(60):  # each callback has waiting times of its own, and no end of its task tells
-                while await given_up(client) != {torn.session_id, gone.session_id}:
+            async with asyncio.timeout(60):
+                while await given_up(client) != {torn.session_id, gone.session_id}:  # noqa: ASYNC110 - no end tells
                     await asyncio.sleep(0.05)
             assert not service.book.failed.done()
 
