@@ -102,10 +102,11 @@ class CallbackSender:
             try:
                 while True:
                     self._book.outbox_news.clear()
-                    for entry in await self._store.due_callbacks(time.time(), AT_ONCE):
+                    now = time.time()
+                    for entry in await self._store.due_callbacks(now, AT_ONCE):
                         if len(running) < AT_ONCE and entry.key not in running.values():
                             running[asyncio.create_task(self._send(http, entry))] = entry.key
-                    for done in await self._next(running.keys()):
+                    for done in await self._next(running.keys(), now):
                         del running[done]
                         done.result()
             finally:
@@ -113,11 +114,12 @@ class CallbackSender:
                     sending.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
 
-    async def _next(self, running: Set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Until one has come to its end, there is something new, or the next repetition is due: those at their end."""
+    async def _next(self, running: Set[asyncio.Task[None]], looked_at: float) -> set[asyncio.Task[None]]:
+        """Until one has come to its end, there is something new, or the next repetition is due: those at their end.
+        What has become due since the time at which the outbox was looked at is due now."""
         pause = None
-        if len(running) < AT_ONCE and (next_due := await self._store.next_due(time.time())) is not None:
-            pause = next_due - time.time()
+        if len(running) < AT_ONCE and (next_due := await self._store.next_due(looked_at)) is not None:
+            pause = max(0.0, next_due - time.time())
         news = asyncio.ensure_future(self._book.outbox_news.wait())
         try:
             await asyncio.wait({*running, news}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)

@@ -11,6 +11,7 @@ import pytest
 
 from polar_gym.rollout import callbacks
 from polar_gym.rollout.client import RolloutClient, RolloutServiceError
+from polar_gym.rollout.store import OutboxEntry, Store
 from polar_gym.schema import Episode
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, failed, make_request
@@ -51,6 +52,29 @@ async def test_a_sample_that_ended_without_an_episode_is_told_too(tmp_path: Path
         (result,) = [result for result in receiver.results.values() if result["kind"] == "session"]
         assert result["episode"] is None
         assert result["session"]["failure"]["kind"] == "cancelled"
+
+
+async def test_what_becomes_due_while_the_outbox_is_looked_at_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a repetition that waits until something else happens, for hours where nothing does."""
+    look = Store.due_callbacks
+
+    async def look_slowly(store: Store, now: float, limit: int) -> list[OutboxEntry]:
+        found = await look(store, now, limit)
+        await asyncio.sleep(0.1)  # twice as long as until the repetition is due
+        return found
+
+    monkeypatch.setattr(Store, "due_callbacks", look_slowly)
+    async with (
+        Receiver(CALLBACK_KEY, broken=lambda number: 2 <= number <= 4) as receiver,
+        rollout_server(tmp_path) as (_, client),
+        PeerNode(client.url, NODE_KEY) as node,
+    ):
+        await client.submit(make_request("t", num_samples=1, callback_url=receiver.url))
+        (order,) = await node.take(1)
+        await node.finish(order)
+        await receiver.wait_for(2)  # the sample's, and the task's
 
 
 async def given_up(client: RolloutClient) -> set[str | None]:
