@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -20,6 +19,7 @@ from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.node import Node
 from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
+from tests.anything import any_json, paths, replaced
 
 PARAMETERS: Any = {"type": "object", "properties": {"command": {"type": "string"}}}
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
@@ -112,33 +112,16 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     opened.close()
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in entries:
-        yield (*path, key)
-        yield from _paths(inner, (*path, key))
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "name"]), inner),
-    max_leaves=5,
-).map(orjson.dumps)
+_json = any_json.map(orjson.dumps)
 _nested = st.integers(1, 300).map(lambda levels: b'{"items":' * levels + b"1" + b"}" * levels)
 _broken = st.sampled_from(
     [b"NaN", b"1e999", b'"\xff"', b'"\\ud83d"', b'"\xed\xa0\xbd"', b"", b'"' + b"x" * 100_000 + b'"']
 )
-_where = st.sampled_from([(*request, path) for request, body in BODIES.items() for path in _paths(body)])
+_where = st.sampled_from([(*request, path) for request, body in BODIES.items() for path in paths(body)])
 
 
 def _worse(harness: str, url: str, path: tuple[Any, ...], value: bytes) -> bytes:
-    body = copy.deepcopy(BODIES[harness, url])
-    *way, last = path
-    place: Any = body
-    for key in way:
-        place = place[key]
-    place[last] = "HERE"
-    return orjson.dumps(body).replace(b'"HERE"', value)
+    return orjson.dumps(replaced(BODIES[harness, url], path, "HERE")).replace(b'"HERE"', value)
 
 
 def defects(caplog: pytest.LogCaptureFixture) -> list[str]:

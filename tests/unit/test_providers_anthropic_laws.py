@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +18,9 @@ from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic_output import MessageStream
 from polar_gym.schema import Message
+from tests.anything import answers, any_json, paths, replaced
 from tests.unit.test_providers_anthropic import GO, PNG, RUN, parse, result, said, text, tool_use, user
-from tests.wire.stand_in import assistant, completion, tool_call
+from tests.wire.stand_in import completion, tool_call
 
 # There and back -------------------------------------------------------------------------------------------------------
 
@@ -38,12 +38,7 @@ def _is_object(arguments: str) -> bool:
 
 _objects = st.dictionaries(_any_text, _any_text | st.integers(-9, 9) | st.none() | st.lists(_any_text, max_size=2))
 _arguments = st.builds(canonical_json, _objects) | _texts.filter(lambda arguments: not _is_object(arguments))
-_answers = st.builds(
-    lambda content, thinking, calls: assistant(content, thinking, *(tool_call("run", each) for each in calls)),
-    st.none() | _texts,
-    st.none() | _texts,
-    st.lists(_arguments, max_size=3),
-)
+_answers = answers(st.none() | _texts, st.builds(tool_call, st.just("run"), _arguments))
 
 
 def _with_minted_ids(message: Message, call_id: str) -> Message:
@@ -192,30 +187,6 @@ VALID: dict[str, Any] = {
 }
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in entries:
-        yield from _paths(inner, (*path, key))
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "name"]), inner),
-    max_leaves=5,
-)
-
-
-def _replaced(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    body = copy.deepcopy(VALID)
-    *way, last = path
-    place: Any = body
-    for key in way:
-        place = place[key]
-    place[last] = value
-    return body
-
-
 def _survives(body: dict[str, Any]) -> None:
     """The body is read or refused, and what is refused can be said in JSON."""
     CLAUDE_CODE.classify({}, body)
@@ -227,17 +198,17 @@ def _survives(body: dict[str, Any]) -> None:
         json.dumps(request.messages)
 
 
-@given(path=st.sampled_from([path for path in _paths(VALID) if path]), value=_json)
+@given(path=st.sampled_from(list(paths(VALID))), value=any_json)
 def test_a_malformed_body_is_refused_and_nothing_worse(path: tuple[Any, ...], value: Any):
-    _survives(_replaced(path, value))
+    _survives(replaced(VALID, path, value))
 
 
-@pytest.mark.parametrize("path", [path for path in _paths(VALID) if path], ids=str)
+@pytest.mark.parametrize("path", list(paths(VALID)), ids=str)
 def test_deep_nesting_is_refused_and_nothing_worse(path: tuple[Any, ...]):
     """As deep as the JSON parser lets through."""
     for deep in (b"[" * 1000 + b"]" * 1000, b'{"text":' * 1000 + b"1" + b"}" * 1000):
-        CLAUDE_CODE.classify({}, _replaced(path, orjson.loads(deep)))
+        CLAUDE_CODE.classify({}, replaced(VALID, path, orjson.loads(deep)))
         try:
-            PROVIDER.parse(_replaced(path, orjson.loads(deep)))
+            PROVIDER.parse(replaced(VALID, path, orjson.loads(deep)))
         except BadRequestError as error:
             orjson.dumps(PROVIDER.error(400, error.code, str(error)))

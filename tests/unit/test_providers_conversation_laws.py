@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from polar_gym.inference.messages import canonical_json
 from polar_gym.providers import google, ids, openai_responses
 from polar_gym.schema import Message
-from tests.wire.stand_in import assistant, completion, tool_call
+from tests.anything import answers
+from tests.wire.stand_in import completion, tool_call
 
 RESPONSES, GOOGLE = openai_responses.PROVIDER, google.PROVIDER
 FUNCTION = {"name": "run", "parameters": {"type": "object"}}
@@ -33,12 +34,7 @@ _objects = st.dictionaries(_any_text, st.integers(-5, 5) | _any_text | st.none()
 _calls = st.builds(tool_call, st.sampled_from(["run", "team__spawn"]), _objects) | st.builds(
     lambda text: tool_call("patch", canonical_json({"input": text})), _any_text
 )
-_answers = st.builds(
-    lambda content, thinking, calls: assistant(content, thinking, *calls),
-    st.none() | _texts,
-    st.none() | _texts,
-    st.lists(_calls, max_size=3),
-).filter(lambda message: len(message) > 2 or message["content"])
+_answers = answers(st.none() | _texts, _calls).filter(lambda message: len(message) > 2 or message["content"])
 _turns = st.lists(
     st.tuples(_answers, st.lists(_contents, min_size=3, max_size=3), _contents.filter(bool)), min_size=1, max_size=4
 )

@@ -17,6 +17,7 @@ from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.google import PROVIDER
 from polar_gym.providers.google_contents import signature
 from polar_gym.schema import Message
+from tests.anything import answers
 from tests.wire.stand_in import assistant, completion, tool_call
 
 GO = {"role": "user", "parts": [{"text": "go"}]}
@@ -326,12 +327,7 @@ _calls = st.builds(
     st.sampled_from(["run", "look", "unknown"]),
     st.dictionaries(_any_text, st.integers(-5, 5) | st.floats(-9, 9) | _any_text | st.none(), max_size=3),
 )
-_messages = st.builds(
-    lambda content, thinking, calls: assistant(content, thinking, *calls),
-    st.none() | _texts,
-    st.none() | _texts,
-    st.lists(_calls, max_size=3),
-)
+_messages = answers(st.none() | _texts, _calls)
 
 
 def _pieces(text: str | None) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -15,7 +13,8 @@ from polar_gym.inference import Delta
 from polar_gym.providers import BadRequestError, Provider, openai_chat, openai_responses, whole_answer
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import Message
-from tests.wire.stand_in import assistant, completion, tool_call
+from tests.anything import answers, any_json, paths, replaced
+from tests.wire.stand_in import completion, tool_call
 
 CHAT, RESPONSES = openai_chat.PROVIDER, openai_responses.PROVIDER
 GO: Message = {"role": "user", "content": "go"}
@@ -24,12 +23,7 @@ RUN = {"name": "run", "parameters": {"type": "object"}}
 _any_text = st.text(max_size=40) | st.text(' \n\r\t"\\\u2028é🦊', max_size=8)
 _texts = _any_text.filter(bool)
 _calls = st.builds(tool_call, st.sampled_from(["run", "unknown"]), _any_text)
-_answers = st.builds(
-    lambda content, thinking, calls: assistant(content, thinking, *calls),
-    st.none() | _texts,
-    st.none() | _texts,
-    st.lists(_calls, max_size=3),
-).filter(lambda message: len(message) > 2 or message["content"])
+_answers = answers(st.none() | _texts, _calls).filter(lambda message: len(message) > 2 or message["content"])
 
 
 def _pieces(draw: st.DataObject, text: str | None) -> list[str]:
@@ -153,23 +147,6 @@ RESPONSES_BODY: dict[str, Any] = {
 FORMATS = [(CHAT, CHAT_BODY), (RESPONSES, RESPONSES_BODY)]
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in entries:
-        yield (*path, key)
-        yield from _paths(inner, (*path, key))
-
-
-def _replaced(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    body = copy.deepcopy(body)
-    *way, last = path
-    place: Any = body
-    for key in way:
-        place = place[key]
-    place[last] = value
-    return body
-
-
 def _survives(provider: Provider, body: dict[str, Any]) -> bool:
     """The body is read, or refused: what comes of it can be said in JSON."""
     try:
@@ -182,33 +159,27 @@ def _survives(provider: Provider, body: dict[str, Any]) -> bool:
     return True
 
 
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "name"]), inner),
-    max_leaves=5,
-)
-
-
 @pytest.mark.parametrize(("provider", "body"), FORMATS, ids=["chat", "responses"])
 def test_the_bodies_that_are_made_worse_below_are_good(provider: Provider, body: dict[str, Any]):
     assert _survives(provider, body)
 
 
 @given(
-    where=st.sampled_from([(provider, body, path) for provider, body in FORMATS for path in _paths(body)]), value=_json
+    where=st.sampled_from([(provider, body, path) for provider, body in FORMATS for path in paths(body)]),
+    value=any_json,
 )
 def test_a_malformed_body_is_refused_and_nothing_worse(where: tuple[Provider, dict[str, Any], Any], value: Any):
     provider, body, path = where
-    _survives(provider, _replaced(body, path, value))
+    _survives(provider, replaced(body, path, value))
 
 
 @pytest.mark.parametrize("levels", [100, 210, *range(216, 256, 2), 1000])
 @pytest.mark.parametrize(("provider", "body"), FORMATS, ids=["chat", "responses"])
 def test_nesting_is_passed_on_or_refused(provider: Provider, body: dict[str, Any], levels: int):
     """Guards against a body that can be read and not be written again: it would be a 500, and a call without record."""
-    for path in _paths(body):
+    for path in paths(body):
         deep = b'{"text":' * levels + b"1" + b"}" * levels
-        raw = orjson.dumps(_replaced(body, path, "HERE")).replace(b'"HERE"', deep)
+        raw = orjson.dumps(replaced(body, path, "HERE")).replace(b'"HERE"', deep)
         try:
             request = provider.parse(request_body(raw))
         except BadRequestError:

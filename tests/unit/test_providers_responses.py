@@ -14,6 +14,7 @@ from polar_gym.inference.messages import canonical_json
 from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.openai_responses import PROVIDER
 from polar_gym.schema import Message
+from tests.anything import answers
 from tests.wire.stand_in import assistant, completion, tool_call
 
 GO = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]}
@@ -194,12 +195,7 @@ _calls = st.one_of(
         st.lists(st.text(max_size=5), min_size=1, max_size=3),
     ),
 )
-_messages = st.builds(
-    lambda content, thinking, calls: assistant(content, thinking, *calls),
-    st.none() | _texts,
-    st.none() | _texts,
-    st.lists(_calls, max_size=3),
-).filter(lambda message: len(message) > 2 or message["content"])
+_messages = answers(st.none() | _texts, _calls).filter(lambda message: len(message) > 2 or message["content"])
 
 
 def _from_events(events: bytes) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from polar_gym.inference import Completion, Delta
 from polar_gym.inference.received import Received
 from polar_gym.providers import Provider, whole_answer
 from polar_gym.schema import Message
-from tests.wire.stand_in import assistant, completion, tool_call
+from tests.anything import answers
+from tests.wire.stand_in import completion, tool_call
 
 Events = list[dict[str, Any]]
 
@@ -158,12 +159,7 @@ NAMES = ["run", "team__spawn", "apply_patch", "local_shell", "unknown"]
 ARGUMENTS = TEXTS | st.sampled_from(
     ['{"input": "a b\\nc"}', '{"command": ["ls", "-l"]}', '{"x": {"y": [1, 2.50]}}', "{}"]
 )
-MESSAGES = st.builds(
-    lambda content, thinking, calls: assistant(content, thinking, *calls),
-    TEXTS,
-    TEXTS,
-    st.lists(st.builds(tool_call, st.sampled_from(NAMES), ARGUMENTS), max_size=3),
-)
+MESSAGES = answers(TEXTS, st.builds(tool_call, st.sampled_from(NAMES), ARGUMENTS))
 
 
 @st.composite
