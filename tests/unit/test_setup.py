@@ -122,6 +122,57 @@ def test_a_python_that_tests_want_is_got_by_uv_where_it_is(machine: Machine) -> 
             assert f"uv python install {version}\n" in said
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs packages")
+
+
+@needs_root
+def test_root_gets_what_a_demo_lacks_and_is_told_first(machine: Machine) -> None:
+    """Guards against a root user on a bare machine who is told six commands and given none of them."""
+    machine.add_python("python3", "3.13.1")
+    machine.add("git", "exit 0")
+    machine.add("chmod", f'exec {shutil.which("chmod")} "$@"')
+    node, bwrap = machine.programs / "node", machine.programs / "bwrap"
+    old, new = (f"echo '#!/bin/sh\necho {version}' > {node}" for version in ("v18.19.0", "v22.1.0"))
+    packages = f"{old}; echo '#!/bin/sh' > {bwrap}; chmod +x {node} {bwrap}"
+    machine.add("apt-get", f"[[ $1 == update ]] || {{ {packages}; }}")
+    machine.add("npm", new)
+    done = machine.run("needs", "demo")
+    assert done.returncode == 0, done.stderr
+    assert "installs now" in done.stderr.partition("needs: ")[0]
+    assert [line for line in done.stderr.splitlines() if line.startswith("needs: ")] == [
+        "needs: apt-get update -qq",
+        "needs: apt-get install -qq --no-install-recommends nodejs npm bubblewrap",
+        "needs: npm install --global node@22",
+    ]
+
+
+@needs_root
+def test_what_an_installation_did_not_bring_is_still_missing(machine: Machine) -> None:
+    machine.add("apt-get", "exit 0")
+    machine.add("npm", "exit 0")
+    done = machine.run("needs", "demo")
+    assert done.returncode == 1
+    assert "the machine lacks" in done.stderr.rpartition("needs: ")[2]
+
+
+@needs_root
+def test_a_fault_that_no_package_mends_is_not_said_to_be_installed(machine: Machine) -> None:
+    machine.add_python("python3.13", "3.13.1")
+    machine.add("node", "echo v22.1.0")
+    machine.add("bwrap", "echo 'bwrap: no namespaces today' >&2; exit 1")
+    for program in ("git", "npm", "apt-get"):
+        machine.add(program, "exit 0")
+    done = machine.run("needs", "demo")
+    assert done.returncode == 1
+    assert "no namespaces today" in done.stderr
+    assert "installs now" not in done.stderr
+
+
+def test_tests_that_look_for_processes_have_procps_named(machine: Machine) -> None:
+    """Debian's minimal system has neither `ps` nor `pgrep`."""
+    assert "procps" in machine.run("needs", "test").stderr
+
+
 def test_a_shim_that_fails_when_called_is_passed_over(machine: Machine) -> None:
     machine.add("python3.13", "echo 'shim: python3.13: command not found' >&2; exit 127")
     working = machine.add_python("python3.12", "3.12.1")
