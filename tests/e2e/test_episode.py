@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from gymnasium.utils.env_checker import check_env
 
 import polar_gym  # noqa: F401 - registers the environment
 from polar_gym.envs.swe import SweEnv
+from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.journal import read_journal
 from polar_gym.schema import Episode
 from polar_gym.trajectory.trace import verify_trace
@@ -195,11 +197,21 @@ def test_a_harness_that_crashes_is_an_error_with_its_stderr(bubblewrap: str, tmp
 
 
 def test_a_harness_that_hangs_is_truncated_with_the_traces_so_far(
-    bubblewrap: str, tmp_path: Path, scratch: Path
+    bubblewrap: str, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a deadline that throws away what was captured."""
-    engine = scripted(["echo '# half way' >> README.md", "sleep 1000"])
-    env = make(tmp_path, runtime=bubblewrap, engine=engine, rollout={"timeout_seconds": 8})
+    """Guards against a deadline that throws away what was captured.
+
+    The agent's time begins when it hangs: how long it takes until then depends on how busy the machine is.
+    """
+    passes = GenerationGate.sleep
+
+    async def passes_once_it_hangs(gate: GenerationGate, seconds: float) -> None:
+        await asyncio.to_thread(_wait_for_process, "sleep 7654321")
+        await passes(gate, seconds)
+
+    monkeypatch.setattr(GenerationGate, "sleep", passes_once_it_hangs)
+    engine = scripted(["echo '# half way' >> README.md", "sleep 7654321"])
+    env = make(tmp_path, runtime=bubblewrap, engine=engine, rollout={"timeout_seconds": 0.5})
     try:
         _, terminated, truncated, episode = play(env)
     finally:
@@ -289,7 +301,7 @@ def test_nothing_is_left_behind(bubblewrap: str, tmp_path: Path, scratch: Path, 
 
 def _wait_for_process(argument: str) -> None:
     """Until the harness runs the command: then the interrupt hits a live sandbox."""
-    for _ in range(600):
+    for _ in range(2400):
         listed = subprocess.run(["pgrep", "-f", f"^{argument}"], capture_output=True, check=False)
         if listed.returncode == 0:
             return

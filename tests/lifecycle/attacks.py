@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from polar_gym.tasks import Task
-from tests.lifecycle.grading_bench import INTERVALS, prices_task, scripted
+from tests.lifecycle.grading_bench import HANGING, INTERVALS, prices_task, scripted
 from tests.shell import heredoc
 
 Ground = Literal["unittest", "pytest", "swebench"]
@@ -432,5 +432,5 @@ ATTACKS = [
         {"PACKAGE/__init__.py": "import os; os.kill(os.getppid(), 9)\n"},
     ),
     Attack("kills itself", "a crash: masked?", {"PACKAGE/__init__.py": "import os; os.kill(os.getpid(), 9)\n"}),
-    Attack("hangs", "a timeout: masked?", {"PACKAGE/__init__.py": "while True: pass\n"}),
+    Attack("hangs", "a timeout: masked?", {"PACKAGE/__init__.py": f"{HANGING}\nwhile True: pass\n"}),
 ]

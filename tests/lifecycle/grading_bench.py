@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -15,8 +18,8 @@ import pytest
 from polar_gym.evaluators import EvaluationContext
 from polar_gym.evaluators.judge import judge
 from polar_gym.registry import evaluators
-from polar_gym.runtimes import Command, Mount, Sandbox, SandboxRequest
-from polar_gym.runtimes.bubblewrap import Bubblewrap
+from polar_gym.runtimes import Command, ExecResult, Mount, Sandbox, SandboxRequest
+from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.runtimes.diff import snapshot_diff
 from polar_gym.schema import (
     Budget,
@@ -40,6 +43,36 @@ INTERVALS = BUNDLED["intervals"]
 
 GRADING_SLACK = 60.0
 """Seconds, beside an evaluator's own, in which grading must be done."""
+
+
+HANGING = "open('/tmp/hangs', 'w').write('!')"
+"""Python that tells a `HangingSandbox` that nothing more will come."""
+
+
+class HangingSandbox:
+    """A sandbox in which the time limit of a command has passed as soon as the command says that it hangs.
+
+    How long a run takes until then depends on how busy the machine is."""
+
+    def __init__(self, sandbox: BubblewrapSandbox) -> None:
+        self._sandbox = sandbox
+        self.base_url = sandbox.base_url
+
+    async def exec(self, command: Command) -> ExecResult:
+        fifo, hangs, loop = self._sandbox.scratch / "tmp" / "hangs", asyncio.Event(), asyncio.get_running_loop()
+        os.mkfifo(fifo)
+        fifo.chmod(0o666)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        loop.add_reader(reader, hangs.set)
+        try:
+            return await self._sandbox.exec(dataclasses.replace(command, end=hangs))
+        finally:
+            loop.remove_reader(reader)
+            os.close(reader)
+            fifo.unlink()
+
+    async def stop(self) -> None:
+        await self._sandbox.stop()
 
 
 class Bench:
@@ -74,7 +107,7 @@ class Bench:
         return path
 
     @asynccontextmanager
-    async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
+    async def sandbox(self, task: Task) -> AsyncIterator[BubblewrapSandbox]:
         request = SandboxRequest(
             session_id="grading", spec=self.spec, workspace=self.repository(task), mounts=self.mounts
         )
@@ -84,6 +117,11 @@ class Bench:
             yield sandbox
         finally:
             await sandbox.stop()
+
+    @asynccontextmanager
+    async def grading_sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
+        async with self.sandbox(task) as sandbox:
+            yield HangingSandbox(sandbox)
 
     async def diff_after(self, task: Task, *commands: str) -> bytes:
         """What an agent that ran these shell commands leaves."""
@@ -113,7 +151,7 @@ class Bench:
             diff=diff,
             diff_problem=diff_problem,
             final_message="the answer is 42",
-            fresh_sandbox=lambda: self.sandbox(task),
+            fresh_sandbox=lambda: self.grading_sandbox(task),
         )
         options = evaluators.options(request.evaluator)
         return await judge(
