@@ -3,7 +3,8 @@
 What the policy did wrong is no reason: leaving out its failures would bias it. A harness that asks the same again
 leaves several answers to one prompt. Those that were in flight together are one question (a client's fallback beside
 its stream): the answer that the conversation went on from counts, or the last delivered where it went on from none.
-One that came back whole before the same was asked again was rejected by the harness: a branch of its own.
+One that came back whole before the same was asked again was rejected by the harness: a branch of its own. Calls of
+different threads are never one question, though two sub-agents may be given the same words.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
 
 
 def _same_prompt(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
-    """Calls with identical prompts, where there are several, in the order of their end."""
-    alike: dict[tuple[int, bytes], list[ModelCall]] = {}
+    """Calls of one thread with identical prompts, where there are several, in the order of their end."""
+    alike: dict[tuple[str | None, int, bytes], list[ModelCall]] = {}
     for call in calls:
-        alike.setdefault((len(call.prompt_ids), call.prompt_ids[-TOLD_APART_BY:].tobytes()), []).append(call)
+        end = call.prompt_ids[-TOLD_APART_BY:].tobytes()
+        alike.setdefault((call.hints.get("thread"), len(call.prompt_ids), end), []).append(call)
     for some in alike.values():
         for group in _identical(some) if len(some) > 1 else ():
             if len(group) > 1:

@@ -79,7 +79,8 @@ def test_laws(name: str, calls: list[ModelCall]) -> None:
 
 @st.composite
 def parallel_sessions(draw: st.DrawFn) -> list[ModelCall]:
-    """Calls in flight at once, many with one prompt, of all kinds, continued or not, also by what was abandoned."""
+    """Calls in flight at once, many with one prompt, of all kinds and threads, continued or not, also by what was
+    abandoned."""
     ids = st.lists(st.integers(0, 1), max_size=2)
     calls: list[ModelCall] = []
     for index in range(draw(st.integers(1, 10))):
@@ -92,7 +93,8 @@ def parallel_sessions(draw: st.DrawFn) -> list[ModelCall]:
                 parent = base.call_id
         times = at(float(draw(st.integers(0, 4))), float(draw(st.integers(0, 4))))
         kind = draw(st.sampled_from(["main", "main", "subagent", "compaction", "auxiliary"]))
-        fields = {"parent_id": parent, "hints": {"kind": kind}, "outcome": draw(OUTCOMES), **times}
+        hints = {"kind": kind} | draw(st.sampled_from([{}, {"thread": "a"}, {"thread": "b"}]))
+        fields = {"parent_id": parent, "hints": hints, "outcome": draw(OUTCOMES), **times}
         calls.append(make_call(index, prompt, draw(ids), **fields))
     return calls
 
@@ -108,9 +110,10 @@ def test_laws_of_calls_in_flight_at_once(name: str, calls: list[ModelCall], trai
         assert trace.call_ids[-1] not in excluded
     delivered = [call for call in calls if call.outcome == "delivered" and len(call.response_ids)]
     for call in delivered:
-        same_prompt = [each for each in delivered if np.array_equal(each.prompt_ids, call.prompt_ids)]
+        same_thread = [each for each in delivered if each.hints.get("thread") == call.hints.get("thread")]
+        same_prompt = [each for each in same_thread if np.array_equal(each.prompt_ids, call.prompt_ids)]
         kept = [each for each in same_prompt if excluded.get(each.call_id) not in ("superseded", "rejected")]
-        assert kept, "of the answers to one question at least one counts"
+        assert kept, "of the answers to one question of a thread at least one counts"
         went_on = any(each.parent_id == call.call_id for each in calls)
         assert not went_on or any(each is call for each in kept)
 
@@ -187,6 +190,19 @@ def test_of_identical_requests_in_flight_that_nothing_continues_the_last_deliver
     trajectory = build(calls)
     assert [trace.call_ids for trace in trajectory.traces] == [["call0"]]
     assert trajectory.fidelity.excluded == {"superseded": 1}
+
+
+def test_parallel_subagents_with_one_prompt_are_no_retries_of_each_other() -> None:
+    """Guards against leaving out the one that answers at once, because only the other's conversation went on."""
+    calls = [
+        make_call(0, [1], [2, 2], **at(0, 5), hints={"thread": "a"}),
+        make_call(1, [1], [3], **at(1, 2), hints={"thread": "b"}),
+        make_call(2, [1, 2, 2, 4], [5], **at(9, 1), hints={"thread": "a"}, parent_id="call0", continuation="spliced"),
+    ]
+    for train_rejected in (True, False):
+        trajectory = build(calls, train_rejected=train_rejected)
+        assert [trace.call_ids for trace in trajectory.traces] == [["call0", "call2"], ["call1"]]
+        assert trajectory.fidelity.excluded == {}
 
 
 def test_an_answer_that_was_asked_for_again_is_the_policys_failure_and_trained() -> None:
