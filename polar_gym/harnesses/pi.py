@@ -7,6 +7,7 @@ length nor a leading `-` or `@` matters; Pi drops the blanks at its ends. Standa
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 
@@ -79,10 +80,24 @@ def _settings(context: LaunchContext) -> dict[str, object]:
     return {"compaction": compaction}
 
 
+_SUMMARIZER = "You are a context summarization assistant."
+"""How the system prompt of every compaction begins. Pi makes no other requests beside its agent's turns."""
+
+
+def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
+    """Return `kind: compaction` for a request that has the summarizer's system prompt; Pi has no sub-agents."""
+    messages = body.get("messages")
+    first = messages[0] if isinstance(messages, list) and messages else None
+    if isinstance(first, dict) and first.get("role") == "system" and str(first.get("content")).startswith(_SUMMARIZER):
+        return {"kind": "compaction"}
+    return {}
+
+
 HARNESS = Harness(
     npm_package="@earendil-works/pi-coding-agent",
     version="0.74.2",
     script="dist/cli.js",
     launch=launch,
+    classify=classify,
     broken_stream="end",  # an error event ends its run
 )

@@ -68,7 +68,7 @@ def test_a_subagent_has_a_trace_of_its_own(harness: str, tmp_path: Path) -> None
     assert trajectory.fidelity.breaks == []
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@pytest.mark.parametrize("harness", [*HARNESSES, "pi"])
 def test_a_compaction_has_a_trace_of_its_own(harness: str, tmp_path: Path) -> None:
     """Guards against a summary that is trained as part of the conversation which it is about, wherever a harness asks
     for it: in a conversation of its own, or at the end of the very one."""
@@ -78,7 +78,10 @@ def test_a_compaction_has_a_trace_of_its_own(harness: str, tmp_path: Path) -> No
     assert compaction.call_ids[-1] == summary.call_id
     assert compaction.trainable_tokens == len(summary.response_ids)
     before, after = [trace for trace in trajectory.traces if trace.kind == "main"]
-    assert is_one_chain(before, [call for call in of_kind(calls, "main") if call.index < summary.index])
-    assert is_one_chain(after, [call for call in of_kind(calls, "main") if call.index > summary.index])
+    refused = [call.call_id for call in calls if call.error_kind == "context_length"]  # Pi compacts after such an error
+    answered = [call for call in of_kind(calls, "main") if call.call_id not in refused]
+    assert len(refused) == (harness == "pi")
+    assert is_one_chain(before, [call for call in answered if call.index < summary.index])
+    assert is_one_chain(after, [call for call in answered if call.index > summary.index])
     assert len(before.call_ids) > 2
     assert (SUMMARY in str(before.messages), SUMMARY in str(after.messages)) == (False, True)

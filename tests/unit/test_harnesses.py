@@ -88,5 +88,20 @@ def test_codex_says_what_a_request_is_for(headers: dict[str, str], hints: dict[s
     assert codex_module.HARNESS.classify(headers, {}) == hints
 
 
-def test_pi_says_nothing():
-    assert pi_module.HARNESS.classify({"user-agent": "x"}, {}) == {}
+SUMMARIZER = "You are a context summarization assistant. Your task is"
+
+
+@pytest.mark.parametrize(
+    ("messages", "hints"),
+    [
+        (None, {}),
+        ([], {}),
+        (["no message"], {}),
+        ([{"role": "system", "content": None}], {}),
+        ([{"role": "user", "content": SUMMARIZER}], {}),
+        ([{"role": "system", "content": "You are an expert coding assistant"}], {}),
+        ([{"role": "system", "content": SUMMARIZER}], {"kind": "compaction"}),
+    ],
+)
+def test_a_compaction_of_pi_is_known_by_its_system_prompt(messages: object, hints: dict[str, str]):
+    assert pi_module.HARNESS.classify({"user-agent": "x"}, {"messages": messages}) == hints
