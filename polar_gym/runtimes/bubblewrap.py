@@ -4,7 +4,8 @@ What must outlive a command (workspace, home, /tmp) lies in the scratch director
 else is made anew in a few milliseconds: all namespaces, a read-only root on tmpfs with the host's /usr, a minimal
 /etc, private /proc and /dev. No process outlives its command, so nothing has to be searched for and killed: the
 sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and `exec`
-waits for that.
+waits for that. As root there is no user namespace between a command and the kernel: the filter of system calls keeps
+it from what the kernel holds for a uid on the whole machine, such as keyrings.
 
 The command is held back until the gateway listens inside the new network namespace. With `network: full` there is no
 such namespace: the sandbox shares the machine's network, its loopback included.
@@ -39,7 +40,7 @@ from polar_gym.runtimes import (
     sandbox_files,
     scratch_directory,
 )
-from polar_gym.runtimes.bwrap import BwrapProcess
+from polar_gym.runtimes.bwrap import BwrapProcess, system_call_filter
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.output import Output
@@ -137,12 +138,23 @@ class Bubblewrap:
     def _check_namespaces(self) -> list[str]:
         links = [part for link, target in agent.host_root_links().items() for part in ("--symlink", target, link)]
         options, prefix = (AS_ROOT, STEP_DOWN) if os.geteuid() == 0 else (AS_USER, ())
-        trial = ["bwrap", *ISOLATION, "--unshare-net", *options, *links, "--", *prefix, "/usr/bin/true"]
-        done = subprocess.run(trial, capture_output=True, text=True, timeout=20, check=False)
+        bwrap = ["bwrap", *ISOLATION, "--unshare-net", *options, *links]
+        try:
+            with system_call_filter() as calls:
+                trial = [*bwrap, "--seccomp", str(calls), "--", *prefix, "/usr/bin/true"]
+                done = subprocess.run(trial, pass_fds=[calls], capture_output=True, text=True, timeout=20, check=False)
+        except SandboxError as error:
+            return [str(error)]
         if done.returncode == 0:
             return []
+        reason = " ".join(done.stderr.split())
+        if "SECCOMP" in reason:
+            return [
+                f"the kernel takes no system call filter ({reason}); use one that was built with "
+                "CONFIG_SECCOMP_FILTER, or set runtime=docker"
+            ]
         return [
-            f"bwrap cannot make a sandbox here ({done.stderr.strip()}); allow user namespaces with: "
+            f"bwrap cannot make a sandbox here ({reason}); allow user namespaces with: "
             "sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 "
             "kernel.apparmor_restrict_unprivileged_userns=0 (those of the three that exist)"
         ]

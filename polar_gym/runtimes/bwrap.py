@@ -1,9 +1,10 @@
 """One `bwrap` process from its start, with the command held back, until nothing of it is left.
 
 The command waits (`--block-fd`) until its limits are set and the gateway listens. The options travel by file
-descriptor, not by command line, where every user of the machine could read the session's key. `bwrap` reports on
-another descriptor (`--json-status-fd`), first the sandbox's PID 1 and at the end the command's exit code, but the
-latter only if the command was really started: that tells a broken sandbox from a failed command.
+descriptor, not by command line, where every user of the machine could read the session's key. The filter of system
+calls (`--seccomp`) holds for the command and for all that it starts. `bwrap` reports on another descriptor
+(`--json-status-fd`), first the sandbox's PID 1 and at the end the command's exit code, but the latter only if the
+command was really started: that tells a broken sandbox from a failed command.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from polar_gym.runtimes import SandboxError, processes
+from polar_gym.runtimes import SandboxError, processes, seccomp
 from polar_gym.runtimes.output import Output, feed_stdin
 
 
@@ -40,17 +42,19 @@ class BwrapProcess:
         if broken := [part for part in (*options, *argv) if "\0" in part]:  # a NUL ends an option, and begins another
             raise SandboxError(f"a zero byte in an argument or a variable of a command: {broken[0][:200]!r}")
         with contextlib.ExitStack() as after_start, contextlib.ExitStack() as on_error:
-            arguments = os.memfd_create("bwrap-arguments", 0)
-            after_start.callback(os.close, arguments)
-            os.write(arguments, b"".join(os.fsencode(option) + b"\0" for option in options))
-            os.lseek(arguments, 0, os.SEEK_SET)
+            content = b"".join(os.fsencode(option) + b"\0" for option in options)
+            arguments = after_start.enter_context(_memory_file("bwrap-arguments", content))
+            calls = after_start.enter_context(system_call_filter())
             status, status_write = os.pipe()
             after_start.callback(os.close, status_write)
             on_error.callback(os.close, status)
             block, release = os.pipe()
             after_start.callback(os.close, block)
             on_error.callback(os.close, release)
-            passed = {"--args": arguments, "--json-status-fd": status_write, "--block-fd": block}
+            passed = {
+                **{"--args": arguments, "--seccomp": calls},
+                **{"--json-status-fd": status_write, "--block-fd": block},
+            }
             flags = [part for flag, descriptor in passed.items() for part in (flag, str(descriptor))]
 
             async def undo(process: asyncio.subprocess.Process) -> None:
@@ -145,6 +149,22 @@ class BwrapProcess:
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
         return line
+
+
+def system_call_filter() -> contextlib.AbstractContextManager[int]:
+    """Return a descriptor for `--seccomp`. Raises `SandboxError`."""
+    return _memory_file("bwrap-seccomp", seccomp.program(platform.machine()))
+
+
+@contextlib.contextmanager
+def _memory_file(name: str, content: bytes) -> Iterator[int]:
+    descriptor = os.memfd_create(name, 0)
+    try:
+        os.write(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 async def _readable(descriptor: int) -> None:

@@ -1,0 +1,89 @@
+"""The filter of a bubblewrap sandbox's system calls: a seccomp program, as `bwrap --seccomp` takes it.
+
+It answers as Docker's default profile does to a container without capabilities. A call of `DENIED` and a number that is
+not in use get EPERM. `clone3`, whose flags a filter cannot read, and every number above `LAST` get ENOSYS, as from an
+older kernel: programs then try the old way. Docker lists the allowed calls; the denied ones are five times fewer, and
+the unused numbers and `LAST` keep out calls that Linux will get later.
+
+Programs of other machines (32-bit ones, x32) get ENOSYS for all their calls, because they number them differently.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterator
+from functools import cache
+
+from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes.syscalls import AF_ALG, AF_VSOCK, LAST, MACHINES, NAMESPACES, PERSONALITIES
+
+Instruction = tuple[int, int, int, int]
+"""Code, how many instructions to skip where a condition holds, how many where it does not, operand."""
+
+LOAD, EQUAL, GREATER, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
+"""Instructions of classic BPF: load a word of the call's description, compare it with the operand, end."""
+
+NUMBER, ARCHITECTURE, ARGUMENT, ARGUMENT_HIGH = 0, 4, 16, 20
+"""Offsets in `struct seccomp_data`; the two halves of the first argument as little-endian machines have them."""
+
+ALLOW = 0x7FFF0000
+EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+
+
+@cache
+def program(machine: str) -> bytes:
+    """Return the filter for a machine, named as `platform.machine()` does. Raises `SandboxError`."""
+    if machine not in MACHINES:
+        raise SandboxError(
+            f"there is no system call filter for {machine} processors (only for {', '.join(MACHINES)}); "
+            "set runtime=docker"
+        )
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
+
+
+def _instructions(name: str) -> Iterator[Instruction]:
+    machine = MACHINES[name]
+    yield (LOAD, 0, 0, ARCHITECTURE)
+    yield from ((EQUAL, 1, 0, machine.audit), _end(ENOSYS))
+    yield (LOAD, 0, 0, NUMBER)
+    yield from ((GREATER, 0, 1, LAST), _end(ENOSYS))
+    yield from _if_equal(machine.clone3, ENOSYS)
+    for first, last in _runs(machine.denied):
+        yield from ((AT_LEAST, 0, 2, first), (GREATER, 1, 0, last), _end(EPERM))
+    arguments = {machine.clone: _clone(), machine.personality: _personality(), machine.socket: _socket()}
+    for number, block in arguments.items():
+        yield from ((EQUAL, 0, len(block), number), *block)
+    yield _end(ALLOW)
+
+
+def _clone() -> list[Instruction]:
+    return [(LOAD, 0, 0, ARGUMENT), (ANY_BIT, 0, 1, NAMESPACES), _end(EPERM), _end(ALLOW)]
+
+
+def _personality() -> list[Instruction]:
+    known = [instruction for value in PERSONALITIES for instruction in _if_equal(value, ALLOW)]
+    return [
+        *((LOAD, 0, 0, ARGUMENT_HIGH), (EQUAL, 1, 0, 0), _end(EPERM)),
+        *((LOAD, 0, 0, ARGUMENT), *known, _end(EPERM)),
+    ]
+
+
+def _socket() -> list[Instruction]:
+    """The kernel, too, looks at the lower half alone."""
+    return [(LOAD, 0, 0, ARGUMENT), *_if_equal(AF_ALG, EPERM), *_if_equal(AF_VSOCK, EPERM), _end(ALLOW)]
+
+
+def _if_equal(value: int, verdict: int) -> tuple[Instruction, Instruction]:
+    return (EQUAL, 0, 1, value), _end(verdict)
+
+
+def _end(verdict: int) -> Instruction:
+    return (RETURN, 0, 0, verdict)
+
+
+def _runs(numbers: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of each run of consecutive numbers."""
+    starts = sorted(number for number in numbers if number - 1 not in numbers)
+    ends = sorted(number for number in numbers if number + 1 not in numbers)
+    return zip(starts, ends, strict=True)
