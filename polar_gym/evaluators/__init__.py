@@ -23,12 +23,14 @@ class EvaluatorError(Exception):
 
 
 class SuspectError(Exception):
-    """Grading was cut short with the agent's changes in place: `result` is what they are worth, provided that the
-    grader comes to its end without them."""
+    """Grading was cut short, or cannot be believed, with the agent's changes in place: `result` is what they are worth,
+    provided that the grader comes to its end without them."""
 
-    def __init__(self, result: EvaluationResult) -> None:
+    def __init__(self, result: EvaluationResult, *, unwitnessed: EvaluationResult | None = None) -> None:
         super().__init__(result.detail)
         self.result = result
+        self.unwitnessed = unwitnessed
+        """What the changes are worth instead if the run without them is `Progress.unwitnessed` too; None: the same."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Progress:
     """Files that the agent changed and that are its own."""
     not_counted: list[str] = field(default_factory=list)
     """Files that the agent changed and that are the task's."""
+    unwitnessed: bool = False
+    """The tests ran and told the witness nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 An agent that could make its grading fail would, if failures were masked, escape a zero at will. So a failure counts
 as the grader's only where it happened before the agent's diff was carried into the sandbox, or where it happens without
 any diff too: then the same evaluator grades the pristine workspace once more, and nothing but whether it gets to an end
-is looked at. That costs a second run only where the first was cut short.
+is looked at. That costs a second run only where the first was cut short, or where the tests passed and told the witness
+nothing: a runner that the witness does not know tells it nothing without the diff either. If that second run reports no
+test at all (the hidden tests import a name that only a solution has), its silence proves nothing: the run is masked.
 """
 
 from __future__ import annotations
@@ -41,16 +43,23 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
         also = _say(error, control, deadline_seconds)
         raise MaskedError(f"{reason}; and without the agent's changes: {also}") from error
     if isinstance(failure, SandboxError | OSError) and not isinstance(failure, TimeoutError):
-        return await _once_more(evaluator, context, deadline_seconds)
-    return failure.result if isinstance(failure, SuspectError) else _worthless(context, reason)
+        return await _once_more(evaluator, context, control, deadline_seconds)
+    return _worth(failure, control) if isinstance(failure, SuspectError) else _worthless(context, reason)
 
 
-async def _once_more(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
+def _worth(suspect: SuspectError, control: EvaluationContext) -> EvaluationResult:
+    """Return the result of a suspect run, now that the grader came to its end without the agent's changes."""
+    return suspect.unwitnessed if suspect.unwitnessed and control.progress.unwitnessed else suspect.result
+
+
+async def _once_more(
+    evaluator: Evaluator, context: EvaluationContext, control: EvaluationContext, deadline_seconds: float
+) -> EvaluationResult:
     """The sandbox was lost with the diff in it, which happens by itself too: only a second time it is the agent's."""
     try:
         return await _attempt(evaluator, context, deadline_seconds)
     except SuspectError as suspect:
-        return suspect.result
+        return _worth(suspect, control)
     except Exception as error:  # noqa: BLE001
         return _worthless(context, _say(error, context, deadline_seconds))
 

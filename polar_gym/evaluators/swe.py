@@ -197,6 +197,9 @@ class Swe:
         options, timeout = self._options, context.request.evaluator.timeout_seconds
         log = full_log(result)
         instance = options.model_dump(exclude={"canary", "test_command", "test_patch"})
+        context.progress.unwitnessed = testimony.silent and not options.witnessed and not result.timed_out
+        if context.progress.unwitnessed:
+            testimony = Testimony()
         verdict = await read_reports(
             {**instance, "instance_id": context.request.task_id, "image": ""}, log, testimony, canary
         )
@@ -212,6 +215,9 @@ class Swe:
         graded = self._result(verdict, problem, log, ended)
         if problem and (verdict.resolved or context.control):
             raise SuspectError(graded)
+        if graded.resolved and context.progress.unwitnessed:
+            doubt = "the witness heard of no test, which it does without the agent's changes"
+            raise SuspectError(self._result(verdict, doubt, log, ended), unwitnessed=graded)
         return graded
 
     def _result(self, verdict: Verdict, problem: str, log: str, ended: str) -> EvaluationResult:

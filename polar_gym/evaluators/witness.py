@@ -54,6 +54,12 @@ class Testimony:
     """The same in the runner's own words, for parsers that read logs."""
 
     @property
+    def silent(self) -> bool:
+        """The witness was there and heard neither of a test nor of an end: it does not know the runner, or the tested
+        code ended the run before its first test."""
+        return self.began and not (self.ended or self.broken or self.tests)
+
+    @property
     def problem(self) -> str:
         """Why nothing that this run reports can be believed; "" where there is no reason."""
         if self.broken:
@@ -82,11 +88,18 @@ class Witness:
         """After the tests, when none of their processes is left. `changed`: the agent's files in the workspace."""
         try:
             record = await read_file(sandbox, f"{self.directory}/record")
-        except FileNotFoundError:
-            return Testimony()
+        except FileNotFoundError:  # without the key, a record was begun and is gone
+            return Testimony(began=not await self._has_key(sandbox))
         except SandboxError:  # it is there, but not the file that it was
             return Testimony(began=True, broken=True)
         return await asyncio.to_thread(heard, record, self._key, changed)
+
+    async def _has_key(self, sandbox: Sandbox) -> bool:
+        """Whether the key lies where it was placed: no process has begun a record."""
+        try:
+            return await read_file(sandbox, f"{self.directory}/key") == self._key
+        except (FileNotFoundError, SandboxError):
+            return False
 
 
 def heard(record: bytes, key: bytes, changed: Collection[str] = ()) -> Testimony:

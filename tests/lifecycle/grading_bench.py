@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
 from pathlib import Path
@@ -220,8 +220,8 @@ def prices_task(directory: Path, **fields: Any) -> Task:
         "problem_statement": "total() is ten times too much\n",
         "repo": "polar/prices",
         "workspace": str(source),
-        "patch": _patch(directory, {"prices/total.py": right}),
-        "test_patch": _patch(directory, {tests: PRICES[tests] + HIDDEN_TESTS}),
+        "patch": make_patch(directory, PRICES, {"prices/total.py": right}),
+        "test_patch": make_patch(directory, PRICES, {tests: PRICES[tests] + HIDDEN_TESTS}),
         "test_command": f"python3 -m pytest -rA --color=no {tests}",
         "log_parser": "pytest",
         "FAIL_TO_PASS": [f"{tests}::test_no_discount", f"{tests}::test_discount"],
@@ -237,11 +237,11 @@ def scripted(task: Task) -> Task:
     return task.model_copy(update=update)
 
 
-def _patch(directory: Path, files: dict[str, str]) -> str:
-    """The git patch that gives these files of `PRICES` a new content."""
+def make_patch(directory: Path, old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Return the git patch that gives the files named in `new` that content, where `old` has another."""
     patch = ""
-    for name, text in files.items():
-        for side, content in (("a", PRICES[name]), ("b", text)):
+    for name, text in new.items():
+        for side, content in (("a", old[name]), ("b", text)):
             path = directory / side / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
