@@ -201,6 +201,7 @@ def test_half_an_emoji_in_sampled_arguments_can_be_recorded() -> None:
     [
         ("<|im_start|>assistant\n<think>\n", "hm</think>Hello.", "Hello.", "hm"),
         ("<|im_start|>assistant\n<think>\n", "cut off", "", "cut off"),
+        ("<|im_start|>assistant\n<think>\n", " <think>hm<think></think>Hello.", "Hello.", " hm"),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Hello.", "Hello.", None),
         ("<think><|im_end|>\n<|im_start|>assistant\n", "Hello.", "Hello.", None),
     ],

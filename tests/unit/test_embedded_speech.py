@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polar_gym.inference import ChatRequest, Delta
 from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.inference.embedded.answers import TAGS, cut_at_stop, parse_answer, split_tags
+from polar_gym.inference.embedded.answers import TAGS, cut_at_stop, first_stop, parse_answer, split_tags
 from polar_gym.inference.embedded.speech import Speech
 from polar_gym.inference.received import Received
 from polar_gym.schema import Sampling
@@ -25,16 +25,26 @@ def decoded(ids: list[int]) -> str:
     return bytes(ids).decode("utf-8", "replace")
 
 
-@given(words=TEXTS, stop=st.sampled_from([[], ["STOP"], ["STOP", "\n\n"]]), calls=st.booleans(), thinking=st.booleans())
-def test_the_deltas_are_the_answer(words: list[str], stop: list[str], calls: bool, thinking: bool) -> None:
-    ids = list("".join(words).encode("utf-8", "replace"))
+STOPS = st.lists(st.sampled_from(["STOP", "\n\n", "<", "think>", "é", "\ufffd"]), max_size=2)
+
+
+@given(words=TEXTS, stop=STOPS, calls=st.booleans(), thinking=st.booleans(), at_once=st.integers(1, 5))
+@example(words=[" ", "<think>"], stop=[], calls=False, thinking=True, at_once=1)
+@example(words=["<", "STOP"], stop=["STOP"], calls=False, thinking=False, at_once=1)
+def test_the_deltas_are_the_answer(
+    words: list[str], stop: list[str], calls: bool, thinking: bool, at_once: int
+) -> None:
+    text = "".join(words).encode("utf-8", "replace")
+    ids: list[int] = []
     received = Received()
     prompt_ids = np.asarray([1, 2], np.int32)
     speech = Speech(
         received.add, prompt_ids, lambda ids: split_tags(decoded(ids)), stop=stop, calls=calls, thinking=thinking
     )
-    for number, token in enumerate(ids):
-        speech.add([token], [-float(number)])
+    while len(ids) < len(text) and not first_stop(split_tags(decoded(ids)), stop):
+        new = list(text[len(ids) : len(ids) + at_once])
+        speech.add(new, [-float(number) for number in range(len(ids), len(ids) + len(new))])
+        ids += new
     message = parse_answer(cut_at_stop(split_tags(decoded(ids)), stop), calls=calls, thinking=thinking)
     speech.finish(message)
     assert received.message() == message

@@ -76,16 +76,14 @@ def opens_thinking(prompt: list[Piece]) -> bool:
 
 def split_reasoning(pieces: list[Piece], *, thinking: bool) -> tuple[str | None, list[Piece]]:
     """Thinking lasts until `</think>`, or to the end of an answer that was cut off. It begins where the answer does,
-    or not at all: what an answer is does not change while it is being said."""
-    first = next((index for index, piece in enumerate(pieces) if piece.text.strip()), None)
-    if first is not None and pieces[first] == (THINK, True):
+    or not at all: what an answer is does not change while it is being said. Within it `<think>` says nothing."""
+    if not thinking:
+        first = next((index for index, piece in enumerate(pieces) if piece.text.strip()), None)
+        if first is None or pieces[first] != (THINK, True):
+            return None, pieces
         pieces = pieces[first + 1 :]
-    elif not thinking:
-        return None, pieces
-    end = next((index for index, piece in enumerate(pieces) if piece == (END_THINK, True)), None)
-    if end is None:
-        return text_of(pieces), []
-    return text_of(pieces[:end]), pieces[end + 1 :]
+    end = next((index for index, piece in enumerate(pieces) if piece == (END_THINK, True)), len(pieces))
+    return text_of([piece for piece in pieces[:end] if piece != (THINK, True)]), pieces[end + 1 :]
 
 
 def _tool_calls(pieces: list[Piece]) -> list[dict[str, Any]]:

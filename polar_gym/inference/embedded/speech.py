@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.inference import Delta, OnDelta
-from polar_gym.inference.embedded.answers import CALL, TAGS, Piece, cut_at_stop, split_reasoning, text_of
+from polar_gym.inference.embedded.answers import CALL, TAGS, Piece, cut_at_stop, first_stop, split_reasoning, text_of
 from polar_gym.schema import Message
 
 UNFINISHED = "\ufffd"
@@ -58,7 +58,11 @@ class Speech:
 
     def _certain(self) -> tuple[str, str]:
         """Reasoning and content so far, as much of them as is certain."""
-        pieces = _without_tail(cut_at_stop(self._pieces(self._ids), self._stop), (*TAGS, *self._stop))
+        pieces = self._pieces(self._ids)
+        if first_stop(pieces, self._stop):
+            pieces = cut_at_stop(pieces, self._stop)  # nothing more comes
+        else:
+            pieces = _without_tail(pieces, (*TAGS, *self._stop))
         reasoning, rest = split_reasoning(pieces, thinking=self._thinking)
         if self._calls and (CALL, True) in rest:
             rest = rest[: rest.index(Piece(CALL, is_tag=True))]
