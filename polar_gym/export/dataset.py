@@ -42,13 +42,21 @@ configs:
 ---
 Agent trajectories that solved their tasks, as {count} examples. `input_ids` are the exact ids that the engine \
 conditioned on and sampled, `assistant_masks` is 1 where the policy sampled; `messages` and `tools` say the same as \
-chat. Splits are by repository.
+chat. All examples of a task are in one split; of each repository about one task in ten is in `validation`.
 """
 
 
-def split_of(repo: str) -> str:
-    """One repository in ten is for validation, by its name alone: it stays there whatever else is added."""
-    share = int.from_bytes(hashlib.sha256(repo.encode()).digest()[:8]) / 2**64
+def split_of(task: str) -> str:
+    """Return the split of all examples of a task: of each repository about one task in ten is for validation.
+
+    The task's name alone decides. So neither the order of the episodes, nor what is added later, nor another directory
+    moves a task to the other side: datasets can be joined, and a model that was trained on one has not seen another's
+    validation tasks. The price is that the share of a repository with few tasks is a matter of chance.
+
+    Repositories are on both sides. As groups they are too few to split (all eleven of SWE-Gym would be in train);
+    to hold one out, filter by the column `repo`.
+    """
+    share = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8]) / 2**64
     return "validation" if share < VALIDATION_SHARE else "train"
 
 
@@ -60,6 +68,8 @@ class SftDataset:
         self.entries = [entry for path in self._ledgers() for entry in _read_ledger(path)]
         self.seen = {(entry.session_id, entry.attempt) for entry in self.entries}
         self.digests = {example.digest for entry in self.entries for example in entry.examples}
+        self.splits = {entry.task_id: example.split for entry in self.entries for example in entry.examples}
+        """Task id -> its split: a task stays where the directory has it, also if an earlier version put it there."""
         self._parts = len(self._ledgers())
         self._remove_unfinished()
 

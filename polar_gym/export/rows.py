@@ -71,6 +71,11 @@ def repository(episode: Episode) -> str:
     return str(episode.request.metadata.get("repo") or episode.session.task_id)
 
 
+def task_name(episode: Episode) -> str:
+    """The name that a task has in its data, whatever was put before it when it was submitted."""
+    return str(episode.request.metadata.get("instance_id") or episode.session.task_id)
+
+
 def digest(row: Row) -> str:
     """Two rows with one digest hold the same ids and train the same ones of them."""
     hashed = hashlib.blake2b(row["input_ids"].tobytes(), digest_size=16)

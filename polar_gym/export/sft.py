@@ -9,7 +9,7 @@ from pathlib import Path
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.dataset import SftDataset, open_dataset, split_of
 from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
-from polar_gym.export.rows import Row, digest, repository, to_row
+from polar_gym.export.rows import Row, digest, repository, task_name, to_row
 from polar_gym.schema import Episode
 
 PART_TOKENS = 20_000_000
@@ -59,7 +59,7 @@ class _Part:
 
     def _add_traces(self, episode: Episode, entry: EpisodeEntry) -> None:
         left_out: Counter[str] = Counter()
-        split = split_of(entry.repo)
+        split = self._dataset.splits.setdefault(entry.task_id, split_of(task_name(episode)))
         for trace in episode.trajectory.traces:
             if reason := trace_refusal(trace, self._filters):
                 left_out[reason] += 1

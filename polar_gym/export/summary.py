@@ -12,21 +12,19 @@ from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
 
 
 def acceptance_table(entries: Sequence[EpisodeEntry]) -> Table:
-    """One row a repository, and their sum: attempts, accepted, rate, examples, and why the others were refused."""
+    """One row a repository, and their sum: attempts, accepted, rate, examples, how many of them are for validation, and
+    why the others were refused."""
     by_repo: defaultdict[str, list[EpisodeEntry]] = defaultdict(list)
     for entry in entries:
         by_repo[entry.repo].append(entry)
     table = Table(title="accepted trajectories", title_justify="left", show_footer=len(by_repo) > 1)
     cells = _acceptance(entries)
     table.add_column("repository", "all", overflow="fold")
-    for heading, footer in zip(("attempts", "accepted", "rate", "examples"), cells, strict=False):
+    for heading, footer in zip(("attempts", "accepted", "rate", "examples", "validation"), cells, strict=False):
         table.add_column(heading, footer, justify="right")
-    table.add_column("split", "")
     table.add_column("refused", cells[-1], overflow="fold")
     for repo in sorted(by_repo):
-        *counts, refused = _acceptance(by_repo[repo])
-        splits = {example.split for entry in by_repo[repo] for example in entry.examples}
-        table.add_row(repo, *counts, ", ".join(sorted(splits)), refused)
+        table.add_row(repo, *_acceptance(by_repo[repo]))
     return table
 
 
@@ -46,10 +44,8 @@ def statistics_table(entries: Sequence[EpisodeEntry]) -> Table:
 
 def splits_line(entries: Sequence[EpisodeEntry]) -> str:
     examples = Counter(example.split for example in _examples(entries))
-    repos = Counter(split for _, split in {(entry.repo, each.split) for entry in entries for each in entry.examples})
-    return "; ".join(
-        f"{split}: {examples[split]} examples of {repos[split]} repositories" for split in sorted(examples)
-    )
+    tasks = Counter(split for _, split in {(entry.task_id, each.split) for entry in entries for each in entry.examples})
+    return "; ".join(f"{split}: {examples[split]} examples of {tasks[split]} tasks" for split in sorted(examples))
 
 
 def _examples(entries: Sequence[EpisodeEntry]) -> Iterator[ExampleEntry]:
@@ -65,4 +61,5 @@ def _acceptance(entries: Sequence[EpisodeEntry]) -> list[str]:
     reasons = [f"{count} {reason}" for reason, count in refused.most_common()]
     reasons += [f"{count} traces: {reason}" for reason, count in left_out.most_common()]
     counts = [str(len(entries)), str(len(accepted)), f"{len(accepted) / len(entries):.0%}" if entries else ""]
-    return [*counts, str(sum(len(entry.examples) for entry in entries)), ", ".join(reasons)]
+    splits = Counter(example.split for example in _examples(entries))
+    return [*counts, str(splits.total()), str(splits["validation"]), ", ".join(reasons)]

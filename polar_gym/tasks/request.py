@@ -60,7 +60,7 @@ def to_request(
         evaluator=evaluator,
         sampling=sampling,
         budget=budget,
-        metadata={"repo": task.repo, "base_commit": task.base_commit},
+        metadata={"repo": task.repo, "base_commit": task.base_commit, "instance_id": task.instance_id},
     )
 
 

@@ -17,7 +17,6 @@ from polar_gym.cli import app
 from polar_gym.cli.console import console
 from polar_gym.config import ConfigError
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
-from polar_gym.export.dataset import split_of
 from polar_gym.export.sft import export_sft
 from polar_gym.schema import (
     EngineInfo,
@@ -202,13 +201,6 @@ def test_jsonl_and_parquet_hold_the_same(tmp_path):
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows(tmp_path / "out", tmp_path / "cache")
 
 
-def test_a_repository_is_in_one_split_by_its_name_alone():
-    names = [f"owner/name-{number}" for number in range(2000)]
-    share = sum(split_of(name) == "validation" for name in names) / len(names)
-    assert 0.08 < share < 0.12
-    assert (split_of("polar/intervals"), split_of("polar/durations")) == ("validation", "train")
-
-
 # A directory that grows -----------------------------------------------------------------------------------------------
 
 
@@ -323,7 +315,8 @@ def test_the_command_counts_by_repository_and_says_how_to_accept_a_scripted_poli
     file.write_bytes(b"".join(each.to_json() + b"\n" for each in (scripted, make_episode("b"))))
     code, said = export(file, "--out", tmp_path / "out")
     assert code == 0, said
-    assert re.search(r"polar/intervals\W+2\W+1\W+50%\W+1\W+validation\W+1 scripted", said)
+    assert re.search(r"polar/intervals\W+2\W+1\W+50%\W+1\W+0\W+1 scripted", said)
+    assert "train: 1 examples of 1 tasks" in said
     assert "1 episodes of a scripted policy were refused; --allow-scripted accepts them" in said
 
 

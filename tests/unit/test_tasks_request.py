@@ -43,6 +43,13 @@ def test_swe_evaluator_is_filled_from_the_task():
     assert TaskRequest.from_json(request.to_json()) == request
 
 
+def test_request_keeps_the_name_of_the_task_in_its_data():
+    """`polar-gym submit --prefix` changes the task id; an export that splits by task once split such a task."""
+    task = BUNDLED[0]
+    request = request_for(task, EvaluatorSpec(name="swe")).model_copy(update={"task_id": "run1-" + task.instance_id})
+    assert request.metadata == {"repo": task.repo, "base_commit": task.base_commit, "instance_id": task.instance_id}
+
+
 def test_options_of_the_evaluator_win_over_the_task():
     evaluator = EvaluatorSpec.model_validate({"name": "swe", "test_command": "make test"})
     assert request_for(BUNDLED[0], evaluator).evaluator.options["test_command"] == "make test"
