@@ -3,6 +3,9 @@
 NeMo RL makes one training sequence of `response.output`: of each item with `generation_token_ids`, what its
 `prompt_token_ids` add to everything seen so far is context, what was generated is trained. It demands that the prompt
 begins with everything seen so far. The calls of a trace are token prefixes of each other, so it does.
+
+NeMo RL also groups samples by the ids of the first such prompt: a sample that begins otherwise than the others of its
+task is alone in its group, and gets no advantage.
 """
 
 from __future__ import annotations
@@ -10,16 +13,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from polar_gym.nemo.envelope import trained_spans
 from polar_gym.schema import ModelCall, Trace
+from polar_gym.trajectory.trace import kind_of
 
 Item = dict[str, Any]
 """An output item of the Responses API."""
 
 
-def main_trace(traces: Sequence[Trace]) -> Trace | None:
-    """The trace with most to train: the one that a trainer of single sequences gets."""
-    return max(traces, key=lambda trace: trace.trainable_tokens, default=None)
+def main_trace(traces: Sequence[Trace], calls: Mapping[str, ModelCall]) -> Trace | None:
+    """Return the trace that a trainer of single sequences gets; None where no trace is trained. `calls`: by id.
+
+    It begins to train at the main conversation's first prompt, which all samples of a task share, and not at the prompt
+    after a compaction, or a sub-agent's, which none of them share. Where several traces begin there (an answer was
+    thrown away and asked for again), it is the one with most to train.
+
+    Two kinds of session still begin with a prompt of their own: one whose first answer may not be trained (it was cut
+    off, or its distribution was bent) and was not asked for again, and one whose harness writes into its first prompt
+    what differs from session to session.
+    """
+    begins = [(trace, calls[spans[0].call_id]) for trace in traces if (spans := trained_spans(trace, calls))]
+    if not begins:
+        return None
+    first = min((call for _, call in begins), key=lambda call: (kind_of(call) != "main", call.index))
+    alike = [trace for trace, call in begins if np.array_equal(call.prompt_ids, first.prompt_ids)]
+    return max(alike, key=lambda trace: trace.trainable_tokens)
 
 
 def output_items(trace: Trace, calls: Mapping[str, ModelCall]) -> list[Item]:

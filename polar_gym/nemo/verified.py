@@ -34,7 +34,7 @@ class Mask(NamedTuple):
 def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> dict[str, Any]:
     """`calls`: all of the session's. Raises `ValueError` when the traces are not what a trainer may be given."""
     by_id = {call.call_id: call for call in calls}
-    trace = main_trace(episode.trajectory.traces)
+    trace = main_trace(episode.trajectory.traces, by_id)
     session = episode.session
     mask = _mask(episode, trace)
     answer = verified(

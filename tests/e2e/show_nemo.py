@@ -28,7 +28,8 @@ from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, s
 from tests.e2e.test_vllm_episode import SHELL_CALLS, observed
 from tests.e2e.vllm_server import INSTALL as INSTALL_VLLM
 from tests.e2e.vllm_server import VllmServer, run_server, vllm_python
-from tests.unit.test_nemo import check_envelope, consumed
+from tests.nemo_rl import consumed
+from tests.unit.test_nemo import check_envelope
 
 Answer = dict[str, Any]
 

@@ -11,8 +11,9 @@ from polar_gym.nemo.rows import row
 from polar_gym.tasks.bundled import BundledTasks
 from tests.e2e.test_vllm_episode import SHELL_CALLS, observed
 from tests.e2e.vllm_server import VllmServer
+from tests.nemo_rl import advantages, consumed
 from tests.requirements import need_program
-from tests.unit.test_nemo import check_envelope, consumed
+from tests.unit.test_nemo import check_envelope
 
 
 def example_row() -> dict[str, Any]:
@@ -39,26 +40,39 @@ def check_nothing_is_lost(answer: dict[str, Any]) -> None:
     assert in_envelope == answer["trainable_tokens"]
     assert answer["sampled_tokens"] == answer["trainable_tokens"] + answer["excluded_tokens"]
     walked = sum(len(sampled) for _, sampled in consumed(answer["response"]["output"]))
-    assert walked == max(sum(trace["loss_mask"]) for trace in envelope["traces"])
+    main = answer["response"]["metadata"]["trace_id"]
+    assert [walked] == [sum(trace["loss_mask"]) for trace in envelope["traces"] if trace["trace_id"] == main]
     assert answer["consumed_fraction"] == pytest.approx(walked / answer["sampled_tokens"])
 
 
-@pytest.mark.parametrize(("engine", "profile"), [("Delegating", "default"), ("Compacting", "lean")])
-async def test_a_sub_agent_and_a_compaction_deliver_every_sampled_token_once(engine: str, profile: str) -> None:
-    """NeMo Gym's own capture delivers one chain of them: measured, 0.75 and 0.35 of the tokens."""
+async def sample(harness: str, profile: str, engine: str) -> dict[str, Any]:
     settings = AgentSettings(
         polar={
-            "harness": {"name": "claude_code", "profile": profile},
+            "harness": {"name": harness, "profile": profile},
             "runtime": "bubblewrap",
-            "engine": {"name": f"tests.e2e.acting_engine:{engine}"},
+            "engine": {"name": engine},
             "rollout": {"timeout_seconds": 200},
         }
     )
     (answer,) = await roll_out(settings)
     assert answer["reward"] == 1.0
-    assert answer["traces"] >= 2
-    assert 0 < answer["consumed_fraction"] < 1
     check_nothing_is_lost(answer)
+    return answer
+
+
+@pytest.mark.parametrize("harness", ["claude_code", "codex"])
+@pytest.mark.parametrize(("engine", "profile"), [("Delegating", "default"), ("Compacting", "lean")])
+async def test_a_sub_agent_and_a_compaction_deliver_every_sampled_token_once_and_stay_in_their_group(
+    harness: str, profile: str, engine: str
+) -> None:
+    """NeMo Gym's own capture delivers one chain of them: measured, 0.75 and 0.35 of the tokens. The chain with most to
+    train is the wrong one: it begins as no other sample does, and NeMo RL would give neither an advantage."""
+    plain = await sample(harness, profile, "embedded")
+    forked = await sample(harness, profile, f"tests.e2e.acting_engine:{engine}")
+    assert plain["traces"] == 1
+    assert forked["traces"] >= 2
+    assert 0 < forked["consumed_fraction"] < plain["consumed_fraction"] == 1
+    assert advantages([plain, forked | {"reward": 0.0}]) == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
 
 async def test_the_policy_is_the_runs_own_vllm(vllm_server: VllmServer) -> None:

@@ -29,6 +29,7 @@ from polar_gym.schema import (
 )
 from polar_gym.tasks.bundled import BundledTasks
 from polar_gym.trajectory import build_trajectory
+from tests.nemo_rl import consumed
 from tests.unit.calls import make_call
 
 ROW = {"responses_create_params": {"input": [{"role": "user", "content": "Fix it."}]}, "_ng_task_index": 3}
@@ -51,21 +52,6 @@ def tool_turn(text: str, tool_call_id: str) -> dict[str, Any]:
     function = {"name": "bash", "arguments": '{"command":"ls"}'}
     tool_calls = [{"id": tool_call_id, "type": "function", "function": function}]
     return {"role": "assistant", "content": text, "reasoning": "Hm.", "tool_calls": tool_calls}
-
-
-def consumed(output: Sequence[dict[str, Any]]) -> list[tuple[list[int], list[int]]]:
-    """NeMo RL's walk over `response.output`: (what the item adds as context, what it trains on)."""
-    seen: list[int] = []
-    messages = []
-    for item in output:
-        if not item.get("generation_token_ids"):
-            continue
-        prompt = item["prompt_token_ids"]
-        assert prompt[: len(seen)] == seen, "Non-contiguous messages found!"
-        assert len(item["generation_log_probs"]) == len(item["generation_token_ids"])
-        messages.append((prompt[len(seen) :], item["generation_token_ids"]))
-        seen = prompt + item["generation_token_ids"]
-    return messages
 
 
 def check_envelope(envelope: dict[str, Any], trained: set[str], rollout_id: str = "s") -> None:
@@ -136,11 +122,24 @@ def test_an_excluded_call_is_context() -> None:
     assert answer["excluded_tokens"] == 1
 
 
-def test_per_request_gives_the_longest_call() -> None:
+def test_per_request_gives_the_first_call() -> None:
     calls = [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4, 5])]
     answer = verified_episode(ROW, episode(calls, builder="per_request"), calls)
-    assert consumed(answer["response"]["output"]) == [([1, 2, 3], [4, 5])]
+    assert consumed(answer["response"]["output"]) == [([1], [2])]
     check_envelope(answer["training_traces"], {"call0", "call1"})
+
+
+def test_of_answers_to_the_first_prompt_the_one_with_most_to_train_is_the_samples() -> None:
+    """Guards against a first answer that was thrown away standing for the whole session."""
+    calls = [
+        make_call(0, [9], [8], hints={"kind": "auxiliary"}),
+        make_call(1, [1, 2], [3, 3]),
+        make_call(2, [1, 2], [4]),
+        make_call(3, [1, 2, 4, 5], [6, 7, 7]),
+        make_call(4, [1, 50], [51] * 9),
+    ]
+    answer = verified_episode(ROW, episode(calls), calls)
+    assert consumed(answer["response"]["output"]) == [([1, 2], [4]), ([5], [6, 7, 7])]
 
 
 @pytest.mark.parametrize(
