@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from polar_gym.nemo.envelope import trained_spans
+from polar_gym.nemo.envelope import Span, trained_spans
 from polar_gym.schema import ModelCall, Trace
 from polar_gym.trajectory.trace import kind_of
 
@@ -42,12 +42,12 @@ def main_trace(traces: Sequence[Trace], calls: Mapping[str, ModelCall]) -> Trace
     return max(alike, key=lambda trace: trace.trainable_tokens)
 
 
-def output_items(trace: Trace, calls: Mapping[str, ModelCall]) -> list[Item]:
-    """What the model said and what its tools answered, in order. `calls`: by id.
+def output_items(trace: Trace, calls: Mapping[str, ModelCall], spans: Sequence[Span]) -> list[Item]:
+    """Return what the model said and what its tools answered, in order. `calls`: by id.
 
-    The tokens of a call are on its last item; a call that is not trained in this trace has none: it is context.
+    The tokens of a call of `spans` are on its last item; a call that is not trained has none: it is context.
     """
-    trained = {span.call_id for span in trained_spans(trace, calls)}
+    trained = {span.call_id for span in spans}
     path = [calls[call_id] for call_id in trace.call_ids]
     items: list[Item] = []
     for call, following in zip(path, [*path[1:], None], strict=True):

@@ -26,8 +26,8 @@ from polar_gym.config import ConfigError, PoolsConfig, RunConfig, explain, load_
 from polar_gym.gateway.journal import read_journal
 from polar_gym.gateway.local import load_tasks, make_node, make_request
 from polar_gym.gateway.node import Node
-from polar_gym.inference import ChatRequest, EngineError
-from polar_gym.nemo.verified import Mask, Row, has_tokens, token_item, verified, verified_episode
+from polar_gym.inference import EngineError
+from polar_gym.nemo.verified import Mask, Row, verified, verified_episode
 from polar_gym.schema import Episode, Sampling, TaskRequest
 from polar_gym.tasks import Task
 
@@ -38,10 +38,6 @@ SAMPLING_FIELDS = ("temperature", "top_p")
 
 MAPPINGS = ("responses_create_params", "verifier_metadata", "instance_config")
 """What of a row is read, key by key."""
-
-ONE_TOKENS_PROMPT = "ping"
-"""What a masked sample's token answers. Not the row's own text: that may be why the sample is masked, for being longer
-than the model takes."""
 
 
 class AgentSettings(BaseModel):
@@ -98,19 +94,14 @@ class Rollouts:
 
     async def run(self, row: Row) -> dict[str, Any]:
         """One episode as a verify response. Whatever goes wrong is a masked sample: an error would end the run."""
-        node = None
         try:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
-            node = machinery.nodes[turn]
             request = self._request(machinery, self.configs[turn], row)
-            episode = await node.rollout(request, int(row.get("_ng_rollout_index") or 0))
-            answer = await asyncio.to_thread(self._answer, row, episode)
+            episode = await machinery.nodes[turn].rollout(request, int(row.get("_ng_rollout_index") or 0))
+            return await asyncio.to_thread(self._answer, row, episode)
         except Exception as error:  # noqa: BLE001 - /run must not raise: one broken session would end all others
-            answer = _masked(row, _why(error))
-        if node is None or has_tokens(answer):
-            return answer
-        return await _with_one_token(answer, node)
+            return _masked(row, _why(error))
 
     async def close(self) -> None:
         """Leaves no sandbox behind. May be called twice."""
@@ -215,20 +206,3 @@ def _masked(row: Row, mask: Mask) -> dict[str, Any]:
         reward=0.0,
         mask=mask,
     )
-
-
-async def _with_one_token(answer: dict[str, Any], node: Node) -> dict[str, Any]:
-    """NeMo RL refuses a sample without any token, also a masked one: one real token is sampled for it. An engine that
-    answers nothing leaves the sample without, and the reason says so."""
-    request = ChatRequest(model="policy", messages=[{"role": "user", "content": ONE_TOKENS_PROMPT}], max_tokens=1)
-    try:
-        completion = await node.engine.chat(request, Sampling())
-    except Exception as error:  # noqa: BLE001 - as in `run`
-        return {**answer, "failure_reason": f"{answer['failure_reason']} (and no token for it: {_why(error).reason})"}
-    tokens = {
-        "prompt_token_ids": completion.prompt_ids.tolist(),
-        "generation_token_ids": completion.response_ids.tolist(),
-        "generation_log_probs": completion.logprobs.tolist(),
-    }
-    output = [*answer["response"]["output"], token_item("masked", tokens)]
-    return {**answer, "response": {**answer["response"], "output": output}}

@@ -2,6 +2,9 @@
 
 NeMo Gym reads the mask at the top level, NeMo RL in `instance_config`: it is set in both. Top-level numbers become
 metrics of the run. Everything here is plain data; `app.py` gives it NeMo Gym's types.
+
+NeMo RL takes a masked sample out of the loss, and not out of its group: with tokens of its own, its reward of 0 would
+move the advantages of the samples that are not masked. So a masked sample has no tokens but `PLACEHOLDER`.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from polar_gym.nemo.envelope import training_traces
+from polar_gym.nemo.envelope import trained_spans, training_traces
 from polar_gym.nemo.output import Item, main_trace, message_item, output_items
 from polar_gym.schema import Episode, Failure, ModelCall, Trace
 
@@ -19,6 +22,11 @@ FAILURE_KINDS = {
     "evaluator_error": "verifier_error",
 }
 """Ours -> NeMo Gym's shared vocabulary. Others are namespaced: `polar:<kind>`."""
+
+PLACEHOLDER = {"prompt_token_ids": [0], "generation_token_ids": [0], "generation_log_probs": [0.0]}
+"""The tokens of a masked sample: NeMo RL ends the batch for a sample without any. They are sampled from nothing. Every
+vocabulary has the id 0, and no prompt of a harness is as short: masked samples are a group of their own, whose rewards
+are all 0, as are its advantages. Wherever NeMo RL reads a sample's logprobs, it multiplies with the mask."""
 
 Row = Mapping[str, Any]
 """A row of the data set, as the collector sent it."""
@@ -32,14 +40,16 @@ class Mask(NamedTuple):
 
 
 def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> dict[str, Any]:
-    """`calls`: all of the session's. Raises `ValueError` when the traces are not what a trainer may be given."""
+    """Return the answer for an episode. `calls`: all of the session's. Raises `ValueError` when the traces are not what
+    a trainer may be given."""
     by_id = {call.call_id: call for call in calls}
     trace = main_trace(episode.trajectory.traces, by_id)
     session = episode.session
     mask = _mask(episode, trace)
+    spans = trained_spans(trace, by_id) if trace is not None and mask is None else []
     answer = verified(
         row,
-        output=output_items(trace, by_id) if trace is not None else [],
+        output=output_items(trace, by_id, spans) if trace is not None else [],
         response_id=session.session_id,
         created_at=calls[0].started_at if calls else 0.0,
         model=episode.engine.model,
@@ -52,8 +62,10 @@ def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> 
         reward=episode.reward or 0.0,
         mask=mask,
     )
-    envelope = training_traces(session.session_id, episode.trajectory, by_id)
-    return {**answer, "training_traces": envelope, **_metrics(episode, trace if mask is None else None)}
+    metrics = _metrics(episode, sum(span.end - span.start for span in spans))
+    if mask is not None:
+        return {**answer, **metrics}  # no `training_traces`: a trainer that overlooks the mask finds nothing to train
+    return {**answer, "training_traces": training_traces(session.session_id, episode.trajectory, by_id), **metrics}
 
 
 def verified(
@@ -67,13 +79,14 @@ def verified(
     reward: float,
     mask: Mask | None,
 ) -> dict[str, Any]:
+    """Return the answer. With a mask, `output` has no tokens and `reward` does not count."""
     given = row.get("instance_config")
     response = {
         "id": f"resp_{response_id}",
         "created_at": created_at,
         "model": model,
         "object": "response",
-        "output": output,
+        "output": output if mask is None else [*output, {**message_item("masked", ""), **PLACEHOLDER}],
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],
@@ -82,21 +95,12 @@ def verified(
     return {
         **{key: value for key, value in row.items() if not key.startswith("_ng_")},  # those are the collector's
         "response": response,
-        "reward": reward,
+        "reward": reward if mask is None else 0.0,
         "mask_sample": mask is not None,
         "failure_kind": mask.kind if mask else None,
         "failure_reason": mask.reason if mask else None,
         "instance_config": {**(given if isinstance(given, Mapping) else {}), "mask_sample": mask is not None},
     }
-
-
-def has_tokens(answer: Mapping[str, Any]) -> bool:
-    return any(item.get("generation_token_ids") for item in answer["response"]["output"])
-
-
-def token_item(name: str, tokens: Mapping[str, Any]) -> Item:
-    """An item that says nothing, and carries the tokens that NeMo RL wants even of a masked sample."""
-    return {**message_item(name, ""), **tokens}
 
 
 def _mask(episode: Episode, trace: Trace | None) -> Mask | None:
@@ -113,10 +117,9 @@ def _kind(failure: Failure) -> str:
     return FAILURE_KINDS.get(failure.kind, f"polar:{failure.kind}")
 
 
-def _metrics(episode: Episode, consumed: Trace | None) -> dict[str, float]:
-    """`consumed`: the trace that a trainer of single sequences will train on."""
+def _metrics(episode: Episode, consumed: int) -> dict[str, float]:
+    """`consumed`: the tokens that a trainer of single sequences will train on."""
     balance, timing = episode.trajectory.fidelity, episode.session.timing
-    trained = consumed.trainable_tokens if consumed is not None else 0
     stages = {f"seconds_{stage}": seconds for stage, seconds in timing.model_dump().items() if seconds is not None}
     return {
         "resolved": float(bool(episode.evaluation and episode.evaluation.resolved)),
@@ -128,6 +131,6 @@ def _metrics(episode: Episode, consumed: Trace | None) -> dict[str, float]:
         "excluded_tokens": float(sum(balance.excluded.values())),
         "spliced": float(balance.spliced),
         "breaks": float(len(balance.breaks)),
-        "consumed_fraction": trained / balance.sampled_tokens if balance.sampled_tokens else 0.0,
+        "consumed_fraction": consumed / balance.sampled_tokens if balance.sampled_tokens else 0.0,
         **stages,
     }

@@ -155,6 +155,7 @@ def run_case(gym: NemoGym, case: Case) -> Outcome:
 def check_answer(answer: Answer, case: Case) -> None:
     """Raises `AssertionError` where a law is broken."""
     walk = consumed(answer["response"]["output"])
+    assert walk, "NeMo RL takes no sample without tokens"
     assert answer["instance_config"]["mask_sample"] == answer["mask_sample"], "the mask is in both places"
     if case.masked is not None:
         assert answer["mask_sample"], "it must be masked"
@@ -163,7 +164,6 @@ def check_answer(answer: Answer, case: Case) -> None:
         return
     assert not answer["mask_sample"], f"masked: {answer['failure_reason']}"
     assert case.reward in (None, answer["reward"]), f"reward {answer['reward']}"
-    assert walk, "NeMo RL takes no sample without tokens"
     envelope = answer["training_traces"]
     assert len(envelope["traces"]) >= case.traces, f"{len(envelope['traces'])} traces"
     assert answer["model_calls"] >= case.calls, f"{answer['model_calls']:.0f} model calls"

@@ -78,14 +78,14 @@ def test_a_harness_that_crashes_does_not_end_the_run(gym: NemoGym) -> None:
         assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (0.0, True, "agent_run_error")
         assert result["instance_config"] == {"mask_sample": True}
         assert "cannot find my left shoe" in result["failure_reason"]
-        assert len(consumed(result["response"]["output"])) == 1, "one real token, so that NeMo RL takes the sample"
+        assert consumed(result["response"]["output"]) == [([0], [0])], "one token, so that NeMo RL takes the sample"
 
 
 def test_a_dead_engine_does_not_end_the_run(gym: NemoGym) -> None:
     (result,) = gym.evaluate(rows()[:1], "orphaned_agent")
     assert (result["reward"], result["mask_sample"], result["failure_kind"]) == (0.0, True, "provider_unavailable")
     assert "127.0.0.1:9" in result["failure_reason"]
-    assert consumed(result["response"]["output"]) == [], "there is nothing that could sample one"
+    assert consumed(result["response"]["output"]) == [([0], [0])]
 
 
 def test_the_components_own_tests_pass(gym: NemoGym) -> None:

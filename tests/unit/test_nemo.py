@@ -152,7 +152,7 @@ def test_of_answers_to_the_first_prompt_the_one_with_most_to_train_is_the_sample
     ],
 )
 def test_a_failure_is_masked_in_both_places(kind: str, shown: str) -> None:
-    calls = [make_call(0, [1], [2])]
+    calls = [make_call(0, [1], [2], response={"role": "assistant", "content": "Done."})]
     failure = Failure(stage=Status.RUNNING, kind=kind, message="it broke")
     answer = verified_episode({**ROW, "instance_config": {"x": 1}}, episode(calls, failure), calls)
     assert answer["mask_sample"] is True
@@ -160,7 +160,12 @@ def test_a_failure_is_masked_in_both_places(kind: str, shown: str) -> None:
     assert (answer["reward"], answer["failure_kind"]) == (0.0, shown)
     assert answer["failure_reason"] == "RUNNING: it broke"
     assert answer["consumed_fraction"] == 0.0
-    assert consumed(answer["response"]["output"]) == [([1], [2])], "NeMo RL wants tokens of a masked sample too"
+    assert answer["sampled_tokens"] == answer["trainable_tokens"] == 1, "the balance stays the session's"
+    assert "training_traces" not in answer, "nothing that a trainer could train on by mistake"
+    said, placeholder = answer["response"]["output"]
+    assert said["content"][0]["text"] == "Done."
+    assert "generation_token_ids" not in said, "with its own tokens it would vote in its group's baseline"
+    assert consumed([placeholder]) == [([0], [0])]
 
 
 def test_a_good_episode_is_not_masked_and_the_collectors_keys_are_left_out() -> None:
@@ -178,6 +183,7 @@ def test_a_session_with_nothing_to_train_on_is_masked_with_the_reason() -> None:
     answer = verified_episode(ROW, episode(calls), calls)
     assert (answer["mask_sample"], answer["failure_kind"]) == (True, "polar:nothing_to_train")
     assert "1 abandoned" in answer["failure_reason"]
+    assert consumed(answer["response"]["output"]) == [([0], [0])]
 
 
 def test_a_logprob_that_is_no_number_is_refused() -> None:
@@ -263,24 +269,24 @@ async def answer_to(settings: AgentSettings, *rows: dict[str, Any]) -> list[dict
         await rollouts.close()
 
 
-async def test_an_unknown_task_is_masked_and_carries_one_real_token() -> None:
+async def test_an_unknown_task_is_masked_and_carries_one_token() -> None:
     task = BundledTasks(BundledTasks.Options()).load()[0]
     unknown = {**row(task), "verifier_metadata": {"instance_id": "nope"}}
     (answer,) = await answer_to(AgentSettings(polar=OFFLINE), unknown)
     assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (0.0, True, "polar:unknown_task")
     assert "'nope'" in answer["failure_reason"]
     assert task.instance_id in answer["failure_reason"]
-    ((context, trained),) = consumed(answer["response"]["output"])
-    assert context
-    assert len(trained) == 1
+    assert consumed(answer["response"]["output"]) == [([0], [0])]
 
 
-async def test_a_dead_engine_is_masked(unused_tcp_port: int) -> None:
+async def test_a_dead_engine_is_masked_and_does_not_end_the_batch(unused_tcp_port: int) -> None:
+    """NeMo RL raises `ValueError` for a sample without any token."""
     settings = AgentSettings(policy_base_url=f"http://127.0.0.1:{unused_tcp_port}/v1", polar={"runtime": "bubblewrap"})
     (answer,) = await answer_to(settings, ROW)
     assert (answer["mask_sample"], answer["failure_kind"]) == (True, "provider_unavailable")
     assert "cannot be reached" in answer["failure_reason"]
-    assert answer["response"]["output"] == [], "a stated limit: no engine, no token"
+    assert consumed(answer["response"]["output"]) == [([0], [0])]
+    assert "training_traces" not in answer
 
 
 async def test_sampling_of_a_row_that_is_impossible_is_masked() -> None:
@@ -290,15 +296,6 @@ async def test_sampling_of_a_row_that_is_impossible_is_masked() -> None:
     (answer,) = await answer_to(AgentSettings(polar=OFFLINE), hot)
     assert (answer["mask_sample"], answer["failure_kind"]) == (True, "polar:invalid_row")
     assert "temperature=-1" in answer["failure_reason"]
-
-
-async def test_a_prompt_that_is_too_long_for_the_model_still_carries_a_token() -> None:
-    """Guards against NeMo RL ending a whole batch because one row's prompt does not fit."""
-    text = [{"type": "input_text", "text": "long " * 100_000}]
-    params = {"input": [{"role": "user", "content": text}]}
-    (answer,) = await answer_to(AgentSettings(polar=OFFLINE), {"responses_create_params": params})
-    assert answer["mask_sample"] is True
-    assert len(consumed(answer["response"]["output"])) == 1
 
 
 @pytest.mark.parametrize(
