@@ -93,7 +93,7 @@ def verified(
         "metadata": metadata,
     }
     return {
-        **{key: value for key, value in row.items() if not key.startswith("_ng_")},  # those are the collector's
+        **{key: value for key, value in row.items() if not key.startswith("_")},  # those are the collector's
         "response": response,
         "reward": reward if mask is None else 0.0,
         "mask_sample": mask is not None,

@@ -32,7 +32,11 @@ from polar_gym.trajectory import build_trajectory
 from tests.nemo_rl import consumed
 from tests.unit.calls import make_call
 
-ROW = {"responses_create_params": {"input": [{"role": "user", "content": "Fix it."}]}, "_ng_task_index": 3}
+ROW = {
+    "responses_create_params": {"input": [{"role": "user", "content": "Fix it."}]},
+    "_ng_task_index": 3,  # NeMo Gym's
+    "_rowidx": 3,  # NeMo RL's
+}
 OFFLINE = {"engine": "embedded", "runtime": "bubblewrap"}
 
 
@@ -174,7 +178,7 @@ def test_a_good_episode_is_not_masked_and_the_collectors_keys_are_left_out() -> 
     assert (answer["mask_sample"], answer["instance_config"]) == (False, {"mask_sample": False})
     assert answer["failure_kind"] is None
     assert answer["responses_create_params"] == ROW["responses_create_params"]
-    assert not [key for key in answer if key.startswith("_ng_")]
+    assert not [key for key in answer if key.startswith("_")], "each number would become a metric"
     assert orjson.loads(orjson.dumps(answer)) == answer, "plain JSON, no numpy, no nan"
 
 
