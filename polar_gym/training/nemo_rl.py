@@ -44,7 +44,7 @@ def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
         {
             "message_log": message_log(row),
-            "length": len(row.token_ids),
+            "length": row.prompt_length,
             "extra_env_info": {"session_id": row.session_id, "trace_id": row.trace_id, "group_id": row.group_id},
             "loss_multiplier": float(row.trainable_tokens > 0),
             "idx": index,
