@@ -243,10 +243,14 @@ class WeightVersion(Record):
     """Which weights sampled `response_ids[start:end]`."""
 
     version: str
+    """The trainer's: the one that was set when the call began, or by its end (`initial`: none had been). Where the
+    trainer never set one, the engine's own label."""
+    engine_version: str | None = None
+    """The engine's own label of its weights; None where it names none."""
     start: int
     end: int
     estimated: bool = False
-    """The engine did not say: it is the version that was set when the call began (`initial`: none had been)."""
+    """The engine did not confirm it: it names no label, or one that is not the trainer's."""
     until: str | None = None
     """Of an estimated span, the version at the end of a call during which it changed, nobody knows at which token."""
     older_cache: bool = False

@@ -85,8 +85,8 @@ class Node:
             await runtime.close()
 
     def set_weight_version(self, version: str) -> None:
-        """Call when the engine's weights were updated, before it goes on. Calls of an engine that does not say which
-        weights sampled them are marked with it, those under way with both versions."""
+        """Call when the engine's weights were updated, before it goes on. Calls are marked with it, those under way
+        with both versions; the engine's own label of its weights is kept beside it."""
         self.engine.weight_version = version
 
     @property

@@ -27,7 +27,7 @@ from polar_gym.gateway.splicing import Splicer
 from polar_gym.inference import ChatRequest, Completion, Engine, EngineError
 from polar_gym.inference.received import whole_delta
 from polar_gym.inference.room import check_room
-from polar_gym.inference.weights import estimated
+from polar_gym.inference.weights import spans
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import ModelCall
@@ -248,9 +248,8 @@ class Proxy:
         self._record(exchange, exchange.cut_off(outcome, error, kind))
 
     def _record(self, exchange: Exchange, call: ModelCall) -> None:
-        if not call.weight_versions:
-            now = self.engine.weight_version
-            call.weight_versions = estimated(exchange.weight_version, now, len(call.response_ids))
+        now, tokens = self.engine.weight_version, len(call.response_ids)
+        call.weight_versions = spans(call.weight_versions, exchange.weight_version, now, tokens)
         self.calls[call.outcome] += 1
         self.sampled_tokens += len(call.response_ids)
         exchange.capture.record(call)

@@ -107,6 +107,7 @@ def weight_versions(choice: dict[str, Any]) -> list[WeightVersion]:
     return [
         WeightVersion(
             version=span["version"],
+            engine_version=span["version"],
             start=span["start"],
             end=span["end"],
             older_cache=span["version"] != spans[0]["version"],

@@ -1,6 +1,12 @@
-"""Which weights sampled an answer, where the engine does not say."""
+"""The weights that sampled an answer, by two counts: the version that the trainer set, and the engine's own label.
+
+The trainer's version counts: staleness is measured by it. The engine's label says at which token its weights changed,
+but it may never change at all (`default`) or be counted in another way, so that it stands beside the version.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from polar_gym.schema import WeightVersion
 
@@ -8,11 +14,33 @@ INITIAL = "initial"
 """What the engine's weights are called until somebody updates them."""
 
 
-def estimated(began: str | None, ended: str | None, tokens: int) -> list[WeightVersion]:
-    """One span for an answer that began under one version, as set by whoever updates weights, and ended under another
-    or the same; none where no version was ever set."""
+def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, tokens: int) -> list[WeightVersion]:
+    """Return the spans of an answer that began under the trainer's version `began` and ended under `ended`.
+
+    `told`: the engine's own spans, empty where it names none. Without a trainer's version they are all that is known.
+    Of one span the label says which of the two versions it is. Of several spans the first and the last are known by
+    their place, and a label only confirms it: two counters may use the same numbers for different weights.
+    """
     if ended is None or not tokens:
-        return []
-    version = began or INITIAL
-    until = None if ended == version else ended
-    return [WeightVersion(version=version, start=0, end=tokens, estimated=True, until=until)]
+        return list(told)
+    told = told or [WeightVersion(version=INITIAL, start=0, end=tokens)]
+    first = began if began is not None else told[0].version
+    labels = [span.engine_version for span in told]
+    if len(told) == 1:
+        known = labels[0] is not None and labels[0] in (began, ended)
+        return [_named(told[0], str(labels[0]), certain=True) if known else _between(told[0], first, ended)]
+    return [
+        _named(told[0], first, certain=labels[0] == began),
+        *(_between(span, first, ended) for span in told[1:-1]),
+        _named(told[-1], ended, certain=labels[-1] == ended),
+    ]
+
+
+def _named(span: WeightVersion, version: str, *, certain: bool) -> WeightVersion:
+    return span.model_copy(update={"version": version, "estimated": not certain})
+
+
+def _between(span: WeightVersion, first: str, ended: str) -> WeightVersion:
+    """Return the span as one in which the weights may have changed from `first` to `ended`."""
+    until = None if first == ended else ended
+    return span.model_copy(update={"version": first, "estimated": True, "until": until})

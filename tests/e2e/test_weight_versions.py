@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import numpy as np
@@ -121,12 +121,33 @@ async def test_an_update_in_the_middle_of_a_call_is_two_spans(
     assert (old.version, old.start, new.version, new.end) == ("default", 0, "2", LONG)
     assert BEGUN <= old.end == new.start < LONG
     assert (old.older_cache, new.older_cache) == (False, True)
+    assert (old.engine_version, new.engine_version) == ("default", "2")
     (trace,) = build_trajectory(calls, BuilderSpec(name="prefix_merging")).traces
     offset = len(calls[1].prompt_ids) - len(calls[0].prompt_ids)
     spans = [(span.version, span.start, span.end, span.estimated) for span in trace.weight_versions]
     assert spans == [
         ("default", 0, 8, False),
-        ("default", offset, offset + old.end, False),
+        ("default", offset, offset + old.end, True),
         ("2", offset + old.end, offset + LONG, False),
     ]
     assert trace.response_ids[offset : offset + LONG].tolist() == calls[1].response_ids.tolist()
+
+
+@pytest.mark.parametrize("path", ["chat", "generate"])
+async def test_the_version_that_a_trainer_sets_counts_and_not_the_engines_label(
+    path: Literal["chat", "generate"], vllm_server: VllmServer, tmp_path: Path
+) -> None:
+    """Guards against spans that say `default` after a trainer that updated the weights without telling vLLM a label."""
+    engine = VllmEngine(VllmOptions(url=vllm_server.url, path=path))
+    async with (
+        running_session(engine, tmp_path, "synthetic") as (node, capture),
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {capture.key}"}) as http,
+    ):
+        for version in ("A", "B"):
+            node.set_weight_version(version)
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
+            async with http.post(f"{node.url}/v1/chat/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+    spans = [span for call in capture.calls for span in call.weight_versions]
+    assert [(span.version, span.estimated) for span in spans] == [("A", True), ("B", True)]
+    assert {span.engine_version for span in spans} == {"default" if path == "generate" else None}
