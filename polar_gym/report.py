@@ -49,6 +49,8 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
         f"continuations: {_total(balances, 'spliced')} spliced, {_total(balances, 'canonical')} templated anew with "
         f"the prefix intact, {causes.total()} broken{f' ({named})' if named else ''}"
     )
+    if single := _total(balances, "single_tool_call"):
+        console.print(f"{single} calls asked for one tool call at most; the engine was not told, so as to bend nothing")
 
 
 def _total(balances: Sequence[Fidelity], name: str) -> int:

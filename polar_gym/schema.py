@@ -279,6 +279,9 @@ class ModelCall(Record):
     """Every sampling field as it was sent to the engine."""
     sampling_mismatch: list[str] = Field(default_factory=list)
     """Fields of the harness that bent the policy's distribution: a forced tool, a grammar."""
+    single_tool_call: bool = False
+    """The harness offered tools and asked for at most one call of them. The engine was not told, because it would hold
+    the answer to a grammar: the policy may have called several."""
     prompt_ids: TokenIds
     response_ids: TokenIds
     logprobs: Logprobs
@@ -368,6 +371,8 @@ class Fidelity(Record):
     """Continuations that the engine templated anew, and whose token prefix held all the same."""
     breaks: list[Break] = Field(default_factory=list)
     """Continuations whose token prefix broke: each begins a new trace."""
+    single_tool_call: int = 0
+    """Calls whose harness asked for at most one tool call, of which the engine was not told."""
 
     @property
     def balanced(self) -> bool:

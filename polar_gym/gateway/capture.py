@@ -178,6 +178,7 @@ def make_call(
         response=completion.message if completion else None,
         sampling=completion.sampling if completion else {},
         sampling_mismatch=sampling_deviations(request),
+        single_tool_call=bool(request.tools) and request.parallel_tool_calls is False,
         prompt_ids=completion.prompt_ids if completion else no_ids,
         response_ids=completion.response_ids if completion else no_ids,
         logprobs=completion.logprobs if completion else np.empty(0, dtype=np.float32),

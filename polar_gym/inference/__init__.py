@@ -26,6 +26,7 @@ class ChatRequest:
     tool_choice: str | dict[str, Any] | None = None
     """`auto`, `none`, `required` or one named function; None where the harness said nothing."""
     parallel_tool_calls: bool | None = None
+    """False: the harness asked for at most one tool call. Engines are not told; the record counts such requests."""
     max_tokens: int | None = None
     stop: list[str] = field(default_factory=list)
     response_format: dict[str, Any] | None = None

@@ -42,7 +42,10 @@ class ServerOptions(Options):
 
 
 def chat_body(model: str, request: ChatRequest, fields: dict[str, Any], template_kwargs: dict[str, Any]) -> Body:
-    """A request for one whole answer with ids and logprobs; `fields` are those of the sampling."""
+    """Return a request for one whole answer with ids and logprobs; `fields` are those of the sampling.
+
+    `parallel_tool_calls` is left out: vLLM keeps to one call by a grammar, which would bend the distribution.
+    """
     body: Body = {
         "model": model,
         "messages": request.messages,
@@ -55,8 +58,6 @@ def chat_body(model: str, request: ChatRequest, fields: dict[str, Any], template
         body["tools"] = request.tools
         if request.tool_choice is not None:
             body["tool_choice"] = request.tool_choice
-        if request.parallel_tool_calls is not None:
-            body["parallel_tool_calls"] = request.parallel_tool_calls
     if request.response_format is not None:
         body["response_format"] = request.response_format
     if template_kwargs:

@@ -25,6 +25,7 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
         traces=len(traces),
         traces_by_kind=dict(Counter(trace.kind for trace in traces)),
         traces_per_request=sum(bool(len(call.response_ids)) and call.call_id not in excluded for call in calls),
+        single_tool_call=sum(call.single_tool_call for call in calls),
     )
     if not balance.balanced:
         raise AssertionError(f"the builder lost tokens or trained some twice: {balance!r}")

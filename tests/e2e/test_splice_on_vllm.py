@@ -5,17 +5,25 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import numpy as np
+import openai
 import pytest
 
 from polar_gym.gateway.journal import read_journal
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
+from polar_gym.schema import BuilderSpec, ModelCall, Sampling
+from polar_gym.trajectory import build_trajectory
+from tests.e2e.agent import TOOLS
 from tests.e2e.splice_sessions import BOUND, run_sessions
+from tests.e2e.test_vllm_streaming import running_session
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, trained_model, vllm_python
 from tests.requirements import need
 
 SESSIONS = 10
+ANSWERS = 8
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,57 @@ async def it_shows_when_a_token_is_another(server: VllmServer, state: Path) -> N
     again = await engine.score(ids)
     await engine.close()
     assert np.abs(again[len(call.prompt_ids) :] - call.logprobs).max() > BOUND
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+async def test_a_harness_that_wants_one_tool_call_at_a_time_bends_nothing(
+    agent_server: VllmServer, tmp_path: Path, wire: str
+) -> None:
+    """Guards against the grammar by which vLLM keeps to one call: logprobs under it are not the policy's, and the calls
+    after the first were hidden from the harness while their ids were trained."""
+    engine = VllmEngine(VllmOptions(url=agent_server.url))
+    async with running_session(engine, tmp_path, "synthetic") as (node, capture):
+        received = []
+        for seed in range(ANSWERS):
+            capture.sampling = Sampling(seed=seed)
+            received.append(await _one_call_at_most(wire, node.url, capture.key))
+        differences = np.concatenate([await _differences(engine, call) for call in capture.calls])
+    said = [len((call.response or {}).get("tool_calls") or []) for call in capture.calls]
+    assert differences.max() < BOUND
+    assert received == said
+    assert max(said) > 1, "the policy calls several tools at once"
+    trajectory = build_trajectory(capture.calls, BuilderSpec(name="prefix_merging"))
+    assert trajectory.fidelity.single_tool_call == len(capture.calls) == ANSWERS
+    assert trajectory.fidelity.excluded == {}
+
+
+async def _one_call_at_most(wire: str, url: str, key: str) -> int:
+    """How many tool calls the answer has for the harness."""
+    words, functions = "List the files.", [tool["function"] for tool in TOOLS]
+    sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    if wire == "chat":
+        ask: Any = [{"role": "user", "content": words}]
+        offered: Any = TOOLS
+        answer = await sdk.chat.completions.create(model="m", messages=ask, tools=offered, parallel_tool_calls=False)
+        return len(answer.choices[0].message.tool_calls or [])
+    if wire == "responses":
+        flat: Any = [{"type": "function", "strict": False, **function} for function in functions]
+        response = await sdk.responses.create(model="m", input=words, tools=flat, parallel_tool_calls=False)
+        return sum(item.type == "function_call" for item in response.output)
+    schemas: Any = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
+    message = await anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0).messages.create(
+        model="m",
+        max_tokens=2000,
+        messages=[{"role": "user", "content": words}],
+        tools=schemas,
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+    )
+    return sum(block.type == "tool_use" for block in message.content)
+
+
+async def _differences(engine: VllmEngine, call: ModelCall) -> np.ndarray:
+    again = await engine.score(np.concatenate([call.prompt_ids, call.response_ids]))
+    return np.abs(again[len(call.prompt_ids) :] - call.logprobs)
 
 
 def test_the_server_tells_of_its_prefix_cache(agent_server: VllmServer) -> None:

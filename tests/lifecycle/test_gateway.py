@@ -215,6 +215,16 @@ async def test_a_prompt_that_does_not_fit_is_a_context_length_error_and_is_recor
         assert "maximum context length" in capture.calls[0].error
 
 
+async def test_a_wish_for_one_tool_call_at_most_is_recorded_where_there_are_tools(tmp_path: Path) -> None:
+    async with running_session(tmp_path) as (node, capture):
+        ask = client(node, capture.key).chat.completions.create
+        await ask(model="policy", messages=ASK, tools=[BASH], parallel_tool_calls=False)
+        await ask(model="policy", messages=ASK, parallel_tool_calls=False)
+        await ask(model="policy", messages=ASK, tools=[BASH], parallel_tool_calls=True)
+        await ask(model="policy", messages=ASK, tools=[BASH])
+        assert [call.single_tool_call for call in capture.calls] == [True, False, False, False]
+
+
 @pytest.mark.parametrize(("room", "max_tokens", "fits"), [(63, 32_000, False), (64, 32_000, True), (5, 5, True)])
 async def test_too_little_room_is_an_overflow(tmp_path: Path, room: int, max_tokens: int, fits: bool) -> None:
     """Guards against an answer of a few tokens at the context's end, which harnesses take for the last one: told of an
