@@ -16,6 +16,10 @@ from polar_gym.schema import Message
 
 CHAT = "/v1/chat/completions"
 
+ABOVE_ZERO = 1e-3
+"""How far rounding may carry the logarithm of a probability, or of a sum of them, above 0. In float32 the normaliser is
+off by less than 1e-4 for logits up to 2,000; a logit is seldom so close to 0, and never in each of many tokens."""
+
 
 class ServerOptions(Options):
     """Of an engine behind a URL."""
@@ -79,7 +83,7 @@ def stop_sequence(choice: Body) -> str | None:
 
 
 def logprobs_of(url: str, choice: Body, ids: list[int]) -> list[float]:
-    """One logprob for each sampled id. Raises `EngineError` when something is missing, or is no number."""
+    """Return one logprob for each sampled id. Raises `EngineError` where one is missing, no number, or above 0."""
     content = (choice.get("logprobs") or {}).get("content") or []
     if len(content) != len(ids):
         raise EngineError(
@@ -95,7 +99,23 @@ def logprobs_of(url: str, choice: Body, ids: list[int]) -> list[float]:
             f"the engine at {url} answered with the logprob {logprobs[wrong[0]]} for token {wrong[0]} of {len(ids)}: "
             "the model's weights or activations overflow; serve it in a dtype with more range (bfloat16, float32)",
         )
+    for place in np.flatnonzero(np.asarray(logprobs) > ABOVE_ZERO)[:1]:
+        raise _logits(url, f"the logprob {logprobs[place]:.2f} for token {place} of {len(ids)}, which is above 0")
     return logprobs
+
+
+def check_normalised(url: str, likeliest: list[float]) -> None:
+    """Check the logprobs of different tokens in one place. Raises `EngineError` where their probabilities exceed 1."""
+    if likeliest and (total := float(np.logaddexp.reduce(likeliest))) > ABOVE_ZERO:
+        raise _logits(url, f"logprobs of {len(likeliest)} tokens whose probabilities add up to exp({total:.2f})")
+
+
+def _logits(url: str, answered: str) -> EngineError:
+    return EngineError(
+        502,
+        f"the engine at {url} answered with {answered}: these are logits. vLLM sends them with --logprobs-mode "
+        "processed_logits or raw_logits; start it with --logprobs-mode processed_logprobs",
+    )
 
 
 async def served_model(http: Http, wanted: str | None) -> Body:

@@ -34,6 +34,7 @@ from polar_gym.inference.openai_form import (
     ServerOptions,
     as_ids,
     chat_body,
+    check_normalised,
     context_length,
     message_of,
     served_model,
@@ -277,6 +278,7 @@ class VllmEngine:
         answer = await self._http.post(CHAT, self._probe_body(temperature, ids))
         prompt = self._completion(answer, {}).prompt_ids
         top = answer["choices"][0]["logprobs"]["content"][0].get("top_logprobs") or []
+        check_normalised(self.url, [entry["logprob"] for entry in top])
         # The sampled token takes the last place in the list when it is not among the likeliest itself.
         likeliest = sorted((entry["logprob"] for entry in top), reverse=True)[: PROBE_TOP_LOGPROBS - 1]
         return (likeliest[0] - likeliest[-1] if likeliest else 0.0), prompt

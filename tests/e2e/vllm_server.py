@@ -28,7 +28,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,9 +140,11 @@ def trained_model(python: Path) -> Path:
 
 
 @contextmanager
-def run_server(python: Path, directory: Path, model: Path | None = None) -> Iterator[VllmServer]:
+def run_server(
+    python: Path, directory: Path, model: Path | None = None, flags: Sequence[str] = ()
+) -> Iterator[VllmServer]:
     """A vLLM server with its files and log in `directory`, until the context ends. `model` defaults to the tiny one
-    with random weights."""
+    with random weights; of `flags` that it has already, the last counts."""
     if model is None:
         model = directory / "model"
         subprocess.run([python, TINY_MODEL_SCRIPT, model], check=True, timeout=120)
@@ -151,7 +153,7 @@ def run_server(python: Path, directory: Path, model: Path | None = None) -> Iter
     log = directory / "vllm.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            _command(python, model, port, max_model_len),
+            [*_command(python, model, port, max_model_len), *flags],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ

@@ -102,6 +102,52 @@ async def test_a_logprob_that_is_no_number_is_refused(logprob: float | None, wor
             pass
 
 
+@pytest.mark.parametrize("logprob", [1e-2, 7.14])
+async def test_logits_in_place_of_logprobs_are_refused(logprob: float) -> None:
+    """Guards against training on what an engine sends with `--logprobs-mode processed_logits`, also one that was
+    started anew with it after the probe."""
+    mode = ["logprobs"]
+
+    def handle(body: dict[str, Any]) -> web.Response:
+        made = orjson.loads(str(answer([5, 6], 2).text))
+        if mode == ["logits"]:
+            made["choices"][0]["logprobs"]["content"][1]["logprob"] = logprob
+        return web.json_response(made)
+
+    words = rf"the logprob {logprob:.2f} for token 1 of 2, which is above 0: .*--logprobs-mode processed_logprobs"
+    async with started(handle) as engine:
+        mode[:] = ["logits"]
+        with pytest.raises(EngineError, match=words):
+            await engine.chat(REQUEST, Sampling())
+        with pytest.raises(EngineError, match=words):
+            await engine.start()
+
+
+async def test_logits_that_are_all_below_zero_are_known_by_their_sum() -> None:
+    """The sampled token alone may pass for a logprob."""
+
+    def handle(body: dict[str, Any]) -> web.Response:
+        made = orjson.loads(str(answer([5], 1).text))
+        made["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"logprob": -0.5}, {"logprob": -0.6}]
+        return web.json_response(made)
+
+    with pytest.raises(EngineError, match=r"of 2 tokens whose probabilities add up to exp\(0\.14\): these are logits"):
+        async with started(handle):
+            pass
+
+
+async def test_rounding_may_carry_a_logprob_above_zero() -> None:
+    def handle(body: dict[str, Any]) -> web.Response:
+        made = orjson.loads(str(answer([5], 1).text))
+        entry = {"logprob": 3.8e-6}
+        made["choices"][0]["logprobs"]["content"][0] = entry | {"top_logprobs": [entry, {"logprob": -16.0}]}
+        return web.json_response(made)
+
+    async with started(handle) as engine:
+        completion = await engine.chat(REQUEST, Sampling())
+    assert completion.logprobs[0] > 0
+
+
 async def test_what_is_sent_and_what_is_kept() -> None:
     seen: list[dict[str, Any]] = []
 
