@@ -10,10 +10,11 @@ Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than l
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, Self
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from polar_gym.record import Logprobs, LossMask, Record, TokenIds
 
@@ -39,12 +40,22 @@ class PluginSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
+def _inside(path: str) -> str:
+    if not path.startswith("/") or ".." in PurePosixPath(path).parts:
+        raise ValueError("expected an absolute path without '..', e.g. /workspace")
+    return path
+
+
+InsidePath = Annotated[str, AfterValidator(_inside)]
+"""A path inside a sandbox. Runtimes put it behind directories of the machine, so it must not lead out of them."""
+
+
 class Workspace(Record):
     """The files that the harness works on."""
 
     source: str | None = None
     """A directory on the gateway's machine: plain files, or a git repository at its base commit; null: an empty one."""
-    path: str = "/workspace"
+    path: InsidePath = "/workspace"
     """Where it is inside the sandbox, and the harness's working directory."""
     python_requirements: list[str] = Field(default_factory=list)
     """Requirements of a virtual environment that is built once, cached by hash, and mounted read-only."""

@@ -37,7 +37,16 @@ from polar_gym.curation.reverse import reversed_patch
 from polar_gym.curation.swebench_specs import FIELDS, specifications
 from polar_gym.evaluators.swe import SweOptions
 from polar_gym.tasks.request import swe_options
-from polar_gym.tasks.rows import IMAGE_NAMES, Form, PlacedRow, derived_image, read_rows, test_ids, to_task
+from polar_gym.tasks.rows import (
+    IMAGE_NAMES,
+    FileSelection,
+    Form,
+    PlacedRow,
+    derived_image,
+    read_rows,
+    test_ids,
+    to_task,
+)
 
 Row = dict[str, Any]
 
@@ -232,7 +241,7 @@ def _text(place: str, row: Row, name: str) -> str:
 
 def _check(place: str, row: Row, directory: Path) -> None:
     """Whether the loader and the evaluator take the row. Raises `ValueError` naming the place and the field."""
-    task = to_task(place, row, directory, None)
+    task = to_task(place, row, directory, FileSelection())
     try:
         SweOptions.model_validate(swe_options(task))
     except ValidationError as error:

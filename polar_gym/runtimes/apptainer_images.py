@@ -27,12 +27,12 @@ from docker import errors
 
 from polar_gym.runtimes import SandboxError, agent, tar
 from polar_gym.runtimes.glibc import LOADERS
+from polar_gym.runtimes.image_names import ARCHIVE
 from polar_gym.runtimes.skeleton import skeleton
 
 Form = Literal["directory", "sif"]
 
 CONVERSION_SECONDS = 3600
-ARCHIVE = "docker-archive:"
 
 CONTAINED = ("--containall", "--cleanenv", "--no-home", "--no-privs")
 """Nothing of the gateway's machine, its environment or its rights."""

@@ -6,9 +6,11 @@ options, whose `load()` returns tasks.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from polar_gym.schema import InsidePath
 
 
 class Task(BaseModel):
@@ -29,7 +31,7 @@ class Task(BaseModel):
     image: str | None = None
     workspace: str | None = None
     """A directory with the repository at its base commit, relative to the task file."""
-    workspace_path: str = ""
+    workspace_path: InsidePath | Literal[""] = ""
     """Where the image has the repository; empty: where `runtime.workspace.path` says."""
     base_patch: str = ""
     """A git patch that the base commit has and the image's repository lacks: a planted bug."""
@@ -40,11 +42,19 @@ class Task(BaseModel):
     eval_script: str = ""
     """Instead of `test_command`: the script that swebench itself would run."""
     log_parser: str = "unittest"
+    """A parser by its name. No import path: a task is data, and data names no code of the gateway's machine."""
     eval_type: str = "pass_and_fail"
     version: str = ""
     python_requirements: list[str] = []
     place: str = ""
     """Where the row is, `file:line`, for errors."""
+
+    @field_validator("log_parser")
+    @classmethod
+    def _no_code(cls, value: str) -> str:
+        if ":" in value:
+            raise ValueError("a task names no code; name a parser, or set evaluator.log_parser in the run's config")
+        return value
 
 
 class TaskSource(Protocol):

@@ -26,7 +26,7 @@ class HuggingFaceTasks:
 
     def load(self) -> list[Task]:
         dataset = Path(self._options.dataset)
-        return select(self._options.dataset, self._rows(), dataset if dataset.is_dir() else Path(), self._options)
+        return select(self._options.dataset, self._rows(), dataset if dataset.is_dir() else None, self._options)
 
     def _rows(self) -> Iterator[PlacedRow]:
         name, split = self._options.dataset, self._options.split

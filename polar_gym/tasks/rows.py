@@ -16,10 +16,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from polar_gym.registry import Options
+from polar_gym.runtimes.image_names import image_file
 from polar_gym.tasks import Task
+from polar_gym.tasks.confined import confined, confined_workspace
 
 _TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 IMAGE_NAMES = ("image", "image_name", "docker_image")
+_DIRECTORIES = "move it below the task file, or set tasks.directories=[DIR]"
 _PLACEHOLDERS = {"instance_id": "", "docker_id": "", "gym_id": ""}
 
 Form = Literal["auto", "swe_bench", "swe_gym", "swe_smith"]
@@ -43,6 +46,8 @@ class FileSelection(Selection):
     image: str | None = None
     """The image of rows that name none. `{instance_id}` is the row's; `{docker_id}` too, as Docker Hub takes it: in
     lower case, `_1776_` for `__`; `{gym_id}` is SWE-Gym's, which has `_s_` there."""
+    directories: list[Path] = Field(default_factory=list)
+    """Where workspaces and image files of rows may be, besides below the data set's own directory."""
 
     @field_validator("image")
     @classmethod
@@ -67,12 +72,12 @@ def read_rows(path: Path) -> Iterator[PlacedRow]:
     return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
 
 
-def select(source: str, rows: Iterable[PlacedRow], directory: Path, selection: Selection) -> list[Task]:
-    """The selected tasks among `rows`. Workspaces are relative to `directory`."""
-    image = selection.image if isinstance(selection, FileSelection) else None
+def select(source: str, rows: Iterable[PlacedRow], directory: Path | None, selection: Selection) -> list[Task]:
+    """The selected tasks among `rows`. Workspaces are relative to `directory`; None: the data set has no directory."""
+    chosen = selection if isinstance(selection, FileSelection) else FileSelection()
     tasks: dict[str, Task] = {}
     for place, row in rows:
-        task = to_task(place, row, directory, image)
+        task = to_task(place, row, directory, chosen)
         if task.instance_id in tasks:
             raise ValueError(
                 f"{place}: instance_id: {task.instance_id!r} occurs twice in this file; remove one of them"
@@ -126,7 +131,7 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
         raise ValueError(f"{path}: not a Parquet file: {error}") from error
 
 
-def to_task(place: str, row: dict[str, Any], directory: Path, image: str | None) -> Task:
+def to_task(place: str, row: dict[str, Any], directory: Path | None, selection: FileSelection) -> Task:
     """The task in a row. Raises `ValueError` naming the place and the field."""
     row = {name: value for name, value in row.items() if value is not None or name in _TEST_LISTS}
     lists = {name: test_ids(place, name, row[name]) for name in _TEST_LISTS if name in row}
@@ -138,8 +143,11 @@ def to_task(place: str, row: dict[str, Any], directory: Path, image: str | None)
     for name in ("instance_id", "problem_statement"):
         if not getattr(task, name).strip():
             raise ValueError(f"{place}: {name}: must not be empty")
-    image = next((row[name] for name in IMAGE_NAMES if row.get(name)), None) or derived_image(image, task.instance_id)
-    workspace = _workspace(place, task, directory, image)
+    if ".." in task.instance_id.split("/"):
+        raise ValueError(f"{place}: instance_id: {task.instance_id!r} has a part '..'; image files are named by it")
+    directories = [*([directory] if directory is not None else []), *selection.directories]
+    image = _own_image(place, row, directories) or derived_image(selection.image, task.instance_id)
+    workspace = _workspace(place, task, directory, directories, image)
     return task.model_copy(update={"workspace": workspace, "image": image, "place": place})
 
 
@@ -148,6 +156,19 @@ def _problem(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{place}: {problem['msg']}; every row needs it"
     return f"{place}: {problem['msg']}, got {_short(problem['input'])}"
+
+
+def _own_image(place: str, row: dict[str, Any], directories: Sequence[Path]) -> str | None:
+    """The image that the row names."""
+    name = next((name for name in IMAGE_NAMES if row.get(name)), None)
+    if name is None:
+        return None
+    try:
+        if (file := image_file(str(row[name]))) is not None:
+            confined(file, directories)
+    except ValueError as error:
+        raise ValueError(f"{place}: {name}: {_short(row[name])}: {error}; {_DIRECTORIES}") from error
+    return row[name]
 
 
 def derived_image(image: str | None, instance_id: str) -> str | None:
@@ -168,7 +189,9 @@ def test_ids(place: str, name: str, value: Any) -> list[str]:
     return list(value)
 
 
-def _workspace(place: str, task: Task, directory: Path, image: str | None) -> str | None:
+def _workspace(
+    place: str, task: Task, directory: Path | None, directories: Sequence[Path], image: str | None
+) -> str | None:
     if task.workspace is None:
         if image is None:
             raise ValueError(
@@ -179,7 +202,11 @@ def _workspace(place: str, task: Task, directory: Path, image: str | None) -> st
         return None
     if task.base_patch or task.hidden_files:
         raise ValueError(f"{place}: base_patch, hidden_files: are for images; a task with a workspace cannot have them")
-    workspace = (directory / task.workspace).resolve()
+    workspace = (directory or Path("/")) / task.workspace
+    try:
+        workspace = confined_workspace(workspace, directories)
+    except ValueError as error:
+        raise ValueError(f"{place}: workspace: {_short(task.workspace)}: {error}; {_DIRECTORIES}") from error
     if not workspace.is_dir():
         raise ValueError(f"{place}: workspace: {workspace} is not a directory; it is relative to the task file")
     return str(workspace)

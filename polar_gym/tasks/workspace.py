@@ -37,9 +37,9 @@ def make_repository(source: Path, destination: Path) -> str:
         raise WorkspaceError(f"workspace source {source} is not a directory")
     if (source / ".git").exists():
         _init(destination)
-        upload_pack = "git -c safe.directory='*' upload-pack"
+        upload_pack = "git -c safe.directory='*' upload-pack --strict"  # else it also looks for one at `source.git`
         fetch = ("fetch", "--quiet", "--no-tags", "--update-shallow", "--update-head-ok", "--no-write-fetch-head")
-        _git(destination, *fetch, "--upload-pack", upload_pack, str(source.resolve()), "HEAD:refs/heads/main")
+        _git(destination, *fetch, "--upload-pack", upload_pack, str(source.resolve() / ".git"), "HEAD:refs/heads/main")
         _git(destination, "reset", "--quiet", "--hard")
     else:
         shutil.copytree(source, destination, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_SOURCE))

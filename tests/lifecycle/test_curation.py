@@ -147,3 +147,25 @@ async def validated(file: Path) -> dict[str, str]:
     async with Bench(RuntimeSpec(name="bubblewrap"), cache_dir()) as bench:
         tasks = load_tasks(file, Selection())
         return {verdict.task.instance_id: verdict.problem async for verdict in validate_all(tasks, bench)}
+
+
+def test_no_row_runs_its_tests_output_on_the_gateways_machine(tmp_path: Path) -> None:
+    """Guards against `log_parser: os:system`: the log of the tests was executed outside of the sandbox."""
+    mark = tmp_path / "ran"
+    (tmp_path / "work").mkdir()
+    row = {
+        "instance_id": "a",
+        "problem_statement": "It breaks.",
+        "workspace": "work",
+        "patch": "diff --git a/a b/a\nnew file mode 100644\n--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+a\n",
+        "FAIL_TO_PASS": ["t"],
+        "PASS_TO_PASS": [],
+        "test_command": f"echo 'touch {mark}'",
+        "log_parser": "os:system",
+    }
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    code, said = run("tasks", "validate", str(file))
+    assert not mark.exists()
+    assert code != 0
+    assert f"{file}:1: log_parser: " in said
