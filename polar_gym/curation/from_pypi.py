@@ -30,6 +30,7 @@ from polar_gym.evaluators.result import full_log
 from polar_gym.runtimes import Command
 from polar_gym.runtimes.diff import apply_diff
 from polar_gym.tasks import Task
+from polar_gym.tasks.requirements import check_requirement
 from polar_gym.tasks.venv import INTERPRETER, VenvError, ensure_venv
 
 RUNS = 3
@@ -136,12 +137,17 @@ def _python_version() -> str:
 
 def _pins(wanted: Sequence[str], cache: Path) -> list[str]:
     """`wanted` and all that it needs, each at one version of which there is a wheel: no foreign build code runs."""
+    for requirement in wanted:
+        try:
+            check_requirement(requirement)
+        except ValueError as error:
+            raise CurationError(f"the tests need {requirement!r}: {error}") from error
     try:
         python = ensure_venv([PYTEST], cache) / "bin" / "python"
     except VenvError as error:
         raise CurationError(str(error)) from error
     options = ["--dry-run", "--ignore-installed", "--only-binary", ":all:", "--quiet", "--no-input", "--report", "-"]
-    command = [str(python), "-m", "pip", "install", *options, "--", PYTEST, *wanted]
+    command = [str(python), "-I", "-m", "pip", "install", *options, "--", PYTEST, *wanted]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise CurationError(f"no wheels for what the tests need ({', '.join(wanted)}): {done.stderr.strip()[-1000:]}")

@@ -6,11 +6,12 @@ options, whose `load()` returns tasks.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 
 from polar_gym.schema import InsidePath
+from polar_gym.tasks.requirements import check_requirement
 
 
 class Task(BaseModel):
@@ -45,7 +46,8 @@ class Task(BaseModel):
     """A parser by its name. No import path: a task is data, and data names no code of the gateway's machine."""
     eval_type: str = "pass_and_fail"
     version: str = ""
-    python_requirements: list[str] = []
+    python_requirements: list[Annotated[str, AfterValidator(check_requirement)]] = []
+    """Packages of an index that the tests need, installed from wheels only."""
     place: str = ""
     """Where the row is, `file:line`, for errors."""
 

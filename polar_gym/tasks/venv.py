@@ -1,10 +1,14 @@
 """Virtual environments for tasks that need packages.
 
 A sandbox has it at a path of its own (`inside`): the one where it was built may lie in a directory that the agent's
-user cannot enter. Its programs name that path; on the gateway's machine only its `bin/python` is to be used. It must be
-built with the interpreter that the sandbox has: `/usr/bin/python3`. It is built once for each set of requirements and
-interpreter; a lock file keeps other processes from using it half-built, and a marker file, written last, tells a
-finished one from the ruins of a build that was killed.
+user cannot enter. Its programs name that path. It must be built with the interpreter that the sandbox has:
+`/usr/bin/python3`. It is built once for each set of requirements and interpreter; a lock file keeps other processes
+from using it half-built, and a marker file, written last, tells a finished one from the ruins of a build that was
+killed.
+
+Rows and requests name the packages, so none of their code runs on the gateway's machine: only wheels are installed,
+which is unpacking, and no program of a finished environment is started here: not even its `python`, which would run the
+`.pth` files of the packages.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from polar_gym.tasks.requirements import check_requirement
 
 INTERPRETER = "/usr/bin/python3"
 ENVIRONMENTS = "/opt/polar-gym-environments"
@@ -42,6 +49,11 @@ def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
 
     The path is absolute and final. Blocks while it, or another process, builds. Raises `VenvError`.
     """
+    for requirement in requirements:
+        try:
+            check_requirement(requirement)
+        except ValueError as error:
+            raise VenvError(f"python_requirements: {requirement!r}: {error}") from error
     key = json.dumps([ENVIRONMENTS, INTERPRETER, _run([INTERPRETER, "-VV"]).strip(), list(requirements)])
     cache = cache.resolve()
     cache.mkdir(parents=True, exist_ok=True)
@@ -59,23 +71,26 @@ def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
 
 def _build(venv: Path, requirements: Sequence[str]) -> None:
     try:
-        _run([INTERPRETER, "-m", "venv", str(venv)])
+        _run([INTERPRETER, "-I", "-m", "venv", str(venv)])
     except VenvError as error:
         if "ensurepip" not in str(error):
             raise
         raise VenvError(f"python3-venv is missing; install it with: apt-get install python3-venv\n{error}") from error
-    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
-    _run([*pip, "--", *requirements])
+    pip = [str(venv / "bin" / "python"), "-I", "-m", "pip", "install", "--only-binary", ":all:"]
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
+    with tempfile.TemporaryDirectory(prefix="polar-gym-pip-") as empty:  # no name is a file's there
+        _run([*pip, *quiet, "--", *requirements], Path(empty))
     for script in (venv / "bin").iterdir():
         text = b"" if script.is_symlink() else script.read_bytes()
         if text.startswith(b"#!") or script.name.lower().startswith("activate"):
             script.write_bytes(text.replace(os.fsencode(venv), inside(venv).encode()))
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], directory: Path = Path("/")) -> str:
     try:
         done = subprocess.run(
             command,
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,20 +1,29 @@
 """Virtual environments for tasks, built with the system's interpreter from a wheel made on the spot (no network)."""
 
+import re
 import subprocess
+import tarfile
 import threading
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from polar_gym.tasks.requirements import check_requirement
 from polar_gym.tasks.venv import INTERPRETER, VenvError, ensure_venv, inside, variables
 from tests.requirements import need
+from tests.unit.test_tasks import ROW, load, write
+
+RAN = "import pathlib; pathlib.Path({mark!r}).touch()\n"
+SAMPLE = ["polar-sample==1.0"]
 
 
 def make_wheel(directory: Path) -> Path:
+    """With code that leaves `directory/ran` where any Python of its environment starts."""
     wheel = directory / "polar_sample-1.0-py3-none-any.whl"
     files = {
         "polar_sample.py": "ANSWER = 42\n",
+        "polar_sample.pth": RAN.format(mark=str(directory / "ran")),
         "polar_sample-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: polar-sample\nVersion: 1.0\n",
         "polar_sample-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "polar_sample-1.0.dist-info/RECORD": "",
@@ -23,6 +32,24 @@ def make_wheel(directory: Path) -> Path:
         for name, text in files.items():
             archive.writestr(name, text)
     return wheel
+
+
+def make_source(directory: Path) -> Path:
+    """A package that leaves `directory/ran` where it is built."""
+    source = directory / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(RAN.format(mark=str(directory / "ran")))
+    archive = directory / "polar_source-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(source, "polar_source-1.0")
+    return archive
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip finds what is in `tmp_path`, and nothing else."""
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +61,9 @@ def _venv_module():
 
 def test_its_programs_run_where_a_sandbox_has_it(tmp_path):
     """Guards against mounting it where it was built, which may lie in a directory that is closed to the agent."""
-    venv = ensure_venv([str(make_wheel(tmp_path))], tmp_path / "cache")
+    make_wheel(tmp_path)
+    venv = ensure_venv(SAMPLE, tmp_path / "cache")
+    assert not (tmp_path / "ran").exists(), "a package's .pth file ran on this machine"
     pip = (venv / "bin" / "pip").read_text()
     assert pip.startswith(f"#!{inside(venv)}/bin/python")
     for script in (venv / "bin").iterdir():
@@ -43,7 +72,8 @@ def test_its_programs_run_where_a_sandbox_has_it(tmp_path):
 
 
 def test_built_once_also_by_two_at_a_time_and_rebuilt_when_unfinished(tmp_path):
-    requirements = [str(make_wheel(tmp_path))]
+    make_wheel(tmp_path)
+    requirements = SAMPLE
     built: list[Path] = []
     threads = [
         threading.Thread(target=lambda: built.append(ensure_venv(requirements, tmp_path / "cache"))) for _ in range(2)
@@ -71,6 +101,37 @@ def test_built_once_also_by_two_at_a_time_and_rebuilt_when_unfinished(tmp_path):
 
 
 def test_failure_holds_the_command_and_what_pip_said(tmp_path):
-    wheel = tmp_path / "nothing-1.0-py3-none-any.whl"
-    with pytest.raises(VenvError, match=r"(?s)pip install .*nothing-1\.0.*failed with exit code 1:.*nothing-1\.0"):
-        ensure_venv([str(wheel)], tmp_path / "cache")
+    with pytest.raises(VenvError, match=r"(?s)pip install .*nothing==1\.0.*failed with exit code 1:.*nothing==1\.0"):
+        ensure_venv(["nothing==1.0"], tmp_path / "cache")
+
+
+def test_a_package_without_a_wheel_is_not_built(tmp_path):
+    """Guards against a `setup.py` of somebody else's that runs on the gateway's machine."""
+    make_source(tmp_path)
+    with pytest.raises(VenvError, match="polar-source"):
+        ensure_venv(["polar-source==1.0"], tmp_path / "cache")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        *("{source}", "file://{archive}", "polar-source @ file://{archive}", "polar_source-1.0.tar.gz"),
+        *("-e {source}", "--index-url=http://localhost/", "-r{archive}", "git+file://{source}", ".", ""),
+    ],
+)
+def test_nothing_but_a_package_of_an_index_is_a_requirement(tmp_path, monkeypatch, requirement):
+    """Guards against rows and requests that have pip open, fetch or build what they name."""
+    archive = make_source(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    named = requirement.format(source=tmp_path / "source", archive=archive)
+    with pytest.raises(VenvError, match=rf"^python_requirements: {re.escape(repr(named))}: "):
+        ensure_venv([named], tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"python_requirements\.0: .*name"):
+        load("jsonl", path=write(tmp_path, {**ROW, "python_requirements": [named]}))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_versions_extras_and_markers_are_a_requirement():
+    for text in ("attrs", "attrs[tests]>=23,<26", "tomli~=2.0; python_version < '3.11'", "a.b-c_d==1.0.post1"):
+        assert check_requirement(text) == text
