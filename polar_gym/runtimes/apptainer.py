@@ -2,9 +2,10 @@
 
 The instance is the set of namespaces, with the image, a writable overlay and the scratch directory's home, /tmp and
 workspace mounted; its PID 1 only waits. Commands join these namespaces (`nsenter`: a few milliseconds), as the agent's
-uid where the gateway is root, else as the gateway's own, without rights and without a way to get any. Nothing of an
-instance is known outside its scratch directory, not even to Apptainer, whose configuration lies there too: whoever
-finds that directory after a gateway's death can end the instance.
+uid where the gateway is root, else as the gateway's own, without rights and without a way to get any, and under the
+filter of system calls that bubblewrap's have. Nothing of an instance is known outside its scratch directory, not even
+to Apptainer, whose configuration lies there too: whoever finds that directory after a gateway's death can end the
+instance.
 
 With `network: full` the sandbox shares the machine's network, its loopback included.
 """
@@ -20,7 +21,15 @@ from pathlib import Path
 from pydantic import Field
 
 from polar_gym.config import cache_dir
-from polar_gym.runtimes import NODE, Command, SandboxError, SandboxRequest, sandbox_files, scratch_directory
+from polar_gym.runtimes import (
+    NODE,
+    Command,
+    SandboxError,
+    SandboxRequest,
+    apptainer_seccomp,
+    sandbox_files,
+    scratch_directory,
+)
 from polar_gym.runtimes.apptainer_images import Form, Image, Images
 from polar_gym.runtimes.apptainer_instance import Instance, end_instances
 from polar_gym.runtimes.apptainer_sandbox import ApptainerSandbox, process_limits
@@ -55,7 +64,7 @@ class Apptainer:
         """Images in which the toolchain's node is known to start."""
 
     def check(self) -> list[str]:
-        packages = {"nsenter": "util-linux", "setpriv": "util-linux", "prlimit": "util-linux", "tar": "tar"}
+        packages = {"nsenter": "util-linux", "prlimit": "util-linux", "tar": "tar"}
         missing = [
             f"{program} is missing; install it with: apt-get install {package}"
             for program, package in packages.items()
@@ -70,7 +79,7 @@ class Apptainer:
         done = subprocess.run([self.options.program, "--version"], capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             missing.append(f"{self.options.program} does not run: {done.stderr.strip()}")
-        return missing
+        return missing + apptainer_seccomp.check()
 
     def caveats(self) -> list[str]:
         return sandbox_files.caveats(self.options)

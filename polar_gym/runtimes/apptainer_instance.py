@@ -19,6 +19,7 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
+    apptainer_seccomp,
     glibc,
 )
 from polar_gym.runtimes.apptainer_images import CONTAINED, Image, environment
@@ -49,11 +50,14 @@ class Instance:
         for name in ("apptainer", "overlay", "overlay/upper", "overlay/work"):
             (self.scratch / name).mkdir()
         (self.scratch / "etc" / "passwd").write_text(_with_agent(image.passwd))
+        (profile := self.scratch / "apptainer" / "seccomp.json").write_text(apptainer_seccomp.profile())
         network = () if request.spec.network == "full" else ("--net", "--network", "none")
         overlay = ("--overlay", str(self.scratch / "overlay"))
+        calls = ("--security", f"seccomp:{profile}")
         binds = [part for bind in self._binds(image, request) for part in ("--bind", bind)]
         await self._apptainer(
-            *("instance", "start", *ISOLATION, *network, *overlay, *binds, str(image.path), NAME), through=through
+            *("instance", "start", *ISOLATION, *calls, *network, *overlay, *binds, str(image.path), NAME),
+            through=through,
         )
         (self._pid,) = _pids(self.scratch)
         try:
@@ -62,7 +66,7 @@ class Instance:
             raise SandboxError("the instance was killed from outside before its first command") from error
 
     def enter(self) -> list[str]:
-        """What a command is run through to be inside, as the agent and without a way to more rights.
+        """What a command is run through to be inside, as the agent, under the filter and without a way to more rights.
 
         Raises `SandboxError` when the instance is gone.
         """
@@ -71,7 +75,7 @@ class Instance:
         root = os.geteuid() == 0
         identity = ("--setuid", str(agent.UID), "--setgid", str(agent.GID)) if root else _OWN_USER_NAMESPACE
         spaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--root")
-        return [*_NO_MORE_RIGHTS, "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
+        return [*apptainer_seccomp.launcher(), "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
 
     async def listen(self) -> socket.socket:
         """The gateway's listening socket in the instance's network namespace. Raises `SandboxError`."""
@@ -129,7 +133,6 @@ class Instance:
             raise SandboxError(f"apptainer instance start failed: {stderr.decode(errors='replace').strip()[-2000:]}")
 
 
-_NO_MORE_RIGHTS = ("setpriv", "--no-new-privs")
 _OWN_USER_NAMESPACE = ("--user", "--preserve-credentials")
 
 

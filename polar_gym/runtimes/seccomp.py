@@ -1,4 +1,4 @@
-"""The filter of a bubblewrap sandbox's system calls: a seccomp program, as `bwrap --seccomp` takes it.
+"""The filter of the system calls of sandboxes without a daemon: a seccomp program.
 
 It answers as Docker's default profile does to a container without capabilities. A call of `DENIED` and a number that is
 not in use get EPERM. `clone3`, whose flags a filter cannot read, and every number above `LAST` get ENOSYS, as from an
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from polar_gym.runtimes import SandboxError
-from polar_gym.runtimes.syscalls import AF_ALG, AF_VSOCK, LAST, MACHINES, NAMESPACES, PERSONALITIES
+from polar_gym.runtimes.syscalls import AF_ALG, AF_VSOCK, DENIED, LAST, MACHINES, NAMESPACES, PERSONALITIES
 
 Instruction = tuple[int, int, int, int]
 """Code, how many instructions to skip where a condition holds, how many where it does not, operand."""
@@ -32,24 +32,29 @@ EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
 
 @cache
-def program(machine: str) -> bytes:
-    """Return the filter for a machine, named as `platform.machine()` does. Raises `SandboxError`."""
+def program(machine: str, allowed: tuple[str, ...] = ()) -> bytes:
+    """Return the filter for a machine, named as `platform.machine()` does, which allows these calls of `DENIED`.
+
+    Raises `SandboxError`.
+    """
     if machine not in MACHINES:
         raise SandboxError(
             f"there is no system call filter for {machine} processors (only for {', '.join(MACHINES)}); "
             "set runtime=docker"
         )
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine, allowed))
 
 
-def _instructions(name: str) -> Iterator[Instruction]:
+def _instructions(name: str, allowed: tuple[str, ...]) -> Iterator[Instruction]:
     machine = MACHINES[name]
+    named = (numbers[machine.column] for call, numbers in DENIED.items() if call not in allowed)
+    denied = machine.unused.union(number for number in named if number is not None)
     yield (LOAD, 0, 0, ARCHITECTURE)
     yield from ((EQUAL, 1, 0, machine.audit), _end(ENOSYS))
     yield (LOAD, 0, 0, NUMBER)
     yield from ((GREATER, 0, 1, LAST), _end(ENOSYS))
     yield from _if_equal(machine.clone3, ENOSYS)
-    for first, last in _runs(machine.denied):
+    for first, last in _runs(denied):
         yield from ((AT_LEAST, 0, 2, first), (GREATER, 1, 0, last), _end(EPERM))
     arguments = {machine.clone: _clone(), machine.personality: _personality(), machine.socket: _socket()}
     for number, block in arguments.items():

@@ -97,8 +97,10 @@ class Machine:
 
     audit: int
     """`AUDIT_ARCH_...`: what a filter is told about a call; another value is a call of another machine's programs."""
-    denied: frozenset[int]
-    """The numbers of `DENIED`, and those that Linux has not used up to `LAST`."""
+    column: int
+    """Which of the numbers in `DENIED` are this machine's."""
+    unused: frozenset[int]
+    """The numbers up to `LAST` that no call has."""
     clone: int
     clone3: int
     personality: int
@@ -108,7 +110,8 @@ class Machine:
 MACHINES = {
     "x86_64": Machine(
         audit=0xC000003E,
-        denied=frozenset({*(numbers[0] for numbers in DENIED.values()), *range(335, 424)}),
+        column=0,
+        unused=frozenset(range(335, 424)),
         clone=56,
         clone3=435,
         personality=135,
@@ -116,9 +119,8 @@ MACHINES = {
     ),
     "aarch64": Machine(
         audit=0xC00000B7,
-        denied=frozenset(
-            {*(number for _, number in DENIED.values() if number is not None), *range(244, 260), *range(295, 424)}
-        ),
+        column=1,
+        unused=frozenset({*range(244, 260), *range(295, 424)}),
         clone=220,
         clone3=435,
         personality=92,

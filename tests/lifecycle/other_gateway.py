@@ -25,7 +25,10 @@ async def output(runtime, session_id, argv, stdin):
     return result.stdout.decode()
 
 async def outputs(commands):
-    runtime = make(request["kind"], **request["options"])
+    options = dict(request["options"])
+    if "images" in options:  # each user needs a directory of its own
+        options["images"] += f"-of-{os.geteuid()}"
+    runtime = make(request["kind"], **options)
     if missing := runtime.check():
         return {"missing": missing}
     try:

@@ -1,4 +1,4 @@
-"""Which system calls a sandbox may make: in bubblewrap those that it may make in Docker."""
+"""Which system calls a sandbox may make: in bubblewrap and Apptainer those that it may make in Docker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import json
 import os
 import platform
 import re
+import tempfile
 import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from polar_gym.runtimes import Command, seccomp
+from polar_gym.runtimes.apptainer_seccomp import ENTERING
 from polar_gym.runtimes.syscalls import LAST, NAMESPACES
+from tests import apptainer
 from tests.docker_daemon import docker_host
 from tests.lifecycle.other_gateway import NOBODY, outputs
 from tests.lifecycle.runtime_kinds import make, started
@@ -43,9 +48,9 @@ DENIED_BEYOND_DOCKER = {
     "keyctl of x32": "ENOSYS",
     "getpid of i386": "ENOSYS",
 }
-"""Answers of bubblewrap where Docker may give another one. Older profiles of Docker allow io_uring and the sockets, and
+"""Our answers where Docker may give another one. Older profiles of Docker allow io_uring and the sockets, and
 do not know `set_mempolicy_home_node`. Docker compares 64 bits of a socket's family, of which the kernel takes 32; and
-it has rules for 32-bit programs, for which bubblewrap has none."""
+it has rules for 32-bit programs, for which we have none."""
 
 DENIED_BY_OLDER_DOCKERS = {
     *("name_to_handle_at", "pkey_alloc", "pkey_free", "pkey_mprotect", "process_vm_readv", "process_vm_writev"),
@@ -63,7 +68,7 @@ def labels() -> dict[int, str]:
 
 
 def later_calls() -> list[str]:
-    """Calls that bubblewrap answers as an older kernel would, and that a newer Docker allows."""
+    """Calls that the filter answers as an older kernel would, and that a newer Docker allows."""
     return [label for number, label in labels().items() if number > LAST]
 
 
@@ -86,13 +91,45 @@ def calls() -> list[Call]:
     return found
 
 
-users = pytest.mark.parametrize("uid", [os.geteuid(), NOBODY] if os.geteuid() == 0 else [os.geteuid()])
+@dataclass(frozen=True)
+class Gateway:
+    """A runtime, and the user who runs it."""
+
+    kind: str
+    uid: int
+    options: dict[str, str]
+
+    async def outputs(self, *commands: tuple[Sequence[str], str]) -> list[str]:
+        return await outputs(*commands, kind=self.kind, uid=self.uid, **self.options)
 
 
-@users
-async def test_bubblewrap_denies_the_calls_that_docker_denies(docker_host: str, uid: int):
+USERS = [os.geteuid(), NOBODY] if os.geteuid() == 0 else [os.geteuid()]
+GATEWAYS = [(kind, uid) for kind in ("bubblewrap", "apptainer") for uid in USERS]
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    """Where every user may write; pytest's own are this user's alone."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        Path(directory).chmod(0o777)
+        yield Path(directory)
+
+
+@pytest.fixture(params=GATEWAYS, ids=str)
+def gateway(request: pytest.FixtureRequest, directory: Path) -> Gateway:
+    kind, uid = request.param
+    if kind == "bubblewrap":
+        need_program("bwrap", "apt-get install bubblewrap")
+        return Gateway(kind, uid, {})
+    program = apptainer.program()
+    if uid != os.geteuid():
+        copy = directory / "apptainer"
+        program = str(copy / "bin" / "apptainer") if copy.exists() else apptainer.copy(program, copy)
+    return Gateway(kind, uid, {"program": program, "images": str(directory / "images")})
+
+
+async def test_calls_that_docker_denies_are_denied(docker_host: str, gateway: Gateway):
     """Errno for errno: there was no filter."""
-    need_program("bwrap", "apt-get install bubblewrap")
     probing = argv, stdin = ("python3", "-c", PROBE), json.dumps(calls())
     runtime = make("docker", host=docker_host)
     async with started(runtime) as sandbox:
@@ -100,13 +137,27 @@ async def test_bubblewrap_denies_the_calls_that_docker_denies(docker_host: str, 
     await runtime.close()
     assert result.exit_code == 0, result.stderr
     docker = json.loads(result.stdout)
-    bubblewrap = json.loads((await outputs(probing, uid=uid))[0])
+    answers = json.loads((await gateway.outputs(probing))[0])
     beyond = DENIED_BEYOND_DOCKER | dict.fromkeys(later_calls(), "ENOSYS")
-    assert {label: answer for label, answer in bubblewrap.items() if beyond.get(label, answer) != answer} == {}
-    differences = {label: (docker[label], answer) for label, answer in bubblewrap.items() if docker[label] != answer}
-    unexpected = differences.keys() - beyond.keys() - DENIED_BY_OLDER_DOCKERS
+    assert {label: answer for label, answer in answers.items() if beyond.get(label, answer) != answer} == {}
+    differences = {label: (docker[label], answer) for label, answer in answers.items() if docker[label] != answer}
+    left_to_the_kernel = ENTERING if gateway.kind == "apptainer" else ()
+    unexpected = differences.keys() - beyond.keys() - DENIED_BY_OLDER_DOCKERS - {*left_to_the_kernel}
     assert {label: differences[label] for label in unexpected} == {}
     assert {docker[label] for label in differences.keys() & DENIED_BY_OLDER_DOCKERS} <= {"EPERM"}
+
+
+ENTER = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for made in (libc.chroot(b"/"), libc.setns(os.open("/proc/self/ns/net", os.O_RDONLY), 0)):
+    print(made, os.strerror(ctypes.get_errno()))
+"""
+
+
+async def test_no_other_root_and_no_other_namespace_can_be_entered(gateway: Gateway):
+    """Apptainer's filter allows both calls, for `nsenter` makes them under it."""
+    assert await gateway.outputs((("python3", "-c", ENTER), "")) == ["-1 Operation not permitted\n" * 2]
 
 
 KEYS = """
@@ -124,14 +175,12 @@ print(json.dumps([key for key, keyring in keyrings.items() if call(keyctl, SEARC
 """Prints the names of the keyrings in which the key is."""
 
 
-@users
-async def test_no_keyring_takes_a_secret_to_a_later_sandbox(uid: int):
+async def test_no_keyring_takes_a_secret_to_a_later_sandbox(gateway: Gateway):
     """The kernel keeps the keys of a user for days: code under test hid the tests there for the sessions to come."""
-    need_program("bwrap", "apt-get install bubblewrap")
     name = uuid.uuid4().hex
     hide, seek = ((("python3", "-c", KEYS, does, name), "") for does in ("hide", "seek"))
-    hidden, found_by_next_session = await outputs(hide, seek, uid=uid)
-    (found_by_next_gateway,) = await outputs(seek, uid=uid)
+    hidden, found_by_next_session = await gateway.outputs(hide, seek)
+    (found_by_next_gateway,) = await gateway.outputs(seek)
     assert (hidden, found_by_next_session, found_by_next_gateway) == ("[]\n", "[]\n", "[]\n")
 
 
@@ -146,26 +195,33 @@ print(json.dumps(free))
 """Prints the processes that it may take over and that have no filter."""
 
 
-async def test_a_process_that_can_be_taken_over_has_the_filter_too():
-    """Without root `bwrap` itself, which is PID 1, has the agent's uid: the agent could make calls through it."""
-    need_program("bwrap", "apt-get install bubblewrap")
-    assert await outputs((("python3", "-c", SEIZE), ""), uid=os.geteuid() or NOBODY) == ["[]\n"]
+async def test_a_process_that_can_be_taken_over_has_the_filter_too(gateway: Gateway):
+    """Without root the sandbox's PID 1 has the agent's uid: the agent could make calls through it."""
+    assert await gateway.outputs((("python3", "-c", SEIZE), "")) == ["[]\n"]
+
+
+def no_kernel_takes(machine: str, allowed: tuple[str, ...] = ()) -> bytes:
+    return bytes(8)
 
 
 def test_a_kernel_that_takes_no_filter_is_named(monkeypatch: pytest.MonkeyPatch):
-    """Without a filter in its trial sandbox, `doctor` would find all well."""
+    """Without a filter in its trial, `doctor` would find all well."""
     need_program("bwrap", "apt-get install bubblewrap")
     runtime = make("bubblewrap")
     need(not runtime.check(), "bubblewrap", str(runtime.check()))
-    monkeypatch.setattr(seccomp, "program", lambda machine: bytes(8))  # no kernel takes this one
+    monkeypatch.setattr(seccomp, "program", no_kernel_takes)
     (message,) = runtime.check()
     assert re.search(
         r"takes no system call filter \(bwrap: .*SECCOMP.*\).*CONFIG_SECCOMP_FILTER.*runtime=docker", message
     )
+    (message,) = make("apptainer", program=apptainer.program()).check()
+    assert re.search(r"cannot be filtered here \(Invalid argument\).*CONFIG_SECCOMP_FILTER.*runtime=docker", message)
 
 
 def test_a_machine_without_a_filter_is_named(monkeypatch: pytest.MonkeyPatch):
     need_program("bwrap", "apt-get install bubblewrap")
+    runtimes = make("bubblewrap"), make("apptainer", program=apptainer.program())
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    (message,) = make("bubblewrap").check()
-    assert "no system call filter for riscv64" in message
+    for runtime in runtimes:
+        (message,) = runtime.check()
+        assert "no system call filter for riscv64" in message

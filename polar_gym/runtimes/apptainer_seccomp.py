@@ -1,0 +1,62 @@
+"""The filter of system calls in Apptainer's sandboxes: of their commands, and of the PID 1 that they run beside.
+
+A command is filtered before it enters the instance: inside there may be no program that could set the filter. So the
+filter allows the two calls that `nsenter` makes; the kernel refuses them to an agent, who has no capabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+
+from polar_gym.runtimes import SandboxError, agent, seccomp
+from polar_gym.runtimes.syscalls import DENIED
+
+ENTERING = ("chroot", "setns")
+
+_LAUNCH = """
+import ctypes, os, sys
+NO_NEW_PRIVS, SECCOMP, FILTER = 38, 22, 2
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+instructions = bytes.fromhex(sys.argv[1])
+program = Program(len(instructions) // 8, instructions)
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(SECCOMP, FILTER, ctypes.byref(program)):
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def launcher() -> tuple[str, ...]:
+    """Return what `nsenter` is run through: it sets the filter, and takes away every way to more rights.
+
+    Raises `SandboxError`.
+    """
+    return (sys.executable, "-I", "-S", "-c", _LAUNCH, seccomp.program(platform.machine(), ENTERING).hex())
+
+
+def check() -> list[str]:
+    """Return why commands cannot be filtered here, if they cannot."""
+    try:
+        trial = [*launcher(), "true"]
+    except SandboxError as error:
+        return [str(error)]
+    done = subprocess.run(trial, env={"PATH": agent.PATH}, cwd="/", capture_output=True, text=True, timeout=60)
+    if done.returncode == 0:
+        return []
+    return [
+        f"system calls cannot be filtered here ({done.stderr.strip()}); use a kernel that was built with "
+        "CONFIG_SECCOMP_FILTER and a Python that runs without environment variables, or set runtime=docker"
+    ]
+
+
+def profile() -> str:
+    """Return the filter of PID 1 as `apptainer --security seccomp:FILE` reads it.
+
+    Where the agent has that process's uid, it could make calls through it.
+    """
+    denied = {"names": sorted(DENIED), "action": "SCMP_ACT_ERRNO"}
+    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [denied]})
