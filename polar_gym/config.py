@@ -168,6 +168,10 @@ def check_config(values: Any) -> RunConfig:
         # The options of `swe` come from each task (`make_request`), also within a `composite`.
         if key != "evaluator" or config.evaluator.name not in ("swe", "composite"):
             check_plugin(key, found, getattr(config, key))
+    if config.harness.today is not None and registry.harnesses.get(config.harness.name).told_today_by is None:
+        raise ConfigError(
+            f"harness.today={config.harness.today}: {config.harness.name} cannot be told a date; leave it out"
+        )
     return config
 
 

@@ -9,12 +9,13 @@ Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than l
 
 from __future__ import annotations
 
+from datetime import date
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from polar_gym.record import Logprobs, LossMask, Record, TokenIds
 
@@ -87,6 +88,10 @@ class RuntimeSpec(PluginSpec):
     """For the sandbox to come up, with its workspace and the harness in it."""
 
 
+def _auto_today(value: Any) -> Any:
+    return date.today() if value == "auto" else value
+
+
 class HarnessSpec(PluginSpec):
     """Which harness runs, and how it is told to behave."""
 
@@ -96,6 +101,11 @@ class HarnessSpec(PluginSpec):
     """What the harness believes the model is called; some harnesses change their prompts by it."""
     max_output_tokens: int = Field(default=16384, gt=0)
     """What the harness is told that one answer may hold."""
+    today: Annotated[
+        date | None, BeforeValidator(_auto_today, json_schema_input_type=date | Literal["auto"] | None)
+    ] = None
+    """The date that the harness is told in every sample, so that one which starts after midnight has the prompt of the
+    others; `auto`: the day on which the request is made; null: the machine's. Codex and OpenCode cannot be told."""
 
 
 class EvaluatorSpec(PluginSpec):

@@ -26,6 +26,7 @@ from polar_gym.gateway.grading_sandboxes import GradingSandboxes
 from polar_gym.gateway.harness_run import NO_OUTPUT, blame, run_harness
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.harnesses.install import InstallError, toolchain_mounts
+from polar_gym.harnesses.today import told_today
 from polar_gym.runtimes import (
     HOME,
     Mount,
@@ -223,18 +224,17 @@ class SessionLife:
                 self.fail(failure.stage, failure.kind, failure.message)
 
     def _launch(self, sandbox: Sandbox) -> Launch:
-        return self._harness.launch(
-            LaunchContext(
-                spec=self.request.agent,
-                base_url=sandbox.base_url,
-                api_key=self.capture.key,
-                context_length=self._around.engine.max_model_len,
-                instruction=self.request.instruction,
-                home=HOME,
-                workdir=self.request.runtime.workspace.path,
-                executable=self._executable,
-            )
+        context = LaunchContext(
+            spec=self.request.agent,
+            base_url=sandbox.base_url,
+            api_key=self.capture.key,
+            context_length=self._around.engine.max_model_len,
+            instruction=self.request.instruction,
+            home=HOME,
+            workdir=self.request.runtime.workspace.path,
+            executable=self._executable,
         )
+        return told_today(self._harness, self._harness.launch(context), context)
 
     # POSTRUN ----------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """One file per harness: how to install, configure and launch it. Nothing else in the package knows a harness's name.
 
 Each module here defines one `HARNESS`. If it is an npm package, that is installed unmodified at a pinned version into
-a cache on the gateway's machine (`install`) and mounted read-only into the sandbox.
+a cache on the gateway's machine (`install`) and mounted read-only into the sandbox. One that writes the date into its
+prompt is told `spec.today`, where it can be told (`today`).
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Harness:
     launch: Callable[[LaunchContext], Launch]
     classify: Callable[[Mapping[str, str], Mapping[str, object]], dict[str, str]] = no_hints
     """(request headers, request body) -> `ModelCall.hints`."""
+    told_today_by: Literal["node", "bun"] | None = None
+    """What runs it, and loads the script that tells it `spec.today` (`today`); None: it cannot be told a date."""
     keep_alive: bytes | None = None
     """What keeps this client waiting, where the provider's own keep-alive does not."""
     broken_stream: Literal["error", "end"] = "error"

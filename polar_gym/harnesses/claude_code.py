@@ -105,5 +105,6 @@ HARNESS = Harness(
         "aarch64": "@anthropic-ai/claude-code-linux-arm64",
     },
     launch=launch,
+    told_today_by="bun",
     classify=classify,
 )

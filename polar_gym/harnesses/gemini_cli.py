@@ -91,5 +91,6 @@ HARNESS = Harness(
     version="0.61.0",
     script="bundle/gemini.js",
     launch=launch,
+    told_today_by="node",
     classify=classify,
 )

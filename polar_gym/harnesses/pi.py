@@ -98,6 +98,7 @@ HARNESS = Harness(
     version="0.74.2",
     script="dist/cli.js",
     launch=launch,
+    told_today_by="node",
     classify=classify,
     broken_stream="end",  # an error event ends its run
 )

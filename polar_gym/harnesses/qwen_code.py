@@ -87,6 +87,7 @@ HARNESS = Harness(
     version="0.15.10",
     script="cli.js",
     launch=launch,
+    told_today_by="node",
     classify=classify,
     broken_stream="end",  # an error event ends its run
 )

@@ -32,7 +32,7 @@ def main_trace(traces: Sequence[Trace], calls: Mapping[str, ModelCall]) -> Trace
 
     Two kinds of session still begin with a prompt of their own: one whose first answer may not be trained (it was cut
     off, or its distribution was bent) and was not asked for again, and one whose harness writes into its first prompt
-    what differs from session to session.
+    what differs from session to session (a date: see `HarnessSpec.today`).
     """
     begins = [(trace, calls[spans[0].call_id]) for trace in traces if (spans := trained_spans(trace, calls))]
     if not begins:

@@ -97,7 +97,7 @@ class Rollouts:
         try:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
-            request = self._request(machinery, self.configs[turn], row)
+            request = self._request(machinery, row)
             episode = await machinery.nodes[turn].rollout(request, int(row.get("_ng_rollout_index") or 0))
             return await asyncio.to_thread(self._answer, row, episode)
         except Exception as error:  # noqa: BLE001 - /run must not raise: one broken session would end all others
@@ -122,7 +122,7 @@ class Rollouts:
             nodes = [await stack.enter_async_context(make_node(config, tasks)) for config in self.configs]
             return _Machinery({task.instance_id: task for task in tasks}, nodes, stack.pop_all())
 
-    def _request(self, machinery: _Machinery, config: RunConfig, row: Row) -> TaskRequest:
+    def _request(self, machinery: _Machinery, row: Row) -> TaskRequest:
         for key in MAPPINGS:
             if not isinstance(row.get(key) or {}, Mapping):
                 raise RowError("invalid_row", f"{key}={row[key]!r}: expected a mapping")
@@ -133,7 +133,7 @@ class Rollouts:
             raise RowError(
                 "unknown_task", f"verifier_metadata.instance_id={name!r}: not in polar.tasks; known: {shown}"
             )
-        request = make_request(config, machinery.tasks[name])
+        request = make_request(self.configs[0], machinery.tasks[name])  # replicas differ in the engine only
         return request.model_copy(update={"sampling": _sampling(request.sampling, row)})
 
     def _answer(self, row: Row, episode: Episode) -> dict[str, Any]:

@@ -113,8 +113,7 @@ class RolloutService:
         async with self._lock(f"task {request.task_id}"):
             known = await self.book.find(request.task_id)
             if known is not None:
-                fields = TaskRequest.model_fields
-                if different := [name for name in fields if getattr(known.request, name) != getattr(request, name)]:
+                if different := known.differences(request):
                     raise ConflictError(
                         f"task_id={request.task_id!r} was submitted with another {', '.join(different)}; "
                         "choose another task_id, or send the same request"

@@ -81,6 +81,14 @@ class Task:
         ]
         return cls(request, now, {session.session_id: Sample(session=session) for session in sessions})
 
+    def differences(self, request: TaskRequest) -> list[str]:
+        """Return the fields in which `request` differs. Two dates that the harness is told do not differ: the same
+        request made on another day is the same task, and keeps its first date."""
+        if self.request.agent.today is not None and request.agent.today is not None:
+            agent = request.agent.model_copy(update={"today": self.request.agent.today})
+            request = request.model_copy(update={"agent": agent})
+        return [name for name in TaskRequest.model_fields if getattr(self.request, name) != getattr(request, name)]
+
     # What it is -------------------------------------------------------------------------------------------------------
 
     @property

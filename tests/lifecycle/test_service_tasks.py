@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,14 @@ async def test_samples_run_and_their_episodes_arrive_in_order(tmp_path: Path) ->
 
 async def test_a_task_id_names_one_request(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client):
-        first = await client.submit(make_request("t", num_samples=2))
-        again = await client.submit(make_request("t", num_samples=2))
+        request = make_request("t", num_samples=2)
+        request.agent.today = date(2024, 2, 28)
+        first = await client.submit(request)
+        again = await client.submit(request)
         assert [s.session_id for s in again.sessions] == [s.session_id for s in first.sessions]
+        another_day = make_request("t", num_samples=2)
+        another_day.agent.today = date(2024, 2, 29)
+        assert await client.submit(another_day) == again, "submitted once more, on the next day"
         with pytest.raises(RolloutServiceError, match=r"another num_samples, timeout_seconds") as refused:
             await client.submit(make_request("t", num_samples=3, timeout_seconds=5))
         assert refused.value.status == 409

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from polar_gym.composition import group_choices, recipe_names
 from polar_gym.config import ConfigError, load_config
+from polar_gym.schema import HarnessSpec
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,23 @@ def test_errors_name_key_value_and_what_is_allowed(overrides: list[str], says: s
 def test_an_unknown_recipe_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"recipe='dmeo': unknown recipe; known: .*demo"):
         load_config("dmeo")
+
+
+def test_a_harness_that_can_be_told_a_date_is_told_the_day_on_which_the_run_begins() -> None:
+    """In a group that runs past midnight, samples would begin with two prompts."""
+    before = date.today()
+    specs = [load_config(settings={"harness": harness}).harness for harness in ("pi", {"name": "claude_code"})]
+    assert {spec.today for spec in specs} <= {before, date.today()}
+    assert HarnessSpec.model_validate_json(specs[0].model_dump_json()) == specs[0], (
+        "a node is told the date, not `auto`"
+    )
+    assert load_config(None, ["harness.today=2024-02-29"]).harness.today == date(2024, 2, 29)
+    assert load_config(None, ["harness.today=null"]).harness.today is None
+    assert load_config(None, ["harness=codex"]).harness.today is None
+    with pytest.raises(ConfigError, match=r"harness\.today=2024-02-29: codex cannot be told a date; leave it out"):
+        load_config(None, ["harness=codex", "harness.today=2024-02-29"])
+    with pytest.raises(ConfigError, match=r"harness\.today='someday'"):
+        load_config(None, ["harness.today=someday"])
 
 
 @pytest.mark.parametrize("recipe", [None, *recipe_names()])

@@ -1,0 +1,48 @@
+"""The date that a harness is told which has no setting for one: a script that node or Bun loads first sets its clock.
+
+Programs that the harness starts see the real clock, as do the times of files and `Intl.DateTimeFormat` without a date.
+Node is given the script on its command line; a program compiled by Bun takes it from an environment variable only,
+which the script removes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from polar_gym.harnesses import Harness, Launch, LaunchContext
+
+_SCRIPT = """\
+// Loaded before the harness, so that every sample of a task is told the same date. Between one and twenty-three o'clock
+// of that day nothing is changed; else the harness starts at its noon. Time passes as it does.
+const launched = {launched};
+const noon = new Date({year}, {month} - 1, {day}, 12).getTime();
+const shift = Math.abs(launched - noon) < 11 * 3600 * 1000 ? 0 : noon - launched;
+if (process.versions.bun) delete process.env.BUN_OPTIONS;
+if (shift !== 0) {{
+  const clock = Date.now;
+  const now = () => clock() + shift;
+  const Shifted = new Proxy(Date, {{
+    construct: (Real, given, asked) => Reflect.construct(Real, given.length ? given : [now()], asked),
+    apply: (Real) => new Real(now()).toString(),
+  }});
+  Date.now = now;
+  Date.prototype.constructor = Shifted;
+  globalThis.Date = Shifted;
+}}
+"""
+
+
+def told_today(harness: Harness, launch: Launch, context: LaunchContext) -> Launch:
+    """Return the launch with which the harness is told `spec.today`. For node, argv must begin with node itself."""
+    today = context.spec.today
+    if today is None or harness.told_today_by is None:
+        return launch
+    path = f"{context.home}/.polar-gym/clock.cjs"
+    launched = int(time.time() * 1000)
+    script = _SCRIPT.format(launched=launched, year=today.year, month=today.month, day=today.day)
+    told = dataclasses.replace(launch, files={**launch.files, path: script})
+    if harness.told_today_by == "bun":
+        return dataclasses.replace(told, environment={**launch.environment, "BUN_OPTIONS": f"--preload={path}"})
+    node, *rest = launch.argv
+    return dataclasses.replace(told, argv=[node, "--require", path, *rest])
