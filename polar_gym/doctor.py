@@ -6,6 +6,7 @@ shows up here without a change. Nothing is installed and nothing is written.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import platform
@@ -25,6 +26,9 @@ from rich.text import Text
 
 from polar_gym.config import cache_dir
 from polar_gym.harnesses import Harness, install
+from polar_gym.inference import EngineError
+from polar_gym.inference.http import Http
+from polar_gym.inference.own_grammar import CURE, own_grammar
 from polar_gym.registry import harnesses, runtimes
 from polar_gym.runtimes import Runtime
 from polar_gym.schema import PluginSpec
@@ -165,8 +169,25 @@ def _engine(url: str) -> Check:
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         found, fix = f"{type(error).__name__}: {error}", f"start vLLM, and try: curl {listing}"
     else:
-        found, fix = f"serves {', '.join(models)}", ""
+        grammar, fix = asyncio.run(_own_grammar(url, models[0])) if models else ("no model", "")
+        found = f"serves {', '.join(models)}; {grammar}"
     return Check(name=f"engine {url}", kind="engine", ok=not fix, found=found, needed_for="engine=vllm", fix=fix)
+
+
+async def _own_grammar(url: str, model: str) -> tuple[str, str]:
+    """Return a description of the server's grammar, and the cure where it has one."""
+    http = Http("vLLM", url, None, patience_seconds=0)
+    http.open()
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
+            found = await own_grammar(http, model)
+    except (EngineError, TimeoutError) as error:
+        return f"whether it has a grammar of its own is not known ({error or 'no answer'})", ""
+    finally:
+        await http.close()
+    if found == "none":
+        return "no grammar of its own", ""
+    return f"a grammar of its own for {'all calls' if found == 'all' else 'calls with tools'}", CURE
 
 
 def _program(program: str, package: str, needed_for: str) -> Check:

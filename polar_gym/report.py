@@ -49,6 +49,10 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
         f"continuations: {_total(balances, 'spliced')} spliced, {_total(balances, 'canonical')} templated anew with "
         f"the prefix intact, {causes.total()} broken{f' ({named})' if named else ''}"
     )
+    if held := sum(episode.engine.own_grammar in ("tools", "all") for episode in episodes):
+        console.print(
+            f"{held} episodes are of an engine with a grammar of its own, which bends calls: sampling_mismatch"
+        )
     if single := _total(balances, "single_tool_call"):
         console.print(f"{single} calls asked for one tool call at most; the engine was not told, so as to bend nothing")
 

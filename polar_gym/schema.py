@@ -123,7 +123,7 @@ class BuilderSpec(PluginSpec):
     """How captured calls become traces."""
 
     train_on_sampling_mismatch: bool = False
-    """Train also on calls whose distribution the harness bent (a forced tool, a grammar)."""
+    """Train also on calls whose distribution the harness or the engine bent (a forced tool, a grammar)."""
     train_rejected: bool = True
     """Train also on answers that the harness threw away, asking the same again: they are the policy's failures."""
     train_kinds: list[Kind] = ["main", "subagent", "compaction"]
@@ -299,7 +299,8 @@ class ModelCall(Record):
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Every sampling field as it was sent to the engine."""
     sampling_mismatch: list[str] = Field(default_factory=list)
-    """Fields of the harness that bent the policy's distribution: a forced tool, a grammar."""
+    """What bent the policy's distribution: fields of the harness (a forced tool, a grammar), or the engine's
+    `own_grammar`."""
     single_tool_call: bool = False
     """The harness offered tools and asked for at most one call of them. The engine was not told, because it would hold
     the answer to a grammar: the policy may have called several."""
@@ -423,6 +424,10 @@ class EvaluationResult(Record):
     """The end of the grader's output."""
 
 
+OwnGrammar = Literal["none", "tools", "all"]
+"""Which calls an engine holds to a grammar that they do not ask for: none, those with tools, or all."""
+
+
 class EngineInfo(Record):
     """What sampled the tokens."""
 
@@ -435,6 +440,8 @@ class EngineInfo(Record):
     """A directory or `tokenizer.json` that decodes the ids, where the engine names one."""
     logprobs_mode: Literal["raw", "processed"] | None = None
     """Whether logprobs are taken before or after temperature and truncation; None where that is not known."""
+    own_grammar: OwnGrammar | None = None
+    """Of a server that was asked at its start; None where that cannot be known."""
     path: Literal["chat", "generate", "plain"] | None = None
     """How prompts reach an engine behind a URL: by its chat route with ids, by ids alone, or by chat without ids, so
     that nothing is spliced."""

@@ -13,7 +13,7 @@ import numpy as np
 from polar_gym.gateway.journal import Journal
 from polar_gym.gateway.splicing import Plan, Thread
 from polar_gym.harnesses import Harness
-from polar_gym.inference import ChatRequest, Completion, sampling_deviations
+from polar_gym.inference import ChatRequest, Completion
 from polar_gym.schema import Budget, ModelCall, Sampling
 
 
@@ -157,6 +157,7 @@ def make_call(
     provider: str,
     request: ChatRequest,
     hints: dict[str, str],
+    sampling_mismatch: list[str],
     started_at: float,
     duration: float,
     plan: Plan,
@@ -177,7 +178,7 @@ def make_call(
         tools=request.tools,
         response=completion.message if completion else None,
         sampling=completion.sampling if completion else {},
-        sampling_mismatch=sampling_deviations(request),
+        sampling_mismatch=sampling_mismatch,
         single_tool_call=bool(request.tools) and request.parallel_tool_calls is False,
         prompt_ids=completion.prompt_ids if completion else no_ids,
         response_ids=completion.response_ids if completion else no_ids,

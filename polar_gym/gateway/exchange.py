@@ -27,6 +27,7 @@ class Exchange:
     capture: SessionCapture
     request: ChatRequest
     hints: dict[str, str]
+    sampling_mismatch: list[str]
     call_id: str
     index: int
     started_at: float
@@ -50,6 +51,7 @@ class Exchange:
             provider=self.provider.name,
             request=self.request,
             hints=self.hints,
+            sampling_mismatch=self.sampling_mismatch,
             plan=self.plan,
             started_at=self.started_at,
             duration=time.time() - self.started_at,

@@ -24,7 +24,7 @@ from polar_gym.gateway.exchange import Exchange
 from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.splicing import Splicer
-from polar_gym.inference import ChatRequest, Completion, Engine, EngineError
+from polar_gym.inference import ChatRequest, Completion, Engine, EngineError, sampling_deviations
 from polar_gym.inference.received import whole_delta
 from polar_gym.inference.room import check_room
 from polar_gym.inference.weights import spans
@@ -195,6 +195,7 @@ class Proxy:
             capture=capture,
             request=request,
             hints=capture.harness.classify(http.headers, body),
+            sampling_mismatch=sampling_deviations(request, self.engine.info.own_grammar),
             call_id=uuid.uuid4().hex,
             index=index,
             started_at=time.time(),

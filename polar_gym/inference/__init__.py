@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition, WeightVersion
+from polar_gym.schema import EngineInfo, Message, OwnGrammar, Sampling, ToolDefinition, WeightVersion
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,8 +130,9 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
-def sampling_deviations(request: ChatRequest) -> list[str]:
-    """Names of the fields with which a harness bends the policy's distribution: a forced tool, a grammar."""
+def sampling_deviations(request: ChatRequest, own_grammar: OwnGrammar | None = None) -> list[str]:
+    """Return the causes that bend the policy's distribution: fields of the harness (a forced tool, a grammar), or the
+    engine's own grammar."""
     deviations = []
     if request.tool_choice not in (None, "auto", "none"):
         deviations.append("tool_choice")
@@ -139,4 +140,6 @@ def sampling_deviations(request: ChatRequest) -> list[str]:
         deviations.append("tools.strict")  # engines hold the arguments of such a tool to its schema
     if request.response_format and request.response_format.get("type") != "text":
         deviations.append("response_format")
+    if own_grammar == "all" or (own_grammar == "tools" and request.tools and request.tool_choice != "none"):
+        deviations.append("own_grammar")
     return deviations

@@ -36,6 +36,9 @@ AWAY = (429, 502, 503, 504)
 DIED = re.compile(r"EngineCore|EngineDead")
 """What a server says, with status 500, whose engine has died: it is about to be restarted."""
 
+SWITCHED_OFF = "--enable-scale-out"
+"""What vLLM names, with status 403, where a route is there only with that flag: no matter of the key."""
+
 Body = dict[str, Any]
 T = TypeVar("T")
 
@@ -138,6 +141,8 @@ def _refusal(url: str, status: int, payload: bytes) -> EngineError:
     message = _error_message(payload)
     if status == 400 and "maximum context length" in message:
         return EngineError(400, message, kind="context_length")
+    if status == 403 and SWITCHED_OFF in message:
+        return EngineError(404, message, kind="not_found")
     if status in (401, 403):
         return EngineError(502, f"{url} answered {status}: {message}; check engine.api_key", kind="server")
     if status in AWAY or (status == 500 and DIED.search(message)):

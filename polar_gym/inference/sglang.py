@@ -26,6 +26,7 @@ from polar_gym.inference.openai_form import (
     served_model,
     stop_sequence,
 )
+from polar_gym.inference.own_grammar import warn_of_unknown_grammar
 from polar_gym.inference.received import whole_delta
 from polar_gym.inference.room import asks_for_more_than_the_room
 from polar_gym.inference.sampling import sampling_fields
@@ -50,6 +51,7 @@ class SglangEngine:
             self.model, self._model_root = entry["id"], entry.get("root")
             self.max_model_len = context_length(self._http, entry, self._options.max_model_len)
             await self.template([{"role": "user", "content": "ping"}], [])
+            warn_of_unknown_grammar(self._http.url, "SGLang has no route for that")
         except BaseException:
             await self.close()
             raise

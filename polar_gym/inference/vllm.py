@@ -40,13 +40,14 @@ from polar_gym.inference.openai_form import (
     served_model,
     stop_sequence,
 )
+from polar_gym.inference.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
 from polar_gym.inference.received import whole_delta
 from polar_gym.inference.room import asks_for_more_than_the_room, leaves_no_room, no_room
 from polar_gym.inference.sampling import logprobs_problem, sampling_fields
 from polar_gym.inference.splice import has_media
 from polar_gym.inference.vllm_generate import answer_by_ids, unusable
 from polar_gym.inference.vllm_stream import StreamedAnswer, event_data, ids_and_logprobs, prompt_ids, weight_versions
-from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
+from polar_gym.schema import EngineInfo, Message, OwnGrammar, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class VllmEngine:
         self.model = options.model or ""
         self.max_model_len = options.max_model_len or 0
         self.logprobs_mode: Literal["processed", "raw"] | None = None
+        self.own_grammar: OwnGrammar | None = None
         self.path: Literal["chat", "generate", "plain"] = "plain"
         self.weight_version: str | None = None
         self._model_root: str | None = None
@@ -103,6 +105,7 @@ class VllmEngine:
         self.max_model_len = context_length(self._http, {"id": self.model, **templated}, self._options.max_model_len)
         name = self._model_root = self._options.tokenizer or self.model
         self._tokenizer = await asyncio.to_thread(local_tokenizer, name)
+        warn_of_unknown_grammar(self.url, "NeMo RL's server has no route for that")
         self.path = "chat"  # whether the field is honoured shows in the echo of the first continuation
 
     @property
@@ -113,6 +116,7 @@ class VllmEngine:
             max_model_len=self.max_model_len,
             tokenizer=self._model_root,
             logprobs_mode=self.logprobs_mode,
+            own_grammar=self.own_grammar,
             path=self.path,
         )
 
@@ -229,10 +233,22 @@ class VllmEngine:
     # What the server can do ---------------------------------------------------------------------------------------
 
     async def _probe(self) -> None:
-        """Find out how logprobs are taken and which path takes ids. Raises `EngineError` when ids are missing."""
+        """Find out how logprobs are taken, which path takes ids, and whether the server has a grammar of its own.
+        Raises `EngineError` when ids are missing."""
         gap, templated = await self._probe_once(1.0)
         self.logprobs_mode = await self._measure_logprobs_mode(gap)
         self.path = await self._choose_path(np.concatenate([templated, templated]))
+        await self._ask_for_own_grammar()
+
+    async def _ask_for_own_grammar(self) -> None:
+        try:
+            self.own_grammar = await own_grammar(self._http, self.model)
+        except EngineError as error:
+            if error.status == 503:  # it is away
+                raise
+            warn_of_unknown_grammar(self.url, f"{error.status}: {error.message}")
+        else:
+            warn_of_own_grammar(self.url, self.own_grammar)
 
     async def _measure_logprobs_mode(self, gap: float) -> Literal["processed", "raw"] | None:
         """Halving the temperature doubles the gaps between processed logprobs and leaves raw ones alone."""

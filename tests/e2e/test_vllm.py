@@ -56,6 +56,7 @@ def request(**fields: Any) -> ChatRequest:
 async def test_start_learns_what_is_served(engine: VllmEngine, vllm_server: VllmServer) -> None:
     assert (engine.model, engine.max_model_len) == (vllm_server.model, vllm_server.max_model_len)
     assert engine.logprobs_mode == "processed"
+    assert engine.info.own_grammar == "none"
 
 
 async def test_ids_are_exact(engine: VllmEngine) -> None:

@@ -22,6 +22,7 @@ from tests.e2e.vllm_server import VllmServer
 SEED = Sampling(seed=5)
 NAMED = {"type": "function", "function": {"name": "bash"}}
 GENERATE = "/inference/v1/generate"
+RENDER = "/v1/chat/completions/render"
 
 
 @asynccontextmanager
@@ -134,6 +135,16 @@ async def test_the_probe_picks_the_path(
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == (path == "plain")
     assert all("no prompt is spliced" in warning for warning in warnings)
+
+
+async def test_a_server_that_shows_no_rendered_requests_may_have_a_grammar(
+    vllm_server: VllmServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with relay(vllm_server, lacks=[RENDER]) as url, guided(url) as engine:
+        assert (engine.info.path, engine.info.own_grammar) == ("chat", None)
+    assert [record.levelname for record in caplog.records if "grammar of its own is not known" in record.message] == [
+        "WARNING"
+    ]
 
 
 async def test_a_path_that_is_not_there_is_refused_with_the_flag(vllm_server: VllmServer) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from polar_gym.inference import ChatRequest, sampling_deviations
+from polar_gym.schema import OwnGrammar
 
 
 def tool(**fields: Any) -> dict[str, Any]:
@@ -28,3 +29,28 @@ def tool(**fields: Any) -> dict[str, Any]:
 )
 def test_a_grammar_is_a_deviation(fields: dict[str, Any], deviations: list[str]) -> None:
     assert sampling_deviations(ChatRequest(model="m", messages=[], **fields)) == deviations
+
+
+@pytest.mark.parametrize(
+    ("own_grammar", "without_tools", "with_tools"),
+    [
+        (None, [], []),
+        ("none", [], []),
+        ("tools", [], ["own_grammar"]),
+        ("all", ["own_grammar"], ["own_grammar"]),
+    ],
+)
+def test_a_grammar_of_the_engines_own_is_a_deviation(
+    own_grammar: OwnGrammar | None, without_tools: list[str], with_tools: list[str]
+) -> None:
+    made = [
+        sampling_deviations(ChatRequest(model="m", messages=[], tools=tools), own_grammar) for tools in ([], [tool()])
+    ]
+    assert made == [without_tools, with_tools]
+
+
+def test_calls_that_may_use_no_tool_are_under_no_tool_grammar() -> None:
+    """vLLM applies none with `tool_choice: none`."""
+    request = ChatRequest(model="m", messages=[], tools=[tool()], tool_choice="none")
+    assert sampling_deviations(request, "tools") == []
+    assert sampling_deviations(request, "all") == ["own_grammar"]
