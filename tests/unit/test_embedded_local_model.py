@@ -155,8 +155,15 @@ async def test_cancelling_stops_the_worker(engine: EmbeddedEngine) -> None:
 
 async def test_context_length_and_refusals(engine: EmbeddedEngine) -> None:
     assert engine.max_model_len == 32_768
-    with pytest.raises(EngineError, match=r"tool_choice='required'.*use engine=vllm"):
+    with pytest.raises(EngineError, match=r"tool_choice: .*use engine=vllm"):
         await engine.chat(request(tools=[TOOL], tool_choice="required"), Sampling())
+
+
+async def test_a_strict_tool_is_refused_by_its_name(engine: EmbeddedEngine) -> None:
+    """The refusal once looked for a field `tools.strict` of the request, and failed."""
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    with pytest.raises(EngineError, match=r"tools\.strict: .*use engine=vllm"):
+        await engine.chat(request(tools=[strict]), Sampling())
 
 
 async def test_tools_and_history_reach_the_models_own_template(engine: EmbeddedEngine) -> None:

@@ -105,8 +105,7 @@ class LocalModelPolicy:
         if deviations := sampling_deviations(request):
             raise EngineError(
                 400,
-                f"{deviations[0]}={getattr(request, deviations[0])!r}: engine=embedded has no grammars for "
-                "policy=transformers; use engine=vllm",
+                f"{', '.join(deviations)}: engine=embedded has no grammars for policy=transformers; use engine=vllm",
                 kind="invalid_request",
             )
         loop, cancelled = asyncio.get_running_loop(), threading.Event()
