@@ -10,7 +10,7 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice bench bench-peers show-nemo show-faults show-load show-utilisation show-ray vllm nemo lint format image clean core dev
+.PHONY: help demo test test-e2e show-fuzz show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice bench bench-peers show-nemo show-faults show-load show-utilisation show-ray vllm nemo lint format image clean core dev
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -30,6 +30,11 @@ test-e2e: ## Run only the tests with real harnesses, sandboxes and engines
 	@.ci/needs test
 	@$(MAKE) --no-print-directory $(if $(CI),vllm nemo,dev)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e tests/wire $(ARGS)
+
+show-fuzz: ## Try other random inputs in every property test, and keep what fails as an example (5 min; ARGS=--quick)
+	@.ci/needs test
+	@$(MAKE) --no-print-directory dev
+	$(BIN)/python -m tests.show_fuzz $(ARGS)
 
 show-errors: ## Run every harness against an engine that fails, and show what each does (10 min; ARGS=--help)
 	@.ci/needs demo

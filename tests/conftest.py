@@ -10,7 +10,7 @@ from tests.docker_daemon import docker_host
 __all__ = ["docker_host"]
 
 # A law does not depend on how busy the machine is. In CI it does not depend on luck either: every run tries the same
-# inputs, each test as many as it says.
+# inputs, each test as many as it says. `make show-fuzz` tries others.
 COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("laws", settings.get_profile("default"), **COMMON)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None, **COMMON)

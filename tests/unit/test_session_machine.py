@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from numpy.typing import NDArray
 
 from polar_gym.gateway.splicing import Plan, Splicer, Thread
@@ -291,6 +290,6 @@ class SessionsWithoutSplicing(Sessions):
     splice = False
 
 
-@pytest.mark.parametrize("machine", [Sessions, SessionsWithoutSplicing])
-def test_random_sessions(machine: type[Sessions]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=20, deadline=None))
+TestSessions = Sessions.TestCase
+TestSessionsWithoutSplicing = SessionsWithoutSplicing.TestCase
+TestSessions.settings = TestSessionsWithoutSplicing.settings = settings(max_examples=30, stateful_step_count=20)

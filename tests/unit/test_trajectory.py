@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar_gym.registry import UnknownNameError
@@ -19,6 +19,7 @@ from polar_gym.trajectory.trace import merge_path, verify_trace
 from polar_gym.trajectory.tree import token_tree
 from tests.unit.calls import make_call
 
+BUILDERS = st.sampled_from(["prefix_merging", "per_request"])
 OUTCOMES = st.sampled_from(["delivered", "delivered", "delivered", "abandoned", "failed"])
 
 
@@ -48,8 +49,8 @@ def build(calls: list[ModelCall], name: str = "prefix_merging", **options: Any) 
     return build_trajectory(calls, BuilderSpec(name=name, **options))
 
 
-@pytest.mark.parametrize("name", ["prefix_merging", "per_request"])
-@given(calls=sessions())
+@settings(max_examples=200)
+@given(name=BUILDERS, calls=sessions())
 def test_laws(name: str, calls: list[ModelCall]) -> None:
     trajectory = build(calls, name)
     balance = trajectory.fidelity
@@ -99,8 +100,8 @@ def parallel_sessions(draw: st.DrawFn) -> list[ModelCall]:
     return calls
 
 
-@pytest.mark.parametrize("name", ["prefix_merging", "per_request"])
-@given(calls=parallel_sessions(), train_rejected=st.booleans())
+@settings(max_examples=200)
+@given(name=BUILDERS, calls=parallel_sessions(), train_rejected=st.booleans())
 def test_laws_of_calls_in_flight_at_once(name: str, calls: list[ModelCall], train_rejected: bool) -> None:
     trajectory = build(calls, name, train_rejected=train_rejected)  # raises where a call is not trained once, or wholly
     excluded = exclusions(calls, BuilderSpec(name=name, train_rejected=train_rejected))
