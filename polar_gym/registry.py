@@ -2,7 +2,7 @@
 
 A plug-in is one module of its room: `harnesses/pi.py` is the harness `pi` because it defines `HARNESS`; modules that
 define none are the room's own tools. Third parties add theirs by entry point (group `polar_gym.<room>`), and anything
-importable can be named as `package.module:attribute`.
+importable can be named as `package.module:attribute` in a config; rows and requests may not (`Names`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
@@ -27,6 +28,18 @@ class Options(BaseModel):
     """Base of every plug-in's options: an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Names(Enum):
+    """Marks an option by which a request would choose something of the gateway's machine, which is its operator's to
+    choose (`polar_gym.gateway.admission`): `log_parser: Annotated[str, Names.CODE]`."""
+
+    CODE = "code"
+    """`package.module:attribute`, or `path/to/file.py:function`. A value without a colon names none."""
+    PATH = "path"
+    """A file or directory that the agent may read."""
+    OTHER = "other"
+    """A program, a daemon, a network, or a directory to write into."""
 
 
 class UnknownNameError(LookupError):

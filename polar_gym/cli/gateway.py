@@ -32,6 +32,8 @@ def gateway(
 ) -> None:
     """Run the sessions that a rollout server gives out: sandboxes, harnesses, capture, grading.
 
+    Requests name no code and no files of this machine, but what `imports` and `directories` allow.
+
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
     from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY, take_key

@@ -55,6 +55,8 @@ def serve(
 ) -> None:
     """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when something dies.
 
+    Requests name no code and no files of this machine, but what `imports` and `directories` allow.
+
     Keys: POLAR_GYM_SERVICE_KEY (trainers), POLAR_GYM_NODE_KEY (nodes), POLAR_GYM_CALLBACK_KEY (signs callbacks).
 
     Each may be in a file that <NAME>_FILE names. Without a callback key the service key signs.

@@ -28,7 +28,7 @@ from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, EXIT_CODE, INSTALL, START, known_parsers
 from polar_gym.evaluators.verdict import Verdict, read_reports
 from polar_gym.evaluators.witness import Testimony, Witness
-from polar_gym.registry import Options
+from polar_gym.registry import Names, Options
 from polar_gym.runtimes import Command, ExecResult, Sandbox
 from polar_gym.runtimes.files import write_files
 from polar_gym.schema import EvaluationResult
@@ -74,7 +74,7 @@ class SweOptions(Options):
     """Tests that passed before: each must still."""
     test_patch: str = ""
     """Hidden tests, a git patch against the base commit."""
-    log_parser: str = "unittest"
+    log_parser: Annotated[str, Names.CODE] = "unittest"
     """`unittest`, `pytest`, swebench's `parse_log_...`, or `package.module:function` (log -> test id -> status)."""
     eval_type: Literal["pass_and_fail", "fail_only"] = "pass_and_fail"
     """`fail_only`: a test that the log does not name has passed; for swebench's parsers that see only failures."""

@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 from pathlib import PurePosixPath
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,7 +24,7 @@ from polar_gym.evaluators.junit import parse_junit
 from polar_gym.evaluators.parsers import MISSING, PASSED, SKIPPED, get_parser
 from polar_gym.evaluators.protected import named_by
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
-from polar_gym.registry import Options
+from polar_gym.registry import Names, Options
 from polar_gym.runtimes import Command, ExecResult, Sandbox, SandboxError
 from polar_gym.runtimes.files import read_file
 from polar_gym.schema import EvaluationResult
@@ -43,7 +43,7 @@ class TestOnOutputOptions(Options):
     """A regular expression that must be found in standard output (`^` and `$` match at lines)."""
     exact_output: str | None = None
     """What standard output must be, but for white space at its ends."""
-    log_parser: str | None = None
+    log_parser: Annotated[str | None, Names.CODE] = None
     """Reads the tests' statuses from the log: `unittest`, `pytest`, or `package.module:function`."""
     junit: str | None = None
     """The path of the JUnit XML report that the command writes, relative to `workdir`; instead of `log_parser`."""

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from polar_gym.config import ConfigError, RunConfig
+from polar_gym.gateway.admission import allowed_by, check_network
 from polar_gym.gateway.control import control_app
 from polar_gym.gateway.keys import NODE_KEY, check_binding
 from polar_gym.gateway.link import Link
@@ -73,6 +74,8 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
     Raises `polar_gym.config.ConfigError` and `polar_gym.inference.EngineError` before it takes any session.
     """
     check_binding(f"listen={settings.listen}", settings.host, key, NODE_KEY)
+    allowed = allowed_by(settings, config, keyed=key is not None)
+    check_network(config.runtime, allowed)
     async with AsyncExitStack() as stack:
         state = _locked(settings.state)
         stack.callback(state.unlock)
@@ -81,7 +84,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         node = make_node(_with_state(config, state), tasks, name=settings.named(), scratch=state.root / "scratch")
         await _start(node, stack, settings.engine_wait_seconds if settings.server is not None else 0.0)
         await salvage(state, node.runtime)
-        service = NodeService(node, state, settings, _engine_key(config.engine))
+        service = NodeService(node, state, settings, _engine_key(config.engine), allowed)
         await service.find()
         metrics = NodeMetrics(service)
         silent, app = SilentConnections(HEAD_SECONDS), control_app(service, metrics, key)

@@ -20,6 +20,7 @@ import tenacity
 
 from polar_gym import registry
 from polar_gym.config import check_plugin
+from polar_gym.gateway.admission import Allowed, check_request
 from polar_gym.gateway.life import SessionLife
 from polar_gym.gateway.node import Node
 from polar_gym.gateway.settings import GatewaySettings
@@ -52,11 +53,14 @@ class Held:
 class NodeService:
     """The sessions of one node, by key."""
 
-    def __init__(self, node: Node, state: StateDirectory, settings: GatewaySettings, engine_key: str) -> None:
+    def __init__(
+        self, node: Node, state: StateDirectory, settings: GatewaySettings, engine_key: str, allowed: Allowed
+    ) -> None:
         self.node = node
         self.state = state
         self.settings = settings
         self.engine_key = engine_key
+        self.allowed = allowed
         self.incarnation = uuid.uuid4().hex
         self.draining = False
         self.changed = asyncio.Event()
@@ -139,6 +143,7 @@ class NodeService:
         return None
 
     def _check(self, request: TaskRequest) -> None:
+        check_request(request, self.allowed)
         check_plugin("agent", registry.harnesses, request.agent)
         check_plugin("builder", registry.builders, request.builder)
         check_plugin("evaluator", registry.evaluators, request.evaluator)

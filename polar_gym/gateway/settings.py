@@ -7,21 +7,35 @@ import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from polar_gym.config import ConfigError, RunConfig, explain
 from polar_gym.gateway.keys import is_loopback
 from polar_gym.record import Record
 
 
+def _several(value: Any) -> Any:
+    """`a,b` or `[a,b]`, as they are typed."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.removeprefix("[").removesuffix("]").split(",") if part.strip()]
+
+
 class ListenSettings(Record):
-    """Where a process of the rollout service listens, and where others reach it; each says its own defaults."""
+    """Where a process of the rollout service listens, where others reach it, and what requests may name of its machine
+    (`polar_gym.gateway.admission`); each says its own defaults."""
 
     listen: str
     url: str | None = None
+    imports: Annotated[list[str], BeforeValidator(_several)] = Field(default=[])
+    """What requests may name as package.module:attribute, or path/to/file.py:function, besides what the node's own
+    config names: IMPORT,IMPORT."""
+    directories: Annotated[list[Path], BeforeValidator(_several)] = Field(default=[])
+    """Below which requests may name workspaces and image files, besides the bundled tasks and those that the node's own
+    config names: DIR,DIR."""
 
     @field_validator("listen")
     @classmethod
@@ -45,6 +59,11 @@ class ListenSettings(Record):
     @property
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
+
+    @property
+    def allowing(self) -> dict[str, Any]:
+        """The settings of requests, for a node that is started from here."""
+        return {"imports": self.imports, "directories": self.directories}
 
 
 class GatewaySettings(ListenSettings):

@@ -15,13 +15,14 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import field_validator
 
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.harnesses.install import InstallError
 from polar_gym.harnesses.sdk import sdk_environment
-from polar_gym.registry import Options
+from polar_gym.registry import Names, Options
 
 MAX_BYTES = 16 * 1024 * 1024
 """What an agent's package may hold: it is copied for every session."""
@@ -35,7 +36,7 @@ getattr(importlib.import_module(module), function)(sys.stdin.read(), *model)
 
 
 class PythonOptions(Options):
-    target: str
+    target: Annotated[str, Names.CODE]
     """`package.module:function` or `path/to/file.py:function`; called with (instruction, base_url, api_key, model)."""
 
     @field_validator("target")

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from polar_gym.config import ConfigError, RunConfig
+from polar_gym.gateway.admission import allowed_by, check_network
 from polar_gym.gateway.process import entered
 from polar_gym.gateway.process import serving as gateway_serving
 from polar_gym.gateway.settings import GatewaySettings
@@ -26,9 +27,17 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def serving(settings: ServeSettings, keys: Keys) -> AsyncIterator[tuple[RolloutService, str]]:
-    """The service and its URL, until the context ends. Raises `ConfigError` before anything starts."""
+async def serving(
+    settings: ServeSettings, keys: Keys, config: RunConfig | None = None
+) -> AsyncIterator[tuple[RolloutService, str]]:
+    """The service and its URL, until the context ends. `config`: of nodes that the server starts itself.
+
+    Raises `ConfigError` before anything starts.
+    """
     check_exposure(settings.listen, settings.host, keys)
+    allowed = allowed_by(settings, config, keyed=keys.service is not None and keys.node is not None)
+    if config is not None:
+        check_network(config.runtime, allowed)
     async with AsyncExitStack() as stack:
         try:
             store = Store(settings.state)
@@ -42,7 +51,8 @@ async def serving(settings: ServeSettings, keys: Keys) -> AsyncIterator[tuple[Ro
             stack.push_async_callback(asyncio.gather, sending, return_exceptions=True)
             stack.callback(sending.cancel)
         try:
-            listener = await stack.enter_async_context(Listener(make_app(service, keys), settings.host, settings.port))
+            app = make_app(service, keys, allowed)
+            listener = await stack.enter_async_context(Listener(app, settings.host, settings.port))
         except OSError as error:
             raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -60,10 +70,12 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
     async with AsyncExitStack() as stack:
-        service, url = await stack.enter_async_context(serving(settings, keys))
+        service, url = await stack.enter_async_context(serving(settings, keys, config))
         say(f"the rollout server listens on {url}")
         if config is not None and settings.cluster.name == "local":
-            own = GatewaySettings(listen="127.0.0.1:0", server=url, name="local", state=settings.state / "node")
+            own = GatewaySettings(
+                listen="127.0.0.1:0", server=url, name="local", state=settings.state / "node", **settings.allowing
+            )
             gateway = await entered(stack, gateway_serving(config, own, keys.node), told)
             if gateway is None:
                 return
@@ -71,7 +83,7 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
         elif config is not None and settings.cluster.name == "ray":
             from polar_gym.rollout.ray_cluster import RayCluster  # only here: ray is an extra
 
-            cluster = RayCluster(settings.cluster, config, url, keys.node, service.node_died)
+            cluster = RayCluster(settings, config, url, keys.node, service.node_died)
             await stack.enter_async_context(cluster)
             service.book.watch(cluster.watching)
         stopping = asyncio.create_task(told.wait())

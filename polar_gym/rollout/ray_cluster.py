@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polar_gym.config import ConfigError, RunConfig
 from polar_gym.gateway.process import serving
 from polar_gym.gateway.settings import GatewaySettings
-from polar_gym.rollout.settings import ClusterSpec
+from polar_gym.rollout.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +38,11 @@ class GatewayActor:
     """One gateway node in a process of Ray's. Starting is part of making it, because Ray repeats that, and nothing
     else, when it restarts an actor."""
 
-    def __init__(self, config: RunConfig, name: str, state: Path, server: str, key: str | None) -> None:
+    def __init__(
+        self, config: RunConfig, name: str, state: Path, server: str, key: str | None, allowing: dict[str, Any]
+    ) -> None:
         listen = f"{ray.util.get_node_ip_address()}:0"
-        settings = GatewaySettings(listen=listen, server=server, name=name, state=state / name)
+        settings = GatewaySettings(listen=listen, server=server, name=name, state=state / name, **allowing)
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._started = threading.Event()
@@ -88,8 +90,11 @@ class GatewayActor:
 class RayCluster:
     """`async with RayCluster(...)`: nodes on all machines until the context ends."""
 
-    def __init__(self, spec: ClusterSpec, config: RunConfig, server: str, key: str | None, died: NodeDied) -> None:
-        self._spec = spec
+    def __init__(
+        self, settings: ServeSettings, config: RunConfig, server: str, key: str | None, died: NodeDied
+    ) -> None:
+        self._spec = settings.cluster
+        self._allowing = settings.allowing
         self._config = config
         self._server = server
         self._key = key
@@ -149,7 +154,7 @@ class RayCluster:
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=False),
         )
         state = self._spec.state.absolute()
-        actor = made.remote(self._config, name, state, self._server, self._key)
+        actor = made.remote(self._config, name, state, self._server, self._key, self._allowing)
         return actor, asyncio.create_task(self._watch_node(name, actor))
 
     async def _watch_node(self, name: str, actor: Any) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from polar_gym.config import ConfigError
+from polar_gym.gateway.admission import Allowed, check_request
 from polar_gym.gateway.state import MAX_ATTEMPT
 from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
 from polar_gym.rollout.auth import Keys, bearer_is, is_loopback
@@ -52,8 +54,9 @@ MAX_EVENT_ID = 2**63 - 1
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 
 
-def make_app(service: RolloutService, keys: Keys) -> web.Application:
+def make_app(service: RolloutService, keys: Keys, allowed: Allowed) -> web.Application:
     known = {
+        ConfigError: 422,
         UnknownTaskError: 404,
         UnknownNodeError: 404,
         ConflictError: 409,
@@ -61,7 +64,7 @@ def make_app(service: RolloutService, keys: Keys) -> web.Application:
         OverloadedError: 503,
         StoreError: 503,
     }
-    handlers = _Handlers(service, keys)
+    handlers = _Handlers(service, keys, allowed)
     app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[refusals(known), _authorise(keys)])
     app.add_routes(
         [
@@ -116,9 +119,10 @@ def _authorise(keys: Keys) -> Any:
 
 
 class _Handlers:
-    def __init__(self, service: RolloutService, keys: Keys) -> None:
+    def __init__(self, service: RolloutService, keys: Keys, allowed: Allowed) -> None:
         self._service = service
         self._keys = keys
+        self._allowed = allowed
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -132,6 +136,7 @@ class _Handlers:
                 raise AnswerError(
                     422, "callback_url: the server has no key to sign callbacks with; set POLAR_GYM_CALLBACK_KEY there"
                 )
+        await asyncio.to_thread(check_request, request, self._allowed)
         state, new = await self._service.submit(request)
         return answer(state, 201 if new else 200)
 

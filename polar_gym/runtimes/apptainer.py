@@ -17,10 +17,12 @@ import shutil
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from polar_gym.config import cache_dir
+from polar_gym.registry import Names
 from polar_gym.runtimes import (
     NODE,
     Command,
@@ -40,11 +42,11 @@ from polar_gym.runtimes.threads import to_its_end
 
 
 class ApptainerOptions(LimitOptions):
-    scratch: Path | None = None
+    scratch: Annotated[Path | None, Names.OTHER] = None
     """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
-    program: str = "apptainer"
+    program: Annotated[str, Names.OTHER] = "apptainer"
     """Apptainer's own program: a name on PATH, or a path."""
-    images: Path | None = None
+    images: Annotated[Path | None, Names.OTHER] = None
     """Where converted images are kept. Default: `images` in polar-gym's cache."""
     form: Form = "directory"
     """What images are converted to: directories start faster, SIF files are one file each."""

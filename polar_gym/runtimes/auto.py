@@ -10,8 +10,9 @@ import asyncio
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from polar_gym.registry import Names
 from polar_gym.runtimes import Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.apptainer import Apptainer
 from polar_gym.runtimes.bubblewrap import Bubblewrap
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 class AutoOptions(LimitOptions):
     """What all runtimes take; whichever is chosen gets it."""
 
-    scratch: Path | None = None
+    scratch: Annotated[Path | None, Names.OTHER] = None
     """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
 
 

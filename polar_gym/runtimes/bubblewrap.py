@@ -24,9 +24,11 @@ import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 from pydantic import Field
 
+from polar_gym.registry import Names
 from polar_gym.runtimes import (
     GATEWAY_PORT,
     HOME,
@@ -72,7 +74,7 @@ STEP_DOWN = (
 
 
 class BubblewrapOptions(LimitOptions):
-    scratch: Path | None = None
+    scratch: Annotated[Path | None, Names.OTHER] = None
     """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
     file_mb: int = Field(default=4096, gt=0)
     """What one file may grow to."""

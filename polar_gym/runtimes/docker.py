@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import docker
 import requests
@@ -27,6 +27,7 @@ from docker import errors
 from docker import types as docker_types
 from pydantic import Field
 
+from polar_gym.registry import Names
 from polar_gym.runtimes import SandboxError, SandboxRequest, agent, scratch_directory
 from polar_gym.runtimes.docker_images import Image, Images, PullPolicy
 from polar_gym.runtimes.docker_sandbox import SESSION_LABEL, DockerSandbox, remove_container
@@ -65,13 +66,13 @@ class Starts:
 
 
 class DockerOptions(LimitOptions):
-    host: str | None = None
+    host: Annotated[str | None, Names.OTHER] = None
     """The daemon, on this machine. Default: DOCKER_HOST, else its usual socket."""
     host_usr: bool = True
     """Without an image: an empty one with this machine's /usr, read-only. False: an image is required."""
     gateway: Literal["auto", "namespace", "relay"] = "auto"
     """How the gateway gets into the sandbox's network: by joining it (root only), or by a relay inside."""
-    scratch: Path | None = None
+    scratch: Annotated[Path | None, Names.OTHER] = None
     """For the relay's socket; a gateway in a container needs one that is mounted at the same path as on the host.
     Default: the system's temporary directory."""
     disk_mb: int | None = Field(default=16384, gt=0)
@@ -79,10 +80,13 @@ class DockerOptions(LimitOptions):
     it limits each file alone. null: no limit."""
     pull: PullPolicy = "missing"
     """When an image is fetched from its registry: `never`, when it is `missing`, or `always` once by each gateway."""
-    bridge: str = "bridge"
+    bridge: Annotated[str, Names.OTHER] = "bridge"
     """The Docker network that sandboxes with `network: full` join."""
-    starts_per_second: float = Field(default=10.0, gt=0)
+    starts_per_second: float = Field(default=10.0, ge=0.1)
     """How many containers the daemon is asked to begin; it does about five a second on a small machine."""
+
+    def shares_network(self) -> bool:
+        return self.bridge == "host" or self.bridge.startswith("container:")
 
 
 class Docker:

@@ -18,3 +18,7 @@ class LimitOptions(Options):
     """Memory of a sandbox."""
     pids: int = Field(default=1024, gt=0)
     """Processes and threads of a sandbox."""
+
+    def shares_network(self) -> bool:
+        """Whether a sandbox with `network: full` may be in the machine's own network, its loopback included."""
+        return True

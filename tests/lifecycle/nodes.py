@@ -77,14 +77,18 @@ async def client(url: str, headers: dict[str, str] = HEADERS) -> AsyncIterator[C
 
 @asynccontextmanager
 async def node_here(
-    tmp_path: Path, *, delay_seconds: float = 0.0, pools: dict[str, int] | None = None, **settings: Any
+    tmp_path: Path,
+    *,
+    delay_seconds: float = 0.0,
+    pools: dict[str, int] | None = None,
+    config: dict[str, Any] | None = None,
+    key: str | None = KEY,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Gateway, Client]]:
-    """A node in this process, with its client."""
-    config = load_config(
-        settings={"engine": engine_settings(delay_seconds), "runtime": "bubblewrap", "pools": pools or {}}
-    )
+    """A node in this process, with its client. `config`: parts of its run."""
+    run = {"engine": engine_settings(delay_seconds), "runtime": "bubblewrap", "pools": pools or {}, **(config or {})}
     own = gateway_settings({"listen": "127.0.0.1:0", "name": "here", "state": tmp_path / "state", **settings})
-    async with serving(config, own, KEY) as gateway, client(gateway.url) as speaker:
+    async with serving(load_config(settings=run), own, key) as gateway, client(gateway.url) as speaker:
         yield gateway, speaker
 
 

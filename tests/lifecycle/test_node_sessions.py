@@ -100,7 +100,7 @@ async def test_cancelling_ends_a_session_in_whatever_stage_it_is(
 ) -> None:
     """One session in each stage, behind places that others hold; each comes back with what it had captured."""
     pools = {"init": 1, "ready": 1, "run": 1, "postrun": 1}
-    async with node_here(tmp_path, pools=pools) as (gateway, node):
+    async with node_here(tmp_path, pools=pools, imports=[watched.name]) as (gateway, node):
         held = gateway.service.node.stages
 
         async def add(session_id: str, status: str, **fields: Any) -> None:

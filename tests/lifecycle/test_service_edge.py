@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from polar_gym.config import ConfigError
+from polar_gym.gateway.admission import Allowed
 from polar_gym.rollout import edge, server
 from polar_gym.rollout.auth import Keys
 from polar_gym.rollout.openapi import ROUTES
@@ -57,7 +58,7 @@ async def test_the_documented_routes_are_the_ones_that_are_served(tmp_path: Path
     async with rollout_server(tmp_path) as (service, client):
         served = {
             (route.method.lower(), route.resource.canonical)
-            for route in server.make_app(service, KEYS).router.routes()
+            for route in server.make_app(service, KEYS, Allowed()).router.routes()
             if route.resource is not None and route.method != "HEAD"
         }
         assert served == {(route.method, route.path) for route in ROUTES}

@@ -17,7 +17,7 @@ from polar_gym.config import load_config
 from polar_gym.protocol import TaskStatus
 from polar_gym.rollout.client import RolloutClient
 from polar_gym.rollout.service import RolloutService
-from polar_gym.rollout.settings import ClusterSpec
+from polar_gym.rollout.settings import ClusterSpec, ServeSettings
 from tests.lifecycle.nodes import engine_settings
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 from tests.lifecycle.test_session_endings import asking, task
@@ -53,7 +53,7 @@ async def on_ray(machines: Any, tmp_path: Path) -> AsyncIterator[tuple[RolloutSe
         name="ray", address=machines.address, num_cpus=0.5, resources={"gateway": 1}, state=tmp_path / "nodes"
     )
     async with rollout_server(tmp_path, lease_seconds=3600) as (service, client):
-        cluster = RayCluster(spec, config, client.url, NODE_KEY, service.node_died)
+        cluster = RayCluster(ServeSettings(cluster=spec), config, client.url, NODE_KEY, service.node_died)
         try:
             async with cluster:
                 yield service, client

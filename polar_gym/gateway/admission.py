@@ -1,0 +1,145 @@
+"""What a request may name of the machine that runs it.
+
+A request is data, and whoever can post one is not the machine's operator. Code, files, programs and networks of the
+machine are the operator's to choose: what the config of a node names, what its settings `imports` and `directories`
+add, and what is installed, by its name. The server holds each request against this before it takes it, and a node
+again, because the server may be another operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polar_gym import registry
+from polar_gym.config import ConfigError, RunConfig, check_plugin
+from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY
+from polar_gym.gateway.settings import ListenSettings
+from polar_gym.registry import Names
+from polar_gym.runtimes.image_names import image_file
+from polar_gym.schema import BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest
+from polar_gym.tasks.bundled import SUITE
+from polar_gym.tasks.confined import confined_workspace
+from polar_gym.tasks.requirements import check_requirement
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Something of the machine that an option names."""
+
+    key: str
+    kind: Names
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What the operator of one process lets requests name."""
+
+    imports: frozenset[str] = frozenset()
+    directories: tuple[Path, ...] = (SUITE.parent,)
+    """Below which workspaces and image files may be."""
+    own: frozenset[Named] | None = frozenset()
+    """What the config of the nodes names, which a request may name in the same place; None: only the nodes know."""
+    keyed: bool = False
+    """Whether every port asks for a key that this process knows of."""
+
+
+def allowed_by(settings: ListenSettings, config: RunConfig | None, *, keyed: bool) -> Allowed:
+    """Return what a process lets requests name. `config`: of the nodes; None: they have their own."""
+    own = None
+    if config is not None:
+        own = frozenset(_named_by(config.runtime, config.harness, config.builder, config.evaluator))
+    files = (Path(named.value) for named in own or () if named.kind is Names.PATH)
+    return Allowed(
+        imports=frozenset(settings.imports),
+        directories=(SUITE.parent, *settings.directories, *files),
+        own=own,
+        keyed=keyed,
+    )
+
+
+def check_request(request: TaskRequest, allowed: Allowed) -> None:
+    """Raises `ConfigError` naming the field, its value and the fix. Nothing that it refuses was imported. Blocks."""
+    for named in _named_by(request.runtime, request.agent, request.builder, request.evaluator):
+        _check(named, allowed)
+    for requirement in request.runtime.workspace.python_requirements:
+        try:
+            check_requirement(requirement)
+        except ValueError as error:
+            raise ConfigError(f"runtime.workspace.python_requirements={requirement!r}: {error}") from error
+    check_network(request.runtime, allowed)
+
+
+def check_network(spec: RuntimeSpec, allowed: Allowed) -> None:
+    """Raises `ConfigError` where an agent would reach ports of the machine that ask for no key."""
+    if spec.network != "full" or allowed.keyed:
+        return
+    check_plugin("runtime", registry.runtimes, spec)
+    shares_network = getattr(registry.runtimes.options(spec), "shares_network", None)
+    if shares_network is None or shares_network():
+        raise ConfigError(
+            f"runtime.network='full': with runtime={spec.name} an agent reaches the ports of this machine, and the "
+            f"service's ask for no key; set {SERVICE_KEY} and {NODE_KEY}, or runtime=docker"
+        )
+
+
+def _check(named: Named, allowed: Allowed) -> None:
+    if allowed.own is not None and named in allowed.own:
+        return
+    said = f"{named.key}={named.value!r}"
+    if named.kind is Names.CODE and named.value not in allowed.imports:
+        raise ConfigError(
+            f"{said}: a request names no code; the operator of the service may allow it: imports={named.value}"
+        )
+    if named.kind is Names.PATH:
+        try:
+            confined_workspace(Path(named.value), allowed.directories)
+        except ValueError as error:
+            raise ConfigError(f"{said}: {error}; the operator of the service may allow it: directories=DIR") from error
+    if named.kind is Names.OTHER and allowed.own is not None:
+        raise ConfigError(f"{said}: a request may not choose it; leave it out, or set it in the config of the node")
+
+
+def _named_by(
+    runtime: RuntimeSpec, agent: HarnessSpec, builder: BuilderSpec, evaluator: EvaluatorSpec
+) -> Iterator[Named]:
+    if runtime.workspace.source is not None:
+        yield Named("runtime.workspace.source", Names.PATH, runtime.workspace.source)
+    if runtime.image is not None:
+        try:
+            file = image_file(runtime.image)
+        except ValueError as error:
+            raise ConfigError(f"runtime.image={runtime.image!r}: {error}") from error
+        if file is not None:
+            yield Named("runtime.image", Names.PATH, str(file))
+    yield from _named("runtime", registry.runtimes, runtime)
+    yield from _named("agent", registry.harnesses, agent)
+    yield from _named("builder", registry.builders, builder)
+    yield from _named("evaluator", registry.evaluators, evaluator)
+
+
+def _named(key: str, room: registry.Registry[Any], spec: PluginSpec) -> Iterator[Named]:
+    """The import path of a plug-in comes first: it is imported only when what comes after it is asked for."""
+    if ":" in spec.name:
+        yield Named(f"{key}.name", Names.CODE, spec.name)
+    for option, (kind, default) in _marked(room, spec.name).items():
+        value = spec.options.get(option)
+        if isinstance(value, str | Path) and value != default and (kind is not Names.CODE or ":" in str(value)):
+            yield Named(f"{key}.{option}", kind, str(value))
+    parts = spec.options.get("components")  # of `composite`
+    for name, part in parts.items() if isinstance(parts, Mapping) else ():
+        if isinstance(part, Mapping) and isinstance(part.get("name"), str):
+            yield from _named(f"{key}.components.{name}", room, PluginSpec.model_validate(part))
+
+
+def _marked(room: registry.Registry[Any], name: str) -> dict[str, tuple[Names, Any]]:
+    """The options that name something of the machine, with their defaults; none for a plug-in that only nodes have."""
+    try:
+        fields = getattr(room.get(name), "Options", registry.Options).model_fields
+    except (registry.UnknownNameError, ImportError):
+        return {}
+    marks = {option: [mark for mark in field.metadata if isinstance(mark, Names)] for option, field in fields.items()}
+    return {option: (mark[0], fields[option].default) for option, mark in marks.items() if mark}
