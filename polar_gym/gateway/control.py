@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 
 from polar_gym.config import ConfigError, explain
+from polar_gym.gateway.guard import REFUSED, from_a_page
 from polar_gym.gateway.keys import authorized
 from polar_gym.gateway.metrics import NodeMetrics
 from polar_gym.gateway.service import DrainingError, NodeService
@@ -38,9 +39,9 @@ R = TypeVar("R", bound=Record)
 
 
 def control_app(service: NodeService, metrics: NodeMetrics, key: str | None) -> web.Application:
-    """The control API of one node; `key`: None lets everybody in."""
+    """The control API of one node; `key`: None lets every program of this machine in."""
     handlers = _Handlers(service, metrics)
-    app = web.Application(middlewares=[_errors, _authorize(key)], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[_errors, _authorize(key, service.settings.url)], client_max_size=MAX_BODY_BYTES)
     session = "/v1/sessions/{session_id}/{attempt}"
     app.router.add_put(session, handlers.put_session)
     app.router.add_delete(session, handlers.delete_session)
@@ -127,12 +128,17 @@ class _RefusedError(Exception):
         self.status, self.message = status, message
 
 
-def _authorize(key: str | None) -> Middleware:
+def _authorize(key: str | None, url: str | None) -> Middleware:
     @web.middleware
     async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN and not authorized(request.headers.get("Authorization"), key):
+        if request.path in OPEN:
+            return await handler(request)
+        if not authorized(request.headers.get("Authorization"), key):
             log.warning("refused without the node key: %s %s from %s", request.method, request.path, request.remote)
             raise _RefusedError(401, "the Authorization header does not hold the node key")
+        if key is None and from_a_page(request, [url]):
+            log.warning("refused: %s %s from %s: %s", request.method, request.path, request.remote, REFUSED)
+            raise _RefusedError(403, REFUSED)
         return await handler(request)
 
     return authorize

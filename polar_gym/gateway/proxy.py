@@ -22,6 +22,7 @@ from aiohttp import web
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.exchange import Exchange
 from polar_gym.gateway.generation import GenerationGate
+from polar_gym.gateway.guard import REFUSED, from_a_page
 from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.splicing import Splicer
 from polar_gym.inference import ChatRequest, Completion, Engine, EngineError, sampling_deviations
@@ -110,6 +111,8 @@ class Proxy:
             return web.Response()
         provider, route = self._route(http)
         try:
+            if from_a_page(http):
+                raise RefusedError(403, "permission", REFUSED)
             capture = self._authenticate(http, provider, bound)
             if route is None:
                 log.warning("session %s: no such endpoint: %s %s", capture.session_id, http.method, http.path)

@@ -51,7 +51,7 @@ async def serving(
             stack.push_async_callback(asyncio.gather, sending, return_exceptions=True)
             stack.callback(sending.cancel)
         try:
-            app = make_app(service, keys, allowed)
+            app = make_app(service, keys, allowed, settings.url)
             listener = await stack.enter_async_context(Listener(app, settings.host, settings.port))
         except OSError as error:
             raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error

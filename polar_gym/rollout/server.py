@@ -13,9 +13,10 @@ from aiohttp import web
 
 from polar_gym.config import ConfigError
 from polar_gym.gateway.admission import Allowed, check_request
+from polar_gym.gateway.guard import REFUSED, from_a_page
 from polar_gym.gateway.state import MAX_ATTEMPT
 from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
-from polar_gym.rollout.auth import Keys, bearer_is, is_loopback
+from polar_gym.rollout.auth import Keys, bearer_is
 from polar_gym.rollout.callbacks import check_url
 from polar_gym.rollout.edge import (
     AnswerError,
@@ -54,7 +55,8 @@ MAX_EVENT_ID = 2**63 - 1
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 
 
-def make_app(service: RolloutService, keys: Keys, allowed: Allowed) -> web.Application:
+def make_app(service: RolloutService, keys: Keys, allowed: Allowed, url: str | None = None) -> web.Application:
+    """`url`: where nodes reach the server, if that is not where it listens."""
     known = {
         ConfigError: 422,
         UnknownTaskError: 404,
@@ -65,7 +67,7 @@ def make_app(service: RolloutService, keys: Keys, allowed: Allowed) -> web.Appli
         StoreError: 503,
     }
     handlers = _Handlers(service, keys, allowed)
-    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[refusals(known), _authorise(keys)])
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[refusals(known), _authorise(keys, url)])
     app.add_routes(
         [
             web.post("/v1/tasks", handlers.submit),
@@ -91,9 +93,10 @@ def make_app(service: RolloutService, keys: Keys, allowed: Allowed) -> web.Appli
     return app
 
 
-def _authorise(keys: Keys) -> Any:
+def _authorise(keys: Keys, url: str | None) -> Any:
     """Nodes' routes want the node key, draining either, all others the service key. A server without keys asks for
-    none: `check_exposure` has seen to it that only this machine reaches it, and web pages shown on it do not."""
+    none: `check_exposure` has seen to it that only this machine reaches it, and web pages shown on it do not
+    (`polar_gym.gateway.guard`)."""
 
     @web.middleware
     async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -109,10 +112,8 @@ def _authorise(keys: Keys) -> Any:
         if any(allowed):
             if not bearer_is(request.headers.get("Authorization"), *allowed):
                 raise AnswerError(401, f"this needs the {name} key: send 'Authorization: Bearer ...'")
-        elif "Origin" in request.headers or not is_loopback(request.url.host or ""):
-            raise AnswerError(
-                403, f"without a {name} key only programs on this machine are served, by its loopback name"
-            )
+        elif from_a_page(request, [url]):
+            raise AnswerError(403, REFUSED)
         return await handler(request)
 
     return authorise

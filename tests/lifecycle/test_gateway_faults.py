@@ -203,7 +203,7 @@ async def test_a_key_that_is_no_text_opens_nothing(tmp_path: Path) -> None:
         server = await asyncio.get_running_loop().create_server(bound, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(
-            b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n"
+            b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n"
         )
         answer = await reader.read()
         writer.close()

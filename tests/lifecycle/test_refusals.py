@@ -20,10 +20,12 @@ from polar_gym.gateway.node import Node
 from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.protocol import Callback
 from polar_gym.rollout import callbacks
+from polar_gym.rollout.auth import Keys
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.nodes import node_here, order
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, rollout_server
+from tests.lifecycle.test_service_restart import free_port
 from tests.lifecycle.test_session_endings import task
 
 BODY = b'{"model": "policy", "messages": [{"role": "user", "content": "x"}]}'
@@ -117,7 +119,7 @@ async def test_a_body_that_comes_slowly_is_not_waited_for(
     monkeypatch.setattr(proxy, "BODY_SECONDS", 0.2)
     async with running(tmp_path) as (node, capture):
         reader, writer = await asyncio.open_connection(*address(node.url))
-        head = f"Host: x\r\nAuthorization: Bearer {capture.key}\r\nContent-Length: 99"
+        head = f"Host: localhost\r\nAuthorization: Bearer {capture.key}\r\nContent-Length: 99"
         writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n{{".encode())
         assert b" 408 " in await asyncio.wait_for(reader.readline(), 60)
         writer.close()
@@ -209,3 +211,62 @@ async def test_a_callback_that_is_made_up_changes_nothing_at_the_receiver(tmp_pa
                 assert response.status == 200, "the same again is known, and not a second result"
         assert receiver.forged == 1
         assert receiver.results == before
+
+
+# A web page that is shown on this machine -----------------------------------------------------------------------------
+
+PAGES: list[dict[str, str]] = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://127.0.0.1:8701"},
+    {"Origin": "null"},
+    {"Host": "evil.example"},
+    {"Host": "127.0.0.1.evil.example:8701"},
+    {"Host": "[::1"},
+    {"Host": ""},
+]
+
+
+async def test_a_web_page_gives_a_node_without_a_key_no_orders(tmp_path: Path) -> None:
+    """Guards against a page that drained the node, and one whose own name was bound to it, which began a session."""
+    dispatch = order("s").to_json()
+    async with node_here(tmp_path, key=None) as (gateway, _), aiohttp.ClientSession() as http:
+        for headers in PAGES:
+            for method, path, body in (
+                ("POST", "/v1/drain", b""),
+                ("PUT", "/v1/sessions/s/0", dispatch),
+                ("GET", "/v1/sessions", None),
+            ):
+                async with http.request(method, gateway.url + path, data=body, headers=headers) as response:
+                    assert response.status == 403, (headers, path)
+                    assert "a web page may have sent this" in (await response.json())["error"]
+            for path in control.OPEN:
+                async with http.get(gateway.url + path, headers=headers) as response:
+                    assert response.status == 200, "probes come by any name"
+        assert not gateway.service.draining
+        assert gateway.service.sessions == []
+        async with http.put(f"{gateway.url}/v1/sessions/s/0", data=dispatch, headers={"Host": "localhost"}) as response:
+            assert response.status == 201
+
+
+async def test_a_port_without_a_key_is_also_known_by_its_own_url(tmp_path: Path) -> None:
+    """A tunnel or a proxy in front of the port keeps the name that it was asked by."""
+    node_port, server_port, url = free_port(), free_port(), "http://head.example:1"
+    async with (
+        node_here(tmp_path / "node", key=None, url=url, listen=f"127.0.0.1:{node_port}"),
+        rollout_server(tmp_path, Keys(), url=url, listen=f"127.0.0.1:{server_port}"),
+        aiohttp.ClientSession() as http,
+    ):
+        for asked in (f"http://127.0.0.1:{node_port}/v1/sessions", f"http://127.0.0.1:{server_port}/v1/tasks"):
+            for name, expected in (("head.example:1", 200), ("other.example:1", 403)):
+                async with http.get(asked, headers={"Host": name}) as response:
+                    assert response.status == expected, (asked, name)
+
+
+async def test_a_web_page_calls_no_model(tmp_path: Path) -> None:
+    """Not even with the session's key, which a page would have to be told."""
+    async with running(tmp_path) as (node, capture):
+        path, headers = REQUESTS[0]
+        for page in PAGES:
+            assert await ask(node.url, capture.key, path, {**headers, **page}) == 403, page
+        assert capture.calls == []
+        assert await ask(node.url, capture.key, path, headers) == 200
