@@ -28,6 +28,9 @@ from polar_gym.tasks.requirements import check_requirement
 INTERPRETER = "/usr/bin/python3"
 ENVIRONMENTS = "/opt/polar-gym-environments"
 _TIMEOUT_SECONDS = 1800
+_PIP = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('pip', run_name='__main__')"
+"""pip, told that its Python is where only a sandbox has one: a package that is still to be built, because a wheel names
+its URL, cannot be, and programs get that path."""
 
 
 class VenvError(Exception):
@@ -76,10 +79,10 @@ def _build(venv: Path, requirements: Sequence[str]) -> None:
         if "ensurepip" not in str(error):
             raise
         raise VenvError(f"python3-venv is missing; install it with: apt-get install python3-venv\n{error}") from error
-    pip = [str(venv / "bin" / "python"), "-I", "-m", "pip", "install", "--only-binary", ":all:"]
-    quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
+    pip = [str(venv / "bin" / "python"), "-I", "-c", _PIP, f"{inside(venv)}/bin/python", "install"]
+    options = ["--only-binary", ":all:", "--quiet", "--no-input", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory(prefix="polar-gym-pip-") as empty:  # no name is a file's there
-        _run([*pip, *quiet, "--", *requirements], Path(empty))
+        _run([*pip, *options, "--", *requirements], Path(empty))
     for script in (venv / "bin").iterdir():
         text = b"" if script.is_symlink() else script.read_bytes()
         if text.startswith(b"#!") or script.name.lower().startswith("activate"):

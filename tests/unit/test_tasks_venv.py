@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.tasks.requirements import check_requirement
-from polar_gym.tasks.venv import INTERPRETER, VenvError, ensure_venv, inside, variables
+from polar_gym.tasks.venv import ENVIRONMENTS, INTERPRETER, VenvError, ensure_venv, inside, variables
 from tests.requirements import need
 from tests.unit.test_tasks import ROW, load, write
 
@@ -18,13 +18,13 @@ RAN = "import pathlib; pathlib.Path({mark!r}).touch()\n"
 SAMPLE = ["polar-sample==1.0"]
 
 
-def make_wheel(directory: Path) -> Path:
+def make_wheel(directory: Path, metadata: str = "") -> Path:
     """With code that leaves `directory/ran` where any Python of its environment starts."""
     wheel = directory / "polar_sample-1.0-py3-none-any.whl"
     files = {
         "polar_sample.py": "ANSWER = 42\n",
         "polar_sample.pth": RAN.format(mark=str(directory / "ran")),
-        "polar_sample-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: polar-sample\nVersion: 1.0\n",
+        "polar_sample-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: polar-sample\nVersion: 1.0\n{metadata}",
         "polar_sample-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "polar_sample-1.0.dist-info/RECORD": "",
     }
@@ -101,7 +101,7 @@ def test_built_once_also_by_two_at_a_time_and_rebuilt_when_unfinished(tmp_path):
 
 
 def test_failure_holds_the_command_and_what_pip_said(tmp_path):
-    with pytest.raises(VenvError, match=r"(?s)pip install .*nothing==1\.0.*failed with exit code 1:.*nothing==1\.0"):
+    with pytest.raises(VenvError, match=r"(?s)pip.* install .*nothing==1\.0.*failed with exit code 1:.*nothing==1\.0"):
         ensure_venv(["nothing==1.0"], tmp_path / "cache")
 
 
@@ -110,6 +110,14 @@ def test_a_package_without_a_wheel_is_not_built(tmp_path):
     make_source(tmp_path)
     with pytest.raises(VenvError, match="polar-source"):
         ensure_venv(["polar-source==1.0"], tmp_path / "cache")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_package_that_a_wheel_names_by_its_url_is_not_built(tmp_path):
+    """Guards against a `setup.py` that comes in by the metadata of a wheel, where pip takes sources in any case."""
+    make_wheel(tmp_path, f"Requires-Dist: polar-source @ file://{make_source(tmp_path)}\n")
+    with pytest.raises(VenvError, match=rf"No such file or directory: .{ENVIRONMENTS}"):
+        ensure_venv(SAMPLE, tmp_path / "cache")
     assert not (tmp_path / "ran").exists()
 
 
