@@ -79,17 +79,19 @@ class BwrapProcess:
             return cls(process, status, release)
 
     async def pid(self) -> int:
-        """The sandbox's PID 1 as the host counts. Raises `SandboxError` when the sandbox could not be made."""
+        """Return the sandbox's PID 1 as the host counts. Raises `SandboxError` when the sandbox could not be made.
+
+        A `bwrap` that fails may have ended before or after the PID of its child was read.
+        """
         report = await self._next_report()
-        if not report:
-            assert self._process.stderr is not None
-            raise SandboxError(f"bwrap failed: {(await self._process.stderr.read()).decode(errors='replace').strip()}")
-        pid = json.loads(report)["child-pid"]
-        try:
-            self._init = os.pidfd_open(pid)
-        except ProcessLookupError as error:
-            raise SandboxError("bwrap was killed from outside before its command could start") from error
-        return pid
+        if report:
+            pid = json.loads(report)["child-pid"]
+            with contextlib.suppress(ProcessLookupError):
+                self._init = os.pidfd_open(pid)
+                return pid
+        assert self._process.stderr is not None
+        said = (await self._process.stderr.read()).decode(errors="replace").strip()
+        raise SandboxError(f"bwrap failed: {said or 'it was killed from outside before its command could start'}")
 
     def release(self) -> None:
         """Let the command begin; where `bwrap` has failed already, its exit will say so."""

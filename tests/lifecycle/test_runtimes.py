@@ -3,7 +3,9 @@
 import asyncio
 import io
 import json
+import os
 import resource
+import select
 import sys
 import tarfile
 import uuid
@@ -25,6 +27,7 @@ from polar_gym.schema import RuntimeSpec, Workspace
 from tests import apptainer
 from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, runtime, sandbox, sh, started
+from tests.requirements import need
 
 __all__ = ["docker_host", "make_runtime", "runtime", "sandbox"]
 
@@ -148,6 +151,27 @@ async def test_missing_mount_is_named(runtime: Runtime, tmp_path: Path):
     with pytest.raises(SandboxError, match=r"no-such-directory"):
         async with started(runtime, mounts=[Mount(tmp_path / "no-such-directory", "/opt/x")]) as sandbox:
             await sandbox.exec(Command(argv=["true"]))
+
+
+async def test_missing_mount_is_named_if_bwrap_has_ended_when_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On a busy machine its failure was once told as a kill from outside."""
+    find = os.pidfd_open
+
+    def find_too_late(pid: int, *flags: int) -> int:
+        descriptor = find(pid, *flags)
+        parent = f"PPid:\t{os.getpid()}\n"
+        if pid == os.getpid() or parent in Path(f"/proc/{pid}/status").read_text():  # asyncio's own looks
+            return descriptor
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+        raise ProcessLookupError
+
+    runtime = make("bubblewrap")
+    need(not runtime.check(), "a working bubblewrap", "; ".join(runtime.check()))
+    monkeypatch.setattr(os, "pidfd_open", find_too_late)
+    await test_missing_mount_is_named(runtime, tmp_path)
 
 
 async def test_host_is_out_of_sight(sandbox: Sandbox, tmp_path: Path):
