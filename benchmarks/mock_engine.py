@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -114,8 +115,10 @@ class Answer:
 
     def probed(self, prompt: bytes, temperature: float) -> bytes:
         """With the likeliest tokens, whose gaps say how logprobs are taken."""
-        top = [{"token": str(rank), "logprob": -rank / temperature, "bytes": [48]} for rank in range(11)]
-        content = [{"token": "0", "logprob": 0.0, "bytes": [48], "top_logprobs": top}]
+        normaliser = math.log(sum(math.exp(-rank / temperature) for rank in range(11)))
+        logprobs = [-rank / temperature - normaliser for rank in range(11)]
+        top = [{"token": str(rank), "logprob": logprob, "bytes": [48]} for rank, logprob in enumerate(logprobs)]
+        content = [top[0] | {"top_logprobs": top}]
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": "x"},

@@ -50,7 +50,7 @@ class Wire:
     def request(self, key: str, body: Body, *, stream: bool = False) -> bytes:
         """The whole HTTP request."""
         said = orjson.dumps(self.streamed(body) if stream else body)
-        head = [f"POST {self.streaming_path if stream else self.path} HTTP/1.1", "Host: benchmark"]
+        head = [f"POST {self.streaming_path if stream else self.path} HTTP/1.1", "Host: localhost"]
         head += [f"{name}: {value}" for name, value in self.key(key).items()]
         head += ["Content-Type: application/json", f"Content-Length: {len(said)}", "", ""]
         return "\r\n".join(head).encode() + said
