@@ -14,7 +14,15 @@ from polar_gym.inference.embedded.chatml import ChatML
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling, ToolDefinition
 from tests.e2e.vllm_server import VllmServer
-from tests.e2e.vllm_work import ENDLESS, LONG_MESSAGE, EndlessEngine, running_requests, sampled_tokens, wait_until
+from tests.e2e.vllm_work import (
+    ENDLESS,
+    LONG_MESSAGE,
+    EndlessEngine,
+    running_requests,
+    sampled_tokens,
+    slow_engine,
+    wait_until,
+)
 
 TOOL: ToolDefinition = {
     "type": "function",
@@ -119,10 +127,11 @@ async def test_cancelling_stops_the_engines_work(path: Literal["chat", "generate
     await engine.start()
     url = vllm_server.url
     before = await asyncio.to_thread(sampled_tokens, url)
-    call = asyncio.create_task(engine.chat(request(messages=[LONG_MESSAGE], max_tokens=None), Sampling()))
-    await asyncio.to_thread(wait_until, lambda: sampled_tokens(url) > before)
-    call.cancel()
-    await asyncio.to_thread(wait_until, lambda: running_requests(url) == 0)
+    with slow_engine(url):
+        call = asyncio.create_task(engine.chat(request(messages=[LONG_MESSAGE], max_tokens=None), Sampling()))
+        await asyncio.to_thread(wait_until, lambda: sampled_tokens(url) > before)
+        call.cancel()
+        await asyncio.to_thread(wait_until, lambda: running_requests(url) == 0)
     assert await asyncio.to_thread(sampled_tokens, url) - before < ENDLESS
     with pytest.raises(asyncio.CancelledError):
         await call

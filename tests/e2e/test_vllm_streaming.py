@@ -20,7 +20,15 @@ from polar_gym.inference.received import Received
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest, ToolDefinition
 from tests.e2e.vllm_server import VllmServer
-from tests.e2e.vllm_work import ENDLESS, LONG_MESSAGE, EndlessEngine, running_requests, sampled_tokens, wait_until
+from tests.e2e.vllm_work import (
+    ENDLESS,
+    LONG_MESSAGE,
+    EndlessEngine,
+    running_requests,
+    sampled_tokens,
+    slow_engine,
+    wait_until,
+)
 
 BASH: ToolDefinition = {
     "type": "function",
@@ -153,11 +161,12 @@ async def test_a_harness_that_hangs_up_stops_vllm(vllm_server: VllmServer, tmp_p
     async with running_session(engine, tmp_path, "real") as (node, capture), aiohttp.ClientSession() as http:
         headers = {"Authorization": f"Bearer {capture.key}"}
         body = {"model": "m", "messages": [LONG_MESSAGE], "stream": True}
-        async with http.post(f"{node.url}/v1/chat/completions", json=body, headers=headers) as response:
-            said = b""
-            while said.count(b"data: ") < 5:
-                said += await response.content.readany()
-        await asyncio.to_thread(wait_until, lambda: bool(capture.calls) and running_requests(url) == 0)
+        with slow_engine(url):
+            async with http.post(f"{node.url}/v1/chat/completions", json=body, headers=headers) as response:
+                said = b""
+                while said.count(b"data: ") < 5:
+                    said += await response.content.readany()
+            await asyncio.to_thread(wait_until, lambda: bool(capture.calls) and running_requests(url) == 0)
         (call,) = capture.calls
     assert await asyncio.to_thread(sampled_tokens, url) - before < ENDLESS
     assert call.outcome == "abandoned"

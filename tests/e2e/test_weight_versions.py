@@ -19,7 +19,7 @@ from polar_gym.schema import BuilderSpec, ModelCall
 from polar_gym.trajectory import build_trajectory
 from tests.e2e.test_vllm_streaming import running_session
 from tests.e2e.vllm_server import TINY_MODEL_SCRIPT, VllmServer, vllm_python
-from tests.e2e.vllm_work import LONG_MESSAGE, EndlessEngine, sampled_tokens, wait_until
+from tests.e2e.vllm_work import LONG_MESSAGE, EndlessEngine, sampled_tokens, slow_engine, wait_until
 
 OTHER_WEIGHTS = """
 import sys
@@ -32,7 +32,7 @@ tokenizer = tiny_tokenizer()
 tiny_model(tokenizer, hidden_size=64, intermediate_size=128, initializer_range=0.2).save_pretrained(sys.argv[2])
 """
 LONG = 2_000
-"""Seconds of decoding, so that an update comes in its middle also on a busy machine."""
+"""Many times what is sampled until the update."""
 BEGUN = 20
 
 
@@ -98,8 +98,9 @@ async def update_during_a_call(
 
         first = await ask([LONG_MESSAGE], 8)
         before = await asyncio.to_thread(sampled_tokens, server.url)
-        second = asyncio.create_task(ask([LONG_MESSAGE, first, {"role": "user", "content": "Go on."}], LONG))
-        await training.pause_once_sampled(before + BEGUN)
+        with slow_engine(server.url):
+            second = asyncio.create_task(ask([LONG_MESSAGE, first, {"role": "user", "content": "Go on."}], LONG))
+            await training.pause_once_sampled(before + BEGUN)
         await training.update(weights, "2")
         await second
         again = await engine.score(np.concatenate([capture.calls[1].prompt_ids, capture.calls[1].response_ids]))

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from polar_gym.inference import ChatRequest
@@ -24,6 +30,47 @@ class EndlessEngine(VllmEngine):
 
     def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
         return super()._chat_body(request, fields) | {"ignore_eos": True, "seed": None}
+
+
+@contextlib.contextmanager
+def slow_engine(url: str) -> Iterator[None]:
+    """Stop vLLM's engine process for most of the time, so that its server always has time for other requests."""
+    engine = _engine_process(url)
+    with subprocess.Popen([sys.executable, "-c", _HOLD, str(engine)], stdout=subprocess.PIPE) as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == b"holding\n"
+        try:
+            yield
+        finally:
+            holding.kill()
+            holding.wait()
+            os.kill(engine, signal.SIGCONT)
+
+
+_HOLD = """
+import contextlib, os, signal, sys, time
+with contextlib.suppress(PermissionError):  # on time also where the machine is busy
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+print("holding", flush=True)
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    time.sleep(0.1)
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    time.sleep(0.01)
+"""
+
+
+def _engine_process(url: str) -> int:
+    """Return the id of the process that samples for the server at this URL."""
+    port = f"\0{url.rpartition(':')[2]}\0".encode()
+    servers = {each.parent.name for each in Path("/proc").glob("[0-9]*/cmdline") if port in each.read_bytes()}
+    statuses = {each.parent.name: each.read_text() for each in Path("/proc").glob("[0-9]*/status")}
+    (engine,) = (
+        int(pid)
+        for pid, status in statuses.items()
+        if status.startswith("Name:\tVLLM::Engine") and any(f"\nPPid:\t{server}\n" in status for server in servers)
+    )
+    return engine
 
 
 def running_requests(url: str) -> float:
