@@ -9,13 +9,15 @@ Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than l
 
 from __future__ import annotations
 
+import posixpath
+import re
 from datetime import date
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from polar_gym.record import Logprobs, LossMask, Record, TokenIds
 
@@ -41,14 +43,26 @@ class PluginSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
+LIBRARIES = "lib(32|64|x32|exec)?"
+SYSTEM = re.compile(rf"/|/(bin|boot|dev|etc|{LIBRARIES}|proc|sbin|sys)(/.*)?|/usr(/(bin|{LIBRARIES}|sbin)(/.*)?)?")
+"""Directories that programs are started from, or read by the dynamic loader as they start, also as root."""
+
+
 def _inside(path: str) -> str:
-    if not path.startswith("/") or ".." in PurePosixPath(path).parts:
-        raise ValueError("expected an absolute path without '..', e.g. /workspace")
-    return path
+    normal = posixpath.normpath(f"/{path.lstrip('/')}")
+    if not path.startswith("/") or ".." in PurePosixPath(path).parts or SYSTEM.fullmatch(normal):
+        raise ValueError(
+            "expected an absolute path without '..' and outside of the system's directories, e.g. /workspace"
+        )
+    return normal
 
 
 InsidePath = Annotated[str, AfterValidator(_inside)]
-"""A path inside a sandbox. Runtimes put it behind directories of the machine, so it must not lead out of them."""
+"""A path inside a sandbox. Runtimes put it behind directories of the machine, so it must not lead out of them; and
+root's programs start there before the agent's, so it must not be where these come from."""
+
+Environment = dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
+"""Environment variables, with names that a shell can set."""
 
 
 class Workspace(Record):
@@ -79,7 +93,7 @@ class RuntimeSpec(PluginSpec):
     image: str | None = None
     """The container image; runtimes without images (bubblewrap) use the gateway machine's /usr."""
     workspace: Workspace = Field(default_factory=Workspace)
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Environment = Field(default_factory=dict)
     """Extra environment variables inside the sandbox."""
     network: Literal["gateway", "none", "full"] = "gateway"
     """What the sandbox reaches: the session's gateway and nothing else; nothing at all; or the gateway and whatever the

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.harnesses.sdk import sdk_environment
 from polar_gym.registry import Options
+from polar_gym.schema import Environment
 
 _PLACEHOLDER = re.compile(r"\{(instruction|base_url|api_key|model)\}")
 
@@ -24,7 +25,7 @@ _PLACEHOLDER = re.compile(r"\{(instruction|base_url|api_key|model)\}")
 class CommandOptions(Options):
     command: str | list[str]
     """An argv, or a line for `sh -c`; placeholders: {instruction}, {base_url}, {api_key}, {model}."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Environment = Field(default_factory=dict)
     """Variables on top of those that the SDKs read; placeholders are filled in as they are."""
 
     @field_validator("command")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from polar_gym.runtimes import HOME
@@ -17,6 +19,13 @@ IDENTITY = {"HOME": HOME, "USER": NAME, "LOGNAME": NAME}
 
 ENVIRONMENT = {**IDENTITY, "PATH": PATH, "SHELL": "/bin/sh", "LANG": "C.UTF-8"}
 """The whole environment of a command, before the task's and its own, where /usr is the gateway machine's."""
+
+EXPORTS = "POLAR_GYM_ENVIRONMENT"
+"""The variable in which a command's environment travels (`exports`)."""
+
+SET_ENVIRONMENT = f'eval "${EXPORTS}"; unset {EXPORTS}'
+"""What `sh -c` sets the environment with, inside and as the agent: programs that run before it with root's rights, or
+outside, must not see a task's LD_PRELOAD."""
 
 RUN = 'timeout -s KILL "$@"; code=$?; kill -9 -1 2> /dev/null; exit $code'
 """What `sh -c` runs a command with (a number of seconds before it) in a sandbox that outlives its commands: when the
@@ -53,6 +62,11 @@ _HOST_ETC = (
     "ssl/certs",
     "ssl/openssl.cnf",
 )
+
+
+def exports(environment: Mapping[str, str]) -> str:
+    """Return the value of `EXPORTS` for an environment; its names are those of shell variables."""
+    return "\n".join(f"export {shlex.quote(f'{name}={value}')}" for name, value in environment.items())
 
 
 def host_etc() -> list[Path]:

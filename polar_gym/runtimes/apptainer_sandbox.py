@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +26,7 @@ from polar_gym.runtimes.output import Output, feed_stdin
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.runtimes.time_limit import until_its_end
 
-ENVIRONMENT = "POLAR_GYM_ENVIRONMENT"
-INSIDE = f'eval "${ENVIRONMENT}"; unset {ENVIRONMENT}; cd "$1" || exit 126; shift; {agent.RUN}'
-"""The environment travels in one variable and is set inside: programs of this machine are on the way there, and a
-task's LD_PRELOAD is not for them."""
+INSIDE = f'{agent.SET_ENVIRONMENT}; cd "$1" || exit 126; shift; {agent.RUN}'
 
 KILL_ATTEMPTS = 10
 
@@ -87,7 +83,6 @@ class ApptainerSandbox:
     async def _spawn(self, argv: Sequence[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
-        exports = "\n".join(f"export {shlex.quote(f'{name}={value}')}" for name, value in environment.items())
         through = [*(self.cgroup.enter if self.cgroup is not None else ()), *self.limits, *self.instance.enter()]
         try:
             return await processes.start(
@@ -95,7 +90,7 @@ class ApptainerSandbox:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={"PATH": agent.PATH, ENVIRONMENT: exports},
+                env={"PATH": agent.PATH, agent.EXPORTS: agent.exports(environment)},
                 cwd="/",
             )
         except (OSError, ValueError) as error:  # too long, or a zero byte

@@ -73,6 +73,10 @@ STEP_DOWN = (
 """What root's sandbox runs the command with: it leaves uid 0 and the last capabilities."""
 
 
+START = f'{agent.SET_ENVIRONMENT}; exec "$@"'
+"""What `sh -c` starts the command with, after STEP_DOWN: its dynamic loader must see nothing that a task has set."""
+
+
 class BubblewrapOptions(LimitOptions):
     scratch: Annotated[Path | None, Names.OTHER] = None
     """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
@@ -191,7 +195,7 @@ class BubblewrapSandbox:
     async def exec(self, command: Command) -> ExecResult:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
-        argv = [*(STEP_DOWN if os.geteuid() == 0 else ()), *command.argv]
+        argv = [*(STEP_DOWN if os.geteuid() == 0 else ()), "/bin/sh", "-c", START, "sh", *command.argv]
         through = [part for each in (self.cgroup, self.view) if each is not None for part in each.enter]
         process = await BwrapProcess.spawn([*through, self.bwrap], self._arguments(command), argv)
         gone = self._running[process] = asyncio.get_running_loop().create_future()
@@ -266,8 +270,7 @@ class BubblewrapSandbox:
         arguments += _mount("--bind", self.scratch / "workspace", workspace)
         for mount in self.request.mounts:
             arguments += _mount("--ro-bind", mount.host, mount.inside)
-        for name, value in environment.items():
-            arguments += ["--setenv", name, value]
+        arguments += ["--setenv", "PATH", agent.PATH, "--setenv", agent.EXPORTS, agent.exports(environment)]
         return [*arguments, "--remount-ro", "/", "--chdir", command.workdir or workspace]
 
 

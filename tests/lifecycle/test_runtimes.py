@@ -147,6 +147,15 @@ async def test_mounts_are_read_only(runtime: Runtime, tmp_path: Path):
     assert (tmp_path / "tool" / "file").read_text() == "tool"
 
 
+async def test_the_tasks_environment_is_not_for_the_programs_that_start_the_command(runtime: Runtime):
+    """Guards against an LD_PRELOAD of a request that root's programs load, in a sandbox without a user namespace."""
+    told = {"LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": "/tmp/loader"}
+    async with started(runtime, environment=told) as sandbox:
+        await sandbox.exec(Command(argv=["true"]))
+        seen = await sh(sandbox, "unset LD_DEBUG; stat -c %u /tmp/loader.* | sort -u")
+    assert seen.stdout == b"1000\n"
+
+
 async def test_missing_mount_is_named(runtime: Runtime, tmp_path: Path):
     with pytest.raises(SandboxError, match=r"no-such-directory"):
         async with started(runtime, mounts=[Mount(tmp_path / "no-such-directory", "/opt/x")]) as sandbox:

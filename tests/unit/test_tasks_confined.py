@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from polar_gym.schema import Workspace
 from tests.unit.test_tasks import ROW, git, load, write
 
 CODE = {**ROW, "log_parser": "os:system"}
@@ -93,6 +94,19 @@ def test_a_row_does_not_lead_an_image_template_elsewhere(data: Path) -> None:
 def test_a_workspace_path_stays_inside_the_sandbox(data: Path) -> None:
     """Guards against `/../oldroot/...`, with which bubblewrap makes directories on the gateway's machine."""
     refused(data, r"workspace_path.*absolute path without '\.\.'", {**ROW, "workspace_path": "/../oldroot/tmp/x"})
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/etc", "//etc/", "/./etc", "/lib64/x", "/usr", "/usr/bin", "/usr/lib/x", "/proc"]
+)
+def test_a_workspace_is_not_where_programs_come_from(data: Path, path: str) -> None:
+    """Guards against an `ld.so.preload` of a data set, which root's programs in a sandbox would load."""
+    refused(data, r"workspace_path.*outside of the system's directories", {**ROW, "workspace_path": path})
+
+
+@pytest.mark.parametrize("path", ["/workspace", "/testbed", "/usr/src/app", "/home/user/etc", "/library"])
+def test_a_workspace_may_be_anywhere_else(path: str) -> None:
+    assert Workspace(path=path).path == path
 
 
 def _as_file(git_dir: Path, elsewhere: Path) -> None:
