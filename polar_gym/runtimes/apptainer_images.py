@@ -37,6 +37,15 @@ CONVERSION_SECONDS = 3600
 CONTAINED = ("--containall", "--cleanenv", "--no-home", "--no-privs")
 """Nothing of the gateway's machine, its environment or its rights."""
 
+
+NOBODY = 65534
+
+
+def as_nobody() -> tuple[str, ...]:
+    """Return the options with which root has an image's programs run without root's rights, such as to /proc/sys."""
+    return ("--security", f"uid:{NOBODY}", "--security", f"gid:{NOBODY}") if os.geteuid() == 0 else ()
+
+
 FACTS = f"""
 cat /etc/passwd
 printf '\\0'
@@ -90,7 +99,7 @@ class Images:
     def read(self, image: Image, directory: str) -> bytes | None:
         """What the image has in a directory, as a tar; None where it has none. Raises `SandboxError`."""
         script = '[ -d "$1" ] || exit 66; cd "$1" && exec tar -c -f - .'
-        done = self._run("exec", *CONTAINED, str(image.path), "/bin/sh", "-c", script, "sh", directory)
+        done = self._run("exec", *CONTAINED, *as_nobody(), str(image.path), "/bin/sh", "-c", script, "sh", directory)
         if done.returncode == 66:
             return None
         if done.returncode != 0:
@@ -149,7 +158,7 @@ class Images:
             return Image(
                 name=name, path=path, environment=agent.ENVIRONMENT, passwd=agent.ETC["passwd"], glibc=True, git=True
             )
-        done = self._run("exec", *CONTAINED, str(path), "/bin/sh", "-c", FACTS)
+        done = self._run("exec", *CONTAINED, *as_nobody(), str(path), "/bin/sh", "-c", FACTS)
         if done.returncode != 0 or done.stdout.count(b"\0") < 3:
             raise SandboxError(f"runtime.image: {name!r} does not run here; it needs /bin/sh and cat: {_said(done)}")
         passwd, loader, git, environment = done.stdout.decode(errors="replace").split("\0", 3)

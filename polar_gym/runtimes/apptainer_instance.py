@@ -22,7 +22,7 @@ from polar_gym.runtimes import (
     apptainer_seccomp,
     glibc,
 )
-from polar_gym.runtimes.apptainer_images import CONTAINED, Image, environment
+from polar_gym.runtimes.apptainer_images import CONTAINED, Image, as_nobody, environment
 from polar_gym.runtimes.listener import listen_inside
 
 NAME = "sandbox"
@@ -56,7 +56,7 @@ class Instance:
         calls = ("--security", f"seccomp:{profile}")
         binds = [part for bind in self._binds(image, request) for part in ("--bind", bind)]
         await self._apptainer(
-            *("instance", "start", *ISOLATION, *calls, *network, *overlay, *binds, str(image.path), NAME),
+            *("instance", "start", *ISOLATION, *as_nobody(), *calls, *network, *overlay, *binds, str(image.path), NAME),
             through=through,
         )
         (self._pid,) = _pids(self.scratch)

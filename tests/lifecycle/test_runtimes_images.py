@@ -155,6 +155,16 @@ async def test_apptainer_converts_an_image_once(docker_host: str, busybox: str, 
         await first.prepare([str(tmp_path)])
 
 
+async def test_the_images_start_script_does_not_run_as_the_machines_root(
+    docker_host: str, busybox: str, program: str, tmp_path: Path
+):
+    """It ran as uid 0 without a user namespace, and could write to /proc/sys."""
+    image = archive(docker_host, busybox, tmp_path / "image.tar")
+    runtime = make("apptainer", program=program, images=tmp_path / "images")
+    async with started(runtime, spec=RuntimeSpec(name="apptainer", image=image)) as sandbox:
+        assert (await sh(sandbox, "busybox stat -c %u /proc/1")).stdout.strip() not in (b"", b"0")
+
+
 async def test_apptainer_runs_sif_files(docker_host: str, busybox: str, program: str, tmp_path: Path):
     need_program("mksquashfs", "apt-get install squashfs-tools")
     maker = make("apptainer", program=program, images=tmp_path / "images", form="sif")
