@@ -287,7 +287,7 @@ class WeightVersion(Record):
     estimated: bool = False
     """The engine did not confirm it: it names no label, or one that is not the trainer's."""
     until: str | None = None
-    """Of an estimated span, the version at the end of a call during which it changed, nobody knows at which token."""
+    """Set for estimated spans whose weights changed during the call: the version at its end. The token is unknown."""
     older_cache: bool = False
     """Sampled after an update in the middle of its call: what comes before it is in the engine's cache as earlier
     weights computed it, unless whoever updated them had the engine compute it again."""
@@ -313,7 +313,7 @@ class ModelCall(Record):
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Every sampling field as it was sent to the engine."""
     sampling_mismatch: list[str] = Field(default_factory=list)
-    """What bent the policy's distribution: fields of the harness (a forced tool, a grammar), or the engine's
+    """Causes that bent the policy's distribution: fields of the harness (a forced tool, a grammar), or the engine's
     `own_grammar`."""
     single_tool_call: bool = False
     """The harness offered tools and asked for at most one call of them. The engine was not told, because it would hold
@@ -455,7 +455,7 @@ class EngineInfo(Record):
     logprobs_mode: Literal["raw", "processed"] | None = None
     """Whether logprobs are taken before or after temperature and truncation; None where that is not known."""
     own_grammar: OwnGrammar | None = None
-    """Of a server that was asked at its start; None where that cannot be known."""
+    """The answer of the server at the start; None where it cannot be asked."""
     path: Literal["chat", "generate", "plain"] | None = None
     """How prompts reach an engine behind a URL: by its chat route with ids, by ids alone, or by chat without ids, so
     that nothing is spliced."""

@@ -30,7 +30,7 @@ class SuspectError(Exception):
         super().__init__(result.detail)
         self.result = result
         self.unwitnessed = unwitnessed
-        """What the changes are worth instead if the run without them is `Progress.unwitnessed` too; None: the same."""
+        """The result that counts if the run without the changes is `Progress.unwitnessed` too; None: `result` does."""
 
 
 @dataclass(slots=True)

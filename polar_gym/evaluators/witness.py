@@ -95,7 +95,7 @@ class Witness:
         return await asyncio.to_thread(heard, record, self._key, changed)
 
     async def _has_key(self, sandbox: Sandbox) -> bool:
-        """Whether the key lies where it was placed: no process has begun a record."""
+        """Return whether the key lies where it was placed: then no process has begun a record."""
         try:
             return await read_file(sandbox, f"{self.directory}/key") == self._key
         except (FileNotFoundError, SandboxError):

@@ -1,9 +1,9 @@
-"""What a request may name of the machine that runs it.
+"""Decides which parts of a machine a request may name.
 
-A request is data, and whoever can post one is not the machine's operator. Code, files, programs and networks of the
-machine are the operator's to choose: what the config of a node names, what its settings `imports` and `directories`
-add, and what is installed, by its name. The server holds each request against this before it takes it, and a node
-again, because the server may be another operator's.
+A request is data, and a client that can post one is not the machine's operator. The operator chooses code, files,
+programs and networks of the machine: by the config of a node, by its settings `imports` and `directories`, and by
+installing plug-ins, which a request may name. The server checks each request before it takes the request, and a node
+checks it again, because the server may be another operator's.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What the operator of one process lets requests name."""
+    """The parts of the machine that the operator of one process lets requests name."""
 
     imports: frozenset[str] = frozenset()
     directories: tuple[Path, ...] = (SUITE.parent,)
     """Below which workspaces and image files may be."""
     own: frozenset[Named] | None = frozenset()
-    """What the config of the nodes names, which a request may name in the same place; None: only the nodes know."""
+    """The names in the config of the nodes: a request may use each in the same option; None: only the nodes know."""
     keyed: bool = False
-    """Whether every port asks for a key that this process knows of."""
+    """True where every port that this process knows of asks for a key."""
 
 
 def allowed_by(settings: ListenSettings, config: RunConfig | None, *, keyed: bool) -> Allowed:
-    """Return what a process lets requests name. `config`: of the nodes; None: they have their own."""
+    """Return the parts of its machine that a process lets requests name.
+
+    `config`: of the nodes; None: they have their own.
+    """
     own = None
     if config is not None:
         own = frozenset(_named_by(config.runtime, config.harness, config.builder, config.evaluator))

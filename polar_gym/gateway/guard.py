@@ -18,8 +18,8 @@ REFUSED = "a web page may have sent this: it has an Origin, or a Host that is no
 
 
 def from_a_page(request: web.BaseRequest, urls: Collection[str | None] = ()) -> bool:
-    """Return whether a request has an Origin, or a Host that is no loopback name, not the address that it came to, and
-    not the host of one of `urls`, by which the port is known."""
+    """Return whether a web page may have sent a request: it has an Origin, or its Host is neither a loopback name, nor
+    the address that the request came to, nor the host of one of `urls`, by which the port is known."""
     if "Origin" in request.headers:
         return True
     host = _host(f"//{request.headers.get('Host', '')}")

@@ -25,17 +25,17 @@ def _several(value: Any) -> Any:
 
 
 class ListenSettings(Record):
-    """Where a process of the rollout service listens, where others reach it, and what requests may name of its machine
-    (`polar_gym.gateway.admission`); each says its own defaults."""
+    """The address of a process of the rollout service, its URL for others, and the parts of its machine that requests
+    may name (`polar_gym.gateway.admission`). Each process has defaults of its own."""
 
     listen: str
     url: str | None = None
     imports: Annotated[list[str], BeforeValidator(_several)] = Field(default=[])
-    """What requests may name as package.module:attribute, or path/to/file.py:function, besides what the node's own
-    config names: IMPORT,IMPORT."""
+    """Import paths that requests may name, package.module:attribute or path/to/file.py:function, besides those in the
+    node's own config: IMPORT,IMPORT."""
     directories: Annotated[list[Path], BeforeValidator(_several)] = Field(default=[])
-    """Below which requests may name workspaces and image files, besides the bundled tasks and those that the node's own
-    config names: DIR,DIR."""
+    """Directories below which requests may name workspaces and image files, besides the bundled tasks and those in the
+    node's own config: DIR,DIR."""
 
     @field_validator("listen")
     @classmethod

@@ -66,7 +66,7 @@ class Harness:
     classify: Callable[[Mapping[str, str], Mapping[str, object]], dict[str, str]] = no_hints
     """(request headers, request body) -> `ModelCall.hints`."""
     told_today_by: Literal["node", "bun"] | None = None
-    """What runs it, and loads the script that tells it `spec.today` (`today`); None: it cannot be told a date."""
+    """The program that runs it and loads the script with `spec.today` (`today`); None: it cannot be told a date."""
     keep_alive: bytes | None = None
     """What keeps this client waiting, where the provider's own keep-alive does not."""
     broken_stream: Literal["error", "end"] = "error"

@@ -37,7 +37,7 @@ DIED = re.compile(r"EngineCore|EngineDead")
 """What a server says, with status 500, whose engine has died: it is about to be restarted."""
 
 SWITCHED_OFF = "--enable-scale-out"
-"""What vLLM names, with status 403, where a route is there only with that flag: no matter of the key."""
+"""The flag that vLLM names, with status 403, for a route that it has only with the flag. The key is not the cause."""
 
 Body = dict[str, Any]
 T = TypeVar("T")

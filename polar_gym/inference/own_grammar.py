@@ -1,8 +1,8 @@
-"""Whether a vLLM holds answers to a grammar that no request asks for.
+"""Finds out whether a vLLM holds answers to a grammar that no request asks for.
 
-It does with `--tool-strict-level function`, by default with some tool-call parsers (GLM-4.7's), and with Mistral's own
-tokenizers even where there are no tools. Logprobs under a grammar are not the policy's. `/render` shows what the server
-asks of its engine, for the chat route and for `generate` alike. It needs `--enable-scale-out`.
+A vLLM does so with `--tool-strict-level function`, by default with some tool-call parsers (GLM-4.7's), and with
+Mistral's own tokenizers even where there are no tools. Logprobs under a grammar are not the policy's. `/render` shows
+the request to the server's engine, of the chat route and of `generate` alike; the route needs `--enable-scale-out`.
 """
 
 from __future__ import annotations

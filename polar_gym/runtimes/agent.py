@@ -24,8 +24,8 @@ EXPORTS = "POLAR_GYM_ENVIRONMENT"
 """The variable in which a command's environment travels (`exports`)."""
 
 SET_ENVIRONMENT = f'eval "${EXPORTS}"; unset {EXPORTS}'
-"""What `sh -c` sets the environment with, inside and as the agent: programs that run before it with root's rights, or
-outside, must not see a task's LD_PRELOAD."""
+"""Shell commands that set the environment, inside and as the agent: programs that run before them with root's rights,
+or outside, must not see a task's LD_PRELOAD."""
 
 RUN = 'timeout -s KILL "$@"; code=$?; kill -9 -1 2> /dev/null; exit $code'
 """What `sh -c` runs a command with (a number of seconds before it) in a sandbox that outlives its commands: when the

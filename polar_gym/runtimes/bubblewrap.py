@@ -74,7 +74,7 @@ STEP_DOWN = (
 
 
 START = f'{agent.SET_ENVIRONMENT}; exec "$@"'
-"""What `sh -c` starts the command with, after STEP_DOWN: its dynamic loader must see nothing that a task has set."""
+"""The script of `sh -c` that starts the command after STEP_DOWN, whose dynamic loader must see nothing of a task."""
 
 
 class BubblewrapOptions(LimitOptions):

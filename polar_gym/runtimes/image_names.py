@@ -1,4 +1,4 @@
-"""What the name of an image may be: one of a registry's or a daemon's, or a file of the gateway's machine."""
+"""Names of images: of a registry, of a daemon, or of files of the gateway's machine."""
 
 from __future__ import annotations
 

@@ -20,5 +20,5 @@ class LimitOptions(Options):
     """Processes and threads of a sandbox."""
 
     def shares_network(self) -> bool:
-        """Whether a sandbox with `network: full` may be in the machine's own network, its loopback included."""
+        """Return whether a sandbox with `network: full` may be in the machine's own network, its loopback included."""
         return True

@@ -47,7 +47,7 @@ class FileSelection(Selection):
     """The image of rows that name none. `{instance_id}` is the row's; `{docker_id}` too, as Docker Hub takes it: in
     lower case, `_1776_` for `__`; `{gym_id}` is SWE-Gym's, which has `_s_` there."""
     directories: list[Path] = Field(default_factory=list)
-    """Where workspaces and image files of rows may be, besides below the data set's own directory."""
+    """Directories that workspaces and image files of rows may be in, besides the data set's own."""
 
     @field_validator("image")
     @classmethod

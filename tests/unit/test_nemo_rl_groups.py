@@ -20,7 +20,7 @@ COMPACTED = [
     make_call(2, [1, 2, 3, 4, 5, 6, 7], [8], hints={"kind": "compaction"}),
     make_call(3, [1, 2, 70], [71] * 9),
 ]
-"""The prompt after the summary is no sample's but this one's, and most is sampled behind it."""
+"""No other sample has the prompt after the summary, and most tokens are sampled behind it."""
 UNNOTICED = [FIRST, make_call(1, [1, 60], [61]), make_call(2, [1, 2, 70], [71] * 9)]
 """A compaction of a harness whose requests do not say what they are for."""
 DELEGATED = [FIRST, make_call(1, [30, 31], [32] * 9, hints={"kind": "subagent"})]
