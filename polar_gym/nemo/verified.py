@@ -43,8 +43,9 @@ def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> 
     """Return the answer for an episode. `calls`: all of the session's. Raises `ValueError` when the traces are not what
     a trainer may be given."""
     by_id = {call.call_id: call for call in calls}
-    trace = main_trace(episode.trajectory.traces, by_id)
-    session = episode.session
+    session, traces = episode.session, episode.trajectory.traces
+    failed = session.failure is not None  # then nothing is trained, and no trace need be fit for it
+    trace = next(iter(traces), None) if failed else main_trace(traces, by_id)
     mask = _mask(episode, trace)
     spans = trained_spans(trace, by_id) if trace is not None and mask is None else []
     answer = verified(

@@ -198,6 +198,14 @@ def test_a_logprob_that_is_no_number_is_refused() -> None:
         verified_episode(ROW, episode([call]), [call])
 
 
+def test_a_failure_is_told_also_where_its_traces_could_not_be_trained() -> None:
+    """A broken logprob beside it took the failure's place."""
+    call = make_call(0, [1], [2])
+    call.logprobs[0] = float("nan")
+    died = Failure(stage=Status.RUNNING, kind="harness_error", message="it broke")
+    assert verified_episode(ROW, episode([call], died), [call])["failure_kind"] == "agent_run_error"
+
+
 def test_a_mask_of_parts_of_calls_is_refused() -> None:
     calls = [make_call(0, [1], [2, 3])]
     whole = episode(calls)
