@@ -168,11 +168,15 @@ def check_config(values: Any) -> RunConfig:
         # The options of `swe` come from each task (`make_request`), also within a `composite`.
         if key != "evaluator" or config.evaluator.name not in ("swe", "composite"):
             check_plugin(key, found, getattr(config, key))
-    if config.harness.today is not None and registry.harnesses.get(config.harness.name).told_today_by is None:
-        raise ConfigError(
-            f"harness.today={config.harness.today}: {config.harness.name} cannot be told a date; leave it out"
-        )
+    _check_today(config.harness)
     return config
+
+
+def _check_today(spec: HarnessSpec) -> None:
+    """Raises `ConfigError` for a date that a harness cannot be told. Those of third parties inherit the default's."""
+    untold = spec.name in group_choices()["harness"] and registry.harnesses.get(spec.name).told_today_by is None
+    if spec.today is not None and untold:
+        raise ConfigError(f"harness.today={spec.today}: {spec.name} cannot be told a date; leave it out")
 
 
 def check_plugin(key: str, found: registry.Registry[Any], spec: PluginSpec) -> None:

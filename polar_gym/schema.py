@@ -17,7 +17,16 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
 from polar_gym.record import Logprobs, LossMask, Record, TokenIds
 
@@ -102,6 +111,9 @@ class RuntimeSpec(PluginSpec):
     """For the sandbox to come up, with its workspace and the harness in it."""
 
 
+_TODAY = {"anyOf": [{"type": "string", "format": "date"}, {"const": "auto"}, {"type": "null"}], "default": None}
+
+
 def _auto_today(value: Any) -> Any:
     return date.today() if value == "auto" else value
 
@@ -115,9 +127,7 @@ class HarnessSpec(PluginSpec):
     """What the harness believes the model is called; some harnesses change their prompts by it."""
     max_output_tokens: int = Field(default=16384, gt=0)
     """What the harness is told that one answer may hold."""
-    today: Annotated[
-        date | None, BeforeValidator(_auto_today, json_schema_input_type=date | Literal["auto"] | None)
-    ] = None
+    today: Annotated[date | None, BeforeValidator(_auto_today), WithJsonSchema(_TODAY)] = None
     """The date that the harness is told in every sample, so that one which starts after midnight has the prompt of the
     others; `auto`: the day on which the request is made; null: the machine's. Codex and OpenCode cannot be told."""
 
