@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.config import ConfigError, load_config
+from polar_gym.config.run_config import ConfigError, load_config
 from polar_gym.gateway.journal import JournalError, read_journal
 from polar_gym.gateway.local import make_engine
 from polar_gym.inference import Engine

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from polar_gym.cli.console import console, errors
 from polar_gym.cli.settings_help import help_option, print_run_settings
-from polar_gym.composition import (
+from polar_gym.config.composition import (
     ConfigError,
     SweepRun,
     compose_config,
@@ -24,7 +24,7 @@ from polar_gym.composition import (
     sweep,
     without_hydra,
 )
-from polar_gym.config import RunConfig, load_config
+from polar_gym.config.run_config import RunConfig, load_config
 from polar_gym.schema import Episode
 
 

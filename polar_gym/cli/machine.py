@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from polar_gym.cli.console import console
-from polar_gym.config import ConfigError
+from polar_gym.config.run_config import ConfigError
 
 
 def doctor(
     engine_url: Annotated[str | None, typer.Option(help="Also ask the vLLM at this URL.")] = None,
 ) -> None:
     """Say what this machine can run, and what to install for the rest."""
-    from polar_gym.doctor import can_run, diagnose, render
+    from polar_gym.cli.doctor import can_run, diagnose, render
 
     if engine_url is not None and not re.match(r"https?://[^/]", engine_url):
         raise ConfigError(f"--engine-url={engine_url!r}: expected a URL, e.g. http://127.0.0.1:8000")

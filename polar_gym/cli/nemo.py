@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polar_gym.config import ConfigError, cache_dir
+from polar_gym.config.run_config import ConfigError, cache_dir
 
 
 def nemo_root(

@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from polar_gym.cli.console import console
-from polar_gym.composition import recipe_names
-from polar_gym.config import MISSING, RunConfig
-from polar_gym.config_help import Key, Section, section_of, sections
+from polar_gym.config.composition import recipe_names
+from polar_gym.config.help import Key, Section, section_of, sections
+from polar_gym.config.run_config import MISSING, RunConfig
 
 HOW = """\
 recipe=NAME picks a ready-made run, group=CHOICE a part of it, key=value one

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym import registry
-from polar_gym.config import ConfigError, RunConfig, check_plugin
+from polar_gym.config.run_config import ConfigError, RunConfig, check_plugin
 from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.gateway.settings import ListenSettings
 from polar_gym.registry import Names

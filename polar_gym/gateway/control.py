@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 
-from polar_gym.config import ConfigError, explain
+from polar_gym.config.run_config import ConfigError, explain
 from polar_gym.gateway.guard import REFUSED, from_a_page
 from polar_gym.gateway.keys import authorized
 from polar_gym.gateway.metrics import NodeMetrics

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from polar_gym import registry
-from polar_gym.config import ConfigError, RunConfig, cache_dir, check_plugin
+from polar_gym.config.run_config import ConfigError, RunConfig, cache_dir, check_plugin
 from polar_gym.gateway.node import Node, Pools
 from polar_gym.inference import Engine
 from polar_gym.schema import PluginSpec, TaskRequest

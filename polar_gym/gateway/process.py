@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from polar_gym.config import ConfigError, RunConfig
+from polar_gym.config.run_config import ConfigError, RunConfig
 from polar_gym.gateway.admission import allowed_by, check_network
 from polar_gym.gateway.control import control_app
 from polar_gym.gateway.keys import NODE_KEY, check_binding
@@ -71,7 +71,7 @@ class Gateway:
 async def serving(config: RunConfig, settings: GatewaySettings, key: str | None) -> AsyncIterator[Gateway]:
     """A node of the rollout service, until the context ends: then its sessions are interrupted.
 
-    Raises `polar_gym.config.ConfigError` and `polar_gym.inference.EngineError` before it takes any session.
+    Raises `polar_gym.config.run_config.ConfigError` and `polar_gym.inference.EngineError` before it takes any session.
     """
     check_binding(f"listen={settings.listen}", settings.host, key, NODE_KEY)
     allowed = allowed_by(settings, config, keyed=key is not None)

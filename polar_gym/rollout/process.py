@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from polar_gym.config import ConfigError, RunConfig
+from polar_gym.config.run_config import ConfigError, RunConfig
 from polar_gym.gateway.admission import allowed_by, check_network
 from polar_gym.gateway.process import entered
 from polar_gym.gateway.process import serving as gateway_serving

@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polar_gym.config import ConfigError, RunConfig
+from polar_gym.config.run_config import ConfigError, RunConfig
 from polar_gym.gateway.process import serving
 from polar_gym.gateway.settings import GatewaySettings
 from polar_gym.rollout.settings import ServeSettings

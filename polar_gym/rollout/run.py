@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from polar_gym.config import ConfigError, RunConfig, check_writable
+from polar_gym.config.run_config import ConfigError, RunConfig, check_writable
 from polar_gym.gateway.local import load_tasks, make_node, make_request
 from polar_gym.gateway.node import Node
 from polar_gym.rollout.output import set_aside
@@ -20,8 +20,8 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     """Run everything and append each episode to `config.rollout.output` as it ends. What an earlier run wrote there is
     kept under another name.
 
-    Raises `polar_gym.config.ConfigError` and `polar_gym.inference.EngineError` before any sandbox starts, and before
-    that file is touched.
+    Raises `polar_gym.config.run_config.ConfigError` and `polar_gym.inference.EngineError` before any sandbox starts,
+    and before that file is touched.
     """
     tasks = load_tasks(config)
     output = config.rollout.output

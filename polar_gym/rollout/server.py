@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from polar_gym.config import ConfigError
+from polar_gym.config.run_config import ConfigError
 from polar_gym.gateway.admission import Allowed, check_request
 from polar_gym.gateway.guard import REFUSED, from_a_page
 from polar_gym.gateway.state import MAX_ATTEMPT

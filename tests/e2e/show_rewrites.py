@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.table import Table
 
 from polar_gym.cli.console import make_console
-from polar_gym.config import cache_dir, load_config
+from polar_gym.config.run_config import cache_dir, load_config
 from polar_gym.gateway.local import load_tasks, make_request
 from polar_gym.gateway.node import Node
 from polar_gym.schema import Episode

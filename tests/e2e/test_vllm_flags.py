@@ -10,7 +10,7 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 
-from polar_gym.doctor import diagnose
+from polar_gym.cli.doctor import diagnose
 from polar_gym.inference import EngineError, openai_form
 from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from polar_gym.config import load_config
+from polar_gym.config.run_config import load_config
 from polar_gym.gateway.process import Gateway, serving
 from polar_gym.gateway.settings import gateway_settings
 from polar_gym.protocol import Dispatch

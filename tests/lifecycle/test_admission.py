@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from polar_gym.cli import main
-from polar_gym.config import ConfigError, load_config
+from polar_gym.config.run_config import ConfigError, load_config
 from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.gateway.local import load_tasks, make_request
 from polar_gym.rollout.auth import Keys

@@ -13,7 +13,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from polar_gym.config import load_config
+from polar_gym.config.run_config import load_config
 from polar_gym.gateway import process, proxy
 from polar_gym.gateway.node import Node
 from polar_gym.gateway.settings import gateway_settings

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from polar_gym.cli import main
-from polar_gym.config import ConfigError
+from polar_gym.config.run_config import ConfigError
 from polar_gym.no_answer import reason
 from polar_gym.rollout import client as client_module
 from polar_gym.rollout import watch

@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
-from polar_gym.config import ConfigError
+from polar_gym.config.run_config import ConfigError
 from polar_gym.gateway.admission import Allowed
 from polar_gym.rollout import edge, server
 from polar_gym.rollout.auth import Keys

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config import load_config
+from polar_gym.config.run_config import load_config
 from polar_gym.protocol import TaskStatus
 from polar_gym.rollout.client import RolloutClient
 from polar_gym.rollout.service import RolloutService

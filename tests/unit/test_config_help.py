@@ -7,9 +7,9 @@ import yaml
 from pydantic import BaseModel
 
 from polar_gym.cli import main
-from polar_gym.composition import group_choices, recipe_names
-from polar_gym.config import MISSING, RunConfig
-from polar_gym.config_help import Key, field_docstrings, section_of, sections
+from polar_gym.config.composition import group_choices, recipe_names
+from polar_gym.config.help import Key, field_docstrings, section_of, sections
+from polar_gym.config.run_config import MISSING, RunConfig
 from polar_gym.gateway.settings import GatewaySettings
 from polar_gym.rollout.settings import ServeSettings
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from polar_gym.cli import main
-from polar_gym.composition import SweepRun, sweep
-from polar_gym.config import ConfigError
+from polar_gym.config.composition import SweepRun, sweep
+from polar_gym.config.run_config import ConfigError
 from polar_gym.rollout.sweep import plan
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from polar_gym import registry
-from polar_gym.doctor import Check, can_run, diagnose, render
+from polar_gym.cli.doctor import Check, can_run, diagnose, render
 from polar_gym.harnesses import install
 from tests.requirements import need_program
 

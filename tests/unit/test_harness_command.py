@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config import ConfigError, load_config
+from polar_gym.config.run_config import ConfigError, load_config
 from polar_gym.harnesses.command import HARNESS
 from polar_gym.harnesses.install import toolchain_mounts
 from tests.unit.harness_context import context

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.config import ConfigError, load_config
+from polar_gym.config.run_config import ConfigError, load_config
 from polar_gym.harnesses import python as python_module
 from polar_gym.harnesses.install import InstallError
 from polar_gym.harnesses.python import HARNESS

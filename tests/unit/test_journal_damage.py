@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from polar_gym.builder_ablation import recorded_sessions
-from polar_gym.config import ConfigError
+from polar_gym.config.run_config import ConfigError
 from polar_gym.gateway.journal import Journal, JournalError, read_journal
 from polar_gym.report import print_verification
 from polar_gym.schema import (

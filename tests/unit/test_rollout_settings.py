@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.config import ConfigError
+from polar_gym.config.run_config import ConfigError
 from polar_gym.rollout.auth import Keys, load_keys
 from polar_gym.rollout.requests import read_requests
 from polar_gym.rollout.settings import split_settings

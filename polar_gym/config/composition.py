@@ -2,7 +2,7 @@
 
 Everything a Hydra user types means what it means in Hydra, read by Hydra's own parser: `group=choice`, `+key=`,
 `++key=`, `~key`, quotes, interpolation, and `a,b`, `range(1,4)` or `glob(*)` in a sweep. One thing differs: a key that
-no config file names is let through, because `polar_gym.config` judges all keys and says which there are.
+no config file names is let through, because `polar_gym.config.run_config` judges all keys and says which there are.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SweepRun:
 
 def shipped_dir(name: str) -> Path:
     """`conf` or `recipes`: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 

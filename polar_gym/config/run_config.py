@@ -1,8 +1,9 @@
 """Hydra configs -> checked records.
 
 `conf/` holds the groups and their defaults, `recipes/` the ready-made runs; both ship in the wheel. Hydra composes
-(`polar_gym.composition`), pydantic judges: whatever is wrong is one `ConfigError` that names the key, its value and
-what is allowed, before anything starts. The docstrings of the fields are what `polar-gym rollout --help` says of them.
+(`polar_gym.config.composition`), pydantic judges: whatever is wrong is one `ConfigError` that names the key, its value
+and what is allowed, before anything starts. The docstrings of the fields are what `polar-gym rollout --help` says of
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from polar_gym import registry
-from polar_gym.composition import ROOMS, ConfigError, compose_config, group_choices, readable, without_hydra
+from polar_gym.config.composition import ROOMS, ConfigError, compose_config, group_choices, readable, without_hydra
 from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, Record, RuntimeSpec, Sampling
 
 SHOWN = 200

@@ -24,7 +24,7 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.config import cache_dir
+from polar_gym.config.run_config import cache_dir
 from polar_gym.harnesses import Harness, install
 from polar_gym.inference import EngineError
 from polar_gym.inference.http import Http

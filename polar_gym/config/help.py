@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from polar_gym import registry
-from polar_gym.composition import ROOMS, group_choices, shipped_dir
-from polar_gym.config import MISSING, RunConfig
+from polar_gym.config.composition import ROOMS, group_choices, shipped_dir
+from polar_gym.config.run_config import MISSING, RunConfig
 
 
 @dataclass(frozen=True)
