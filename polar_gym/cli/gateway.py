@@ -36,9 +36,9 @@ def gateway(
 
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
-    from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY, take_key
     from polar_gym.gateway.process import serve
     from polar_gym.gateway.settings import GatewaySettings, gateway_settings, split_own
+    from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, take_key
 
     key = take_key(NODE_KEY)
     take_key(SERVICE_KEY)  # not a node's: nothing that runs here shall see it

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from polar_gym.gateway.service import NodeService
 from polar_gym.gateway.state import Key
-from polar_gym.no_answer import reason
+from polar_gym.http.no_answer import reason
 from polar_gym.protocol import DeliveryAnswer, HeartbeatAnswer
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ from aiohttp import web
 from polar_gym.config.run_config import ConfigError, RunConfig
 from polar_gym.gateway.admission import allowed_by, check_network
 from polar_gym.gateway.control import control_app
-from polar_gym.gateway.keys import NODE_KEY, check_binding
 from polar_gym.gateway.link import Link
 from polar_gym.gateway.local import load_tasks, make_node
 from polar_gym.gateway.metrics import NodeMetrics
@@ -33,8 +32,9 @@ from polar_gym.gateway.node import Node
 from polar_gym.gateway.salvage import salvage
 from polar_gym.gateway.service import NodeService
 from polar_gym.gateway.settings import GatewaySettings
-from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.state import StateDirectory, StateError
+from polar_gym.http.keys import NODE_KEY, check_binding
+from polar_gym.http.silence import SilentConnections
 from polar_gym.inference import EngineError
 from polar_gym.schema import PluginSpec
 

@@ -22,9 +22,9 @@ from aiohttp import web
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.exchange import Exchange
 from polar_gym.gateway.generation import GenerationGate
-from polar_gym.gateway.guard import REFUSED, from_a_page
-from polar_gym.gateway.silence import SilentConnections
 from polar_gym.gateway.splicing import Splicer
+from polar_gym.http.guard import REFUSED, from_a_page
+from polar_gym.http.silence import SilentConnections
 from polar_gym.inference import ChatRequest, Completion, Engine, EngineError, sampling_deviations
 from polar_gym.inference.received import whole_delta
 from polar_gym.inference.room import check_room

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from polar_gym.config.run_config import ConfigError, RunConfig, explain
-from polar_gym.gateway.keys import is_loopback
+from polar_gym.http.keys import is_loopback
 from polar_gym.record import Record
 
 

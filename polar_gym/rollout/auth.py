@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY, authorized, check_binding, take_key
+from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, authorized, check_binding, take_key
 
 __all__ = ["CALLBACK_KEY", "NODE_KEY", "SERVICE_KEY", "Keys", "bearer_is", "check_exposure", "load_keys"]
 

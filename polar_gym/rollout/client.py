@@ -21,9 +21,9 @@ import orjson
 from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from polar_gym.envs.background import BackgroundLoop
-from polar_gym.gateway.keys import SERVICE_KEY, read_key
-from polar_gym.no_answer import reason
+from polar_gym.background_loop import BackgroundLoop
+from polar_gym.http.keys import SERVICE_KEY, read_key
+from polar_gym.http.no_answer import reason
 from polar_gym.protocol import (
     ErrorAnswer,
     Event,

@@ -8,7 +8,7 @@ from typing import Protocol
 import aiohttp
 from pydantic import ValidationError
 
-from polar_gym.no_answer import reason
+from polar_gym.http.no_answer import reason
 from polar_gym.protocol import Dispatch, ErrorAnswer, Generation, GenerationAnswer, Weights
 
 TIMEOUT_SECONDS = 20.0

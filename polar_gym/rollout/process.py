@@ -14,9 +14,9 @@ from polar_gym.gateway.admission import allowed_by, check_network
 from polar_gym.gateway.process import entered
 from polar_gym.gateway.process import serving as gateway_serving
 from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.http.edge import Listener
 from polar_gym.rollout.auth import Keys, check_exposure
 from polar_gym.rollout.callbacks import CallbackSender
-from polar_gym.rollout.edge import Listener
 from polar_gym.rollout.node_link import HttpNodeLink
 from polar_gym.rollout.server import make_app
 from polar_gym.rollout.service import RolloutService

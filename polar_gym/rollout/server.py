@@ -13,12 +13,8 @@ from aiohttp import web
 
 from polar_gym.config.run_config import ConfigError
 from polar_gym.gateway.admission import Allowed, check_request
-from polar_gym.gateway.guard import REFUSED, from_a_page
 from polar_gym.gateway.state import MAX_ATTEMPT
-from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
-from polar_gym.rollout.auth import Keys, bearer_is
-from polar_gym.rollout.callbacks import check_url
-from polar_gym.rollout.edge import (
+from polar_gym.http.edge import (
     AnswerError,
     Handler,
     answer,
@@ -29,6 +25,10 @@ from polar_gym.rollout.edge import (
     refusals,
     whole_number,
 )
+from polar_gym.http.guard import REFUSED, from_a_page
+from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
+from polar_gym.rollout.auth import Keys, bearer_is
+from polar_gym.rollout.callbacks import check_url
 from polar_gym.rollout.fleet import ReplacedError
 from polar_gym.rollout.openapi import openapi_document
 from polar_gym.rollout.service import (
@@ -96,7 +96,7 @@ def make_app(service: RolloutService, keys: Keys, allowed: Allowed, url: str | N
 def _authorise(keys: Keys, url: str | None) -> Any:
     """Nodes' routes want the node key, draining either, all others the service key. A server without keys asks for
     none: `check_exposure` has seen to it that only this machine reaches it, and web pages shown on it do not
-    (`polar_gym.gateway.guard`)."""
+    (`polar_gym.http.guard`)."""
 
     @web.middleware
     async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -14,8 +14,8 @@ import pytest
 
 from polar_gym.cli import main
 from polar_gym.config.run_config import ConfigError, load_config
-from polar_gym.gateway.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.gateway.local import load_tasks, make_request
+from polar_gym.http.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.rollout.auth import Keys
 from polar_gym.rollout.client import RolloutClient
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest

@@ -12,7 +12,7 @@ import pytest
 
 from polar_gym.cli import main
 from polar_gym.config.composition import ConfigError
-from polar_gym.gateway.keys import NODE_KEY, take_key
+from polar_gym.http.keys import NODE_KEY, take_key
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order
 from tests.lifecycle.test_session_endings import asking

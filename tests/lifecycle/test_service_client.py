@@ -14,7 +14,7 @@ from rich.console import Console
 
 from polar_gym.cli import main
 from polar_gym.config.run_config import ConfigError
-from polar_gym.no_answer import reason
+from polar_gym.http.no_answer import reason
 from polar_gym.rollout import client as client_module
 from polar_gym.rollout import watch
 from polar_gym.rollout.client import RolloutClient, RolloutServiceError, UnreachableError

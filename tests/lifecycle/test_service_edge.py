@@ -13,7 +13,8 @@ import pytest
 
 from polar_gym.config.run_config import ConfigError
 from polar_gym.gateway.admission import Allowed
-from polar_gym.rollout import edge, server
+from polar_gym.http import edge
+from polar_gym.rollout import server
 from polar_gym.rollout.auth import Keys
 from polar_gym.rollout.openapi import ROUTES
 from polar_gym.rollout.service import RolloutService

@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from polar_gym.config.run_config import explain
-from polar_gym.gateway.silence import SilentConnections
+from polar_gym.http.silence import SilentConnections
 from polar_gym.protocol import ErrorAnswer
 from polar_gym.record import Record
 

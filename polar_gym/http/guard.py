@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from polar_gym.gateway.keys import is_loopback
+from polar_gym.http.keys import is_loopback
 
 REFUSED = "a web page may have sent this: it has an Origin, or a Host that is not the port's own address, name or url"
 
