@@ -15,8 +15,8 @@ from pathlib import Path
 
 import orjson
 
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node import Node
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
 
 

@@ -33,7 +33,7 @@ from benchmarks.report import Figure, Goal, Section, Table
 from benchmarks.wires import CHAT, text
 
 CACHE = Path.home() / ".cache" / "polar-gym" / "peers"
-EMBEDDED = ROOT / "polar_gym" / "inference" / "embedded"
+EMBEDDED = ROOT / "polar_gym" / "engines" / "embedded"
 TURNS = 6
 OPENING = 7000
 ADDED = 60

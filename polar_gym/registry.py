@@ -104,7 +104,7 @@ class Registry(Generic[T]):
 
 harnesses: Registry[Any] = Registry("harness", "harnesses")
 runtimes: Registry[Any] = Registry("runtime", "runtimes")
-engines: Registry[Any] = Registry("engine", "inference")
+engines: Registry[Any] = Registry("engine", "engines")
 providers: Registry[Any] = Registry("provider", "providers")
 builders: Registry[Any] = Registry("builder", "trajectory")
 evaluators: Registry[Any] = Registry("evaluator", "evaluators")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EMBEDDED = Path(__file__).parents[1] / "polar_gym" / "inference" / "embedded"
+EMBEDDED = Path(__file__).parents[1] / "polar_gym" / "engines" / "embedded"
 CONTEXT_LENGTH = 32_768
 
 

@@ -25,10 +25,10 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.config.run_config import cache_dir
+from polar_gym.engines import EngineError
+from polar_gym.engines.http import Http
+from polar_gym.engines.vllm.own_grammar import CURE, own_grammar
 from polar_gym.harnesses import Harness, install
-from polar_gym.inference import EngineError
-from polar_gym.inference.http import Http
-from polar_gym.inference.own_grammar import CURE, own_grammar
 from polar_gym.registry import harnesses, runtimes
 from polar_gym.runtimes import Runtime
 from polar_gym.schema import PluginSpec

@@ -44,7 +44,7 @@ class Sessions:
         """Bring up a sandbox in each of these places; what was open there ends. A sandbox that does not come up is
         noted in the session's `failure`.
 
-        Raises `polar_gym.inference.EngineError` when the engine does not start; it may be tried again.
+        Raises `polar_gym.engines.EngineError` when the engine does not start; it may be tried again.
         """
         loop = self._running_loop()
         return loop.run(self._prepare(requests))

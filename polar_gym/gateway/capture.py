@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from polar_gym.engines import ChatRequest, Completion
 from polar_gym.gateway.journal import Journal
 from polar_gym.gateway.splicing import Plan, Thread
 from polar_gym.harnesses import Harness
-from polar_gym.inference import ChatRequest, Completion
 from polar_gym.schema import Budget, ModelCall, Sampling
 
 

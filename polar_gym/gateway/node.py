@@ -13,13 +13,13 @@ from pathlib import Path
 from socket import AF_UNIX, socket
 
 from polar_gym import registry
+from polar_gym.engines import Engine
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.journal import Journal
 from polar_gym.gateway.life import SessionLife, Surroundings
 from polar_gym.gateway.proxy import Proxy, Streaming
 from polar_gym.gateway.stages import Pools, Stages
 from polar_gym.gateway.state import Key, StateDirectory
-from polar_gym.inference import Engine
 from polar_gym.providers import Provider
 from polar_gym.runtimes import Runtime, SandboxError, Serve
 from polar_gym.schema import Episode, PluginSpec, Session, Status, TaskRequest

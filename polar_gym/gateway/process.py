@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from polar_gym.config.run_config import ConfigError, RunConfig
+from polar_gym.engines import EngineError
 from polar_gym.gateway.admission import allowed_by, check_network
 from polar_gym.gateway.control import control_app
 from polar_gym.gateway.link import Link
@@ -35,7 +36,6 @@ from polar_gym.gateway.settings import GatewaySettings
 from polar_gym.gateway.state import StateDirectory, StateError
 from polar_gym.http.keys import NODE_KEY, check_binding
 from polar_gym.http.silence import SilentConnections
-from polar_gym.inference import EngineError
 from polar_gym.schema import PluginSpec
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Gateway:
 async def serving(config: RunConfig, settings: GatewaySettings, key: str | None) -> AsyncIterator[Gateway]:
     """A node of the rollout service, until the context ends: then its sessions are interrupted.
 
-    Raises `polar_gym.config.run_config.ConfigError` and `polar_gym.inference.EngineError` before it takes any session.
+    Raises `polar_gym.config.run_config.ConfigError` and `polar_gym.engines.EngineError` before it takes any session.
     """
     check_binding(f"listen={settings.listen}", settings.host, key, NODE_KEY)
     allowed = allowed_by(settings, config, keyed=key is not None)

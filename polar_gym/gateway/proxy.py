@@ -1,6 +1,6 @@
 """The model API that harnesses talk to: parse, sample, record, answer in the provider's own shape.
 
-A thin aiohttp adapter: the wire formats are `providers/`, the sampling is `inference/`, the record is `capture`. Each
+A thin aiohttp adapter: the wire formats are `providers/`, the sampling is `engines/`, the record is `capture`. Each
 session's sandbox reaches it through a listening socket of its own (`Proxy.server_for`); clients outside a sandbox use
 the node's loopback port and the session's key.
 """
@@ -19,16 +19,16 @@ from typing import Any, Literal
 import orjson
 from aiohttp import web
 
+from polar_gym.chat.received import whole_delta
+from polar_gym.engines import ChatRequest, Completion, Engine, EngineError, sampling_deviations
+from polar_gym.engines.context_length import check_room
+from polar_gym.engines.weights import spans
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.exchange import Exchange
 from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.splicing import Splicer
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
-from polar_gym.inference import ChatRequest, Completion, Engine, EngineError, sampling_deviations
-from polar_gym.inference.received import whole_delta
-from polar_gym.inference.room import check_room
-from polar_gym.inference.weights import spans
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import ModelCall

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from polar_gym.inference import ChatRequest, Engine, EngineError
+from polar_gym.engines import ChatRequest, Engine, EngineError
 from polar_gym.inference.splice import Learned, NoSplice, has_media, spliced_prompt
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall

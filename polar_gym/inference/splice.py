@@ -31,8 +31,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.inference import EngineError
-from polar_gym.inference.messages import canonical_json
+from polar_gym.chat.messages import canonical_json
+from polar_gym.engines import EngineError
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
 SpliceProblem = Literal["cut", "multimodal", "special_text", "template", "suffix"]

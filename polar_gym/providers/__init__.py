@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from polar_gym.inference import ChatRequest, Completion, Delta
+from polar_gym.engines import ChatRequest, Completion, Delta
 
 Operation = Literal["chat", "models", "count_tokens"]
 

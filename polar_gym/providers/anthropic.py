@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.inference import ChatRequest
+from polar_gym.engines import ChatRequest
 from polar_gym.providers import Provider, Route, anthropic_output
 from polar_gym.providers.anthropic_errors import error_body, error_event
 from polar_gym.providers.anthropic_input import messages_of

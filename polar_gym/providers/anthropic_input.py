@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from polar_gym.inference.messages import canonical_json
+from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.anthropic_output import UNPARSED, utf16_length
 from polar_gym.providers.fields import objects, optional, required, shown

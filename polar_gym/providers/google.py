@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.inference import ChatRequest
+from polar_gym.engines import ChatRequest
 from polar_gym.providers import BadRequestError, Provider, Route, google_output
 from polar_gym.providers.fields import optional, positive, refuse, required, shown
 from polar_gym.providers.google_contents import messages_of

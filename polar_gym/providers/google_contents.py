@@ -16,7 +16,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-from polar_gym.inference.messages import canonical_json
+from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.fields import optional, required, shown
 from polar_gym.providers.google_json import base64_at, message_at, messages_at

@@ -16,7 +16,7 @@ import re
 import time
 from typing import Any
 
-from polar_gym.inference import ChatRequest, Completion, Delta
+from polar_gym.engines import ChatRequest, Completion, Delta
 from polar_gym.providers import BadRequestError, Provider, Route, ids
 from polar_gym.providers.fields import expect, objects, optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key, sse

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from polar_gym.inference.messages import canonical_json
+from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import objects, optional, required, shown
 from polar_gym.providers.json_text import parsed

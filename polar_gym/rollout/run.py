@@ -20,7 +20,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     """Run everything and append each episode to `config.rollout.output` as it ends. What an earlier run wrote there is
     kept under another name.
 
-    Raises `polar_gym.config.run_config.ConfigError` and `polar_gym.inference.EngineError` before any sandbox starts,
+    Raises `polar_gym.config.run_config.ConfigError` and `polar_gym.engines.EngineError` before any sandbox starts,
     and before that file is touched.
     """
     tasks = load_tasks(config)

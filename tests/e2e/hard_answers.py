@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polar_gym.inference import ChatRequest, Completion, OnDelta
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions
-from polar_gym.inference.embedded.policy import Generation, OnIds
-from polar_gym.inference.embedded.scripted import ScriptedPolicy
-from polar_gym.inference.embedded.shell_tools import ShellTool, find_shell, shell_arguments
-from polar_gym.inference.messages import assistant_message
+from polar_gym.chat.messages import assistant_message
+from polar_gym.engines import ChatRequest, Completion, OnDelta
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
+from polar_gym.engines.embedded.policy import Generation, OnIds
+from polar_gym.engines.embedded.scripted import ScriptedPolicy
+from polar_gym.engines.embedded.shell_tools import ShellTool, find_shell, shell_arguments
 from polar_gym.schema import Message, Sampling
 
 FINAL = "All of it is done."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from polar_gym.inference import ChatRequest, Completion, OnDelta
-from polar_gym.inference.embedded import EmbeddedEngine
+from polar_gym.engines import ChatRequest, Completion, OnDelta
+from polar_gym.engines.embedded import EmbeddedEngine
 from polar_gym.schema import Sampling
 
 PARTIES = 16

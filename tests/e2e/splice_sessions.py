@@ -25,8 +25,8 @@ import numpy as np
 from rich.table import Table
 
 from polar_gym.cli.console import make_console
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node import Node
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import (
     Artifacts,
     BuilderSpec,

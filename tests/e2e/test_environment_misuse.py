@@ -11,8 +11,8 @@ import pytest
 
 import polar_gym  # noqa: F401 - registers the environment
 from polar_gym.config.run_config import ConfigError
+from polar_gym.engines import EngineError
 from polar_gym.envs.swe import SweEnv
-from polar_gym.inference import EngineError
 
 
 def make(**settings: Any) -> SweEnv:

@@ -12,8 +12,8 @@ import numpy as np
 import openai
 import pytest
 
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.journal import read_journal
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec, ModelCall, Sampling
 from polar_gym.trajectory import build_trajectory
 from tests.e2e.agent import TOOLS

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from polar_gym.inference import ChatRequest, EngineError
-from polar_gym.inference.embedded.chatml import ChatML
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
+from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.engines.embedded.chatml import ChatML
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling, ToolDefinition
 from tests.e2e.vllm_server import VllmServer
 from tests.e2e.vllm_work import (

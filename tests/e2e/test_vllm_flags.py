@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from polar_gym.cli.doctor import diagnose
-from polar_gym.inference import EngineError, openai_form
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
+from polar_gym.engines import EngineError, openai_form
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec
 from polar_gym.trajectory import build_trajectory
 from tests.e2e.test_vllm_streaming import ASK, BASH, running_session

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polar_gym.inference import ChatRequest, Completion, Delta, EngineError
-from polar_gym.inference.vllm import VllmOptions
+from polar_gym.engines import ChatRequest, Completion, Delta, EngineError
+from polar_gym.engines.vllm import VllmOptions
 from polar_gym.schema import Sampling
 from tests.e2e.test_vllm_streaming import ASK, BASH, TWO_CALLS, GuidedEngine, without_ids
 from tests.e2e.vllm_server import VllmServer

@@ -13,8 +13,8 @@ import aiohttp
 import numpy as np
 import pytest
 
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node import Node
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec, ModelCall
 from polar_gym.trajectory import build_trajectory
 from tests.e2e.test_vllm_streaming import running_session

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from polar_gym.inference import ChatRequest
-from polar_gym.inference.vllm import VllmEngine
+from polar_gym.engines import ChatRequest
+from polar_gym.engines.vllm import VllmEngine
 from polar_gym.schema import Message
 
 LONG_MESSAGE: Message = {"role": "user", "content": "hi hi" * 11_000}

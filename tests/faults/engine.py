@@ -22,10 +22,10 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from polar_gym.inference import ChatRequest, Completion
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions
-from polar_gym.inference.embedded.scripted import ScriptedPolicy
-from polar_gym.inference.messages import assistant_message
+from polar_gym.chat.messages import assistant_message
+from polar_gym.engines import ChatRequest, Completion
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
+from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.schema import Message, Sampling
 
 MODEL = "policy"

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 
 from polar_gym.config.run_config import load_config
+from polar_gym.engines import ChatRequest, EngineError, http
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway import process, proxy
 from polar_gym.gateway.node import Node
 from polar_gym.gateway.settings import gateway_settings
 from polar_gym.gateway.splicing import Splicer
-from polar_gym.inference import ChatRequest, EngineError, http
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Sampling, Status
 from tests.lifecycle.test_session_endings import asking, task
 from tests.requirements import need_program

@@ -14,10 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway import control, process, proxy
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.node import Node
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.protocol import Callback
 from polar_gym.rollout import callbacks
 from polar_gym.rollout.auth import Keys

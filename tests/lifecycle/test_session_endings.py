@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.evaluators import EvaluationContext
 from polar_gym.gateway.journal import read_journal
 from polar_gym.gateway.node import Node
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.registry import Options, UnknownNameError
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap

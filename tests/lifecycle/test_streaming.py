@@ -13,12 +13,12 @@ import aiohttp
 import openai
 import pytest
 
+from polar_gym.engines import ChatRequest, Completion, Delta, EngineError, OnDelta
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway import proxy
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.journal import read_journal
 from polar_gym.gateway.node import Node
-from polar_gym.inference import ChatRequest, Completion, Delta, EngineError, OnDelta
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.trajectory import build_trajectory
 

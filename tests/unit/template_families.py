@@ -19,9 +19,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from polar_gym.inference import EngineError
-from polar_gym.inference.embedded.chatml import TEMPLATE_FILE, TOKENIZER_FILE
-from polar_gym.inference.messages import canonical_json
+from polar_gym.chat.messages import canonical_json
+from polar_gym.engines import EngineError
+from polar_gym.engines.embedded.chatml import TEMPLATE_FILE, TOKENIZER_FILE
 from polar_gym.inference.splice import has_media
 from polar_gym.schema import Message, ToolDefinition
 

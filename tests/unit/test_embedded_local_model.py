@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polar_gym.inference import ChatRequest, Delta, EngineError
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions
-from polar_gym.inference.embedded.local_model import log_distribution
-from polar_gym.inference.received import Received
+from polar_gym.chat.received import Received
+from polar_gym.engines import ChatRequest, Delta, EngineError
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
+from polar_gym.engines.embedded.local_model import log_distribution
 from polar_gym.schema import Message, Sampling, ToolDefinition
 from tests.tiny_model import write_tiny_model
 

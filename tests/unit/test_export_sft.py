@@ -153,7 +153,7 @@ def test_a_trace_is_left_out_for_a_named_reason(changes, filters, reason):
 
 
 def test_the_embedded_engine_stamps_its_scripted_policy():
-    from polar_gym.inference.embedded.engine import EmbeddedEngine
+    from polar_gym.engines.embedded.engine import EmbeddedEngine
 
     assert EmbeddedEngine(EmbeddedEngine.Options(scripts=[])).info.scripted
     assert not make_episode().engine.scripted

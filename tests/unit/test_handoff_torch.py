@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polar_gym.inference import ChatRequest
-from polar_gym.inference.embedded import EmbeddedEngine, EmbeddedOptions
+from polar_gym.engines import ChatRequest
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.schema import Episode, Message, Sampling
 from polar_gym.training import make_batch, padded, to_torch
 from polar_gym.training.nemo_rl import message_log

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polar_gym.inference import EngineError
-from polar_gym.inference.http import Http
-from polar_gym.inference.own_grammar import own_grammar
+from polar_gym.engines import EngineError
+from polar_gym.engines.http import Http
+from polar_gym.engines.vllm.own_grammar import own_grammar
 
 PLAIN = {"temperature": 1.0, "stop": [], "max_tokens": 32619, "output_kind": 2}
 TAG = PLAIN | {"structured_outputs": {"json": None, "grammar": None, "structural_tag": '{"type": "structural_tag"}'}}

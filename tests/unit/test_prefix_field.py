@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from polar_gym.engines import ChatRequest, Completion, EngineError
+from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.splicing import Splicer, Thread
-from polar_gym.inference import ChatRequest, Completion, EngineError
-from polar_gym.inference.embedded.chatml import TOKENIZER_FILE, ChatML
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling
 from tests.unit.calls import make_call
 

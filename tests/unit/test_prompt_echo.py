@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.inference.prompt_echo import loads
+from polar_gym.engines.vllm.prompt_echo import loads
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 VALUES = st.recursive(

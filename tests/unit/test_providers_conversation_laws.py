@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.inference.messages import canonical_json
+from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import google, ids, openai_responses
 from polar_gym.schema import Message
 from tests.anything import answers

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from numpy.typing import NDArray
 
+from polar_gym.engines import ChatRequest
+from polar_gym.engines.embedded.answers import parse_answer
+from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.gateway.splicing import Plan, Splicer, Thread
-from polar_gym.inference import ChatRequest
-from polar_gym.inference.embedded.answers import parse_answer
-from polar_gym.inference.embedded.chatml import ChatML
 from polar_gym.providers import ids
 from polar_gym.schema import BuilderSpec, Message, ModelCall, ToolDefinition, Trajectory
 from polar_gym.trajectory import build_trajectory

@@ -11,9 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from polar_gym import registry
-from polar_gym.inference import ChatRequest, Delta, EngineError
-from polar_gym.inference.openai_form import ServerOptions
-from polar_gym.inference.sglang import SglangEngine
+from polar_gym.engines import ChatRequest, Delta, EngineError
+from polar_gym.engines.openai_form import ServerOptions
+from polar_gym.engines.sglang import SglangEngine
 from polar_gym.schema import PluginSpec, Sampling
 
 CALL = {"id": "call_1", "index": 0, "type": "function", "function": {"name": "bash", "arguments": "{}"}}

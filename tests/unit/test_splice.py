@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polar_gym.inference import EngineError
-from polar_gym.inference.embedded.chatml import ChatML
+from polar_gym.engines import EngineError
+from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.inference.splice import Learned, NoSplice, spliced_prompt
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from tests.unit.calls import make_call

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.gateway.splicing import Plan, Splicer, Thread
-from polar_gym.inference import ChatRequest, EngineError
-from polar_gym.inference.embedded.chatml import ChatML
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ToolDefinition
 from tests.unit.calls import make_call

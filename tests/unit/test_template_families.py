@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polar_gym.chat.messages import assistant_message
+from polar_gym.engines import ChatRequest
 from polar_gym.gateway.splicing import Plan, Splicer, Thread
-from polar_gym.inference import ChatRequest
-from polar_gym.inference.messages import assistant_message
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from tests.unit.calls import make_call

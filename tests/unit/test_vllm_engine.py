@@ -15,8 +15,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from polar_gym.inference import ChatRequest, EngineError
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
+from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Sampling
 
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 4096}, {"id": "adapter", "max_model_len": 4096}]}

@@ -17,9 +17,9 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.inference import Completion, Delta, EngineError, OnDelta
-from polar_gym.inference.vllm import VllmEngine, VllmOptions
-from polar_gym.inference.vllm_stream import event_data
+from polar_gym.engines import Completion, Delta, EngineError, OnDelta
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.engines.vllm.stream import event_data
 from polar_gym.schema import Sampling
 from tests.unit.test_vllm_engine import MODELS, REQUEST, Handler, answer, started
 

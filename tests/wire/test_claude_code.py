@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
+from polar_gym.engines import ChatRequest, Completion
 from polar_gym.harnesses.claude_code import HARNESS
-from polar_gym.inference import ChatRequest, Completion
 from polar_gym.providers import ids
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic_input import TOOL_ERROR

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
+from polar_gym.engines import ChatRequest, Completion
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.codex import HARNESS as CODEX
 from polar_gym.harnesses.pi import HARNESS as PI
-from polar_gym.inference import ChatRequest, Completion
 from polar_gym.providers import Provider, ids
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from polar_gym.providers.openai_responses import PROVIDER as RESPONSES

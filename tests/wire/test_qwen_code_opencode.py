@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from polar_gym.engines import ChatRequest, Completion
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.opencode import HARNESS as OPENCODE
 from polar_gym.harnesses.qwen_code import HARNESS as QWEN_CODE
-from polar_gym.inference import ChatRequest, Completion
 from polar_gym.providers import ids
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from tests.wire.harness_probe import run_harness

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from polar_gym.inference import ChatRequest, EngineError
-from polar_gym.inference.embedded.answers import Piece
-from polar_gym.inference.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
-from polar_gym.inference.embedded.policy import Generation, OnIds
-from polar_gym.inference.embedded.shell_tools import example, find_shell, shell_arguments
-from polar_gym.inference.messages import assistant_message, canonical_json
+from polar_gym.chat.messages import assistant_message, canonical_json
+from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.engines.embedded.answers import Piece
+from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
+from polar_gym.engines.embedded.policy import Generation, OnIds
+from polar_gym.engines.embedded.shell_tools import example, find_shell, shell_arguments
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
 TOKENS_AT_ONCE = 4

@@ -10,7 +10,7 @@ import re
 import secrets
 from typing import Any, NamedTuple
 
-from polar_gym.inference.messages import assistant_message, canonical_json
+from polar_gym.chat.messages import assistant_message, canonical_json
 from polar_gym.schema import Message
 
 THINK, END_THINK, CALL, END_CALL = "<think>", "</think>", "<tool_call>", "</tool_call>"

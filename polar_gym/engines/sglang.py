@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta
-from polar_gym.inference.http import Body, Http
-from polar_gym.inference.openai_form import (
+from polar_gym.chat.received import whole_delta
+from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.engines.context_length import asks_for_more_than_the_room
+from polar_gym.engines.http import Body, Http
+from polar_gym.engines.openai_form import (
     CHAT,
     ServerOptions,
     as_ids,
@@ -26,10 +28,8 @@ from polar_gym.inference.openai_form import (
     served_model,
     stop_sequence,
 )
-from polar_gym.inference.own_grammar import warn_of_unknown_grammar
-from polar_gym.inference.received import whole_delta
-from polar_gym.inference.room import asks_for_more_than_the_room
-from polar_gym.inference.sampling import sampling_fields
+from polar_gym.engines.sampling import sampling_fields
+from polar_gym.engines.vllm.own_grammar import warn_of_unknown_grammar
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 

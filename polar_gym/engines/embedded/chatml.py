@@ -17,9 +17,9 @@ from typing import Any
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from polar_gym.inference import EngineError
-from polar_gym.inference.embedded.answers import TAGS, Piece
-from polar_gym.inference.messages import canonical_json
+from polar_gym.chat.messages import canonical_json
+from polar_gym.engines import EngineError
+from polar_gym.engines.embedded.answers import TAGS, Piece
 from polar_gym.schema import Message, ToolDefinition
 
 END_OF_TURN = "<|im_end|>"

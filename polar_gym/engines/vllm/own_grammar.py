@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 
-from polar_gym.inference import EngineError
-from polar_gym.inference.http import Body, Http
-from polar_gym.inference.vllm_generate import RENDER, STAND_IN
+from polar_gym.engines import EngineError
+from polar_gym.engines.http import Body, Http
+from polar_gym.engines.vllm.generate import RENDER, STAND_IN
 from polar_gym.schema import OwnGrammar, ToolDefinition
 
 log = logging.getLogger(__name__)

@@ -26,10 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta, prompt_echo
-from polar_gym.inference.http import Body, Http
-from polar_gym.inference.local_tokenizer import local_tokenizer
-from polar_gym.inference.openai_form import (
+from polar_gym.chat.received import whole_delta
+from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.engines.context_length import asks_for_more_than_the_room, leaves_no_room, no_room
+from polar_gym.engines.http import Body, Http
+from polar_gym.engines.local_tokenizer import local_tokenizer
+from polar_gym.engines.openai_form import (
     CHAT,
     ServerOptions,
     as_ids,
@@ -40,13 +42,12 @@ from polar_gym.inference.openai_form import (
     served_model,
     stop_sequence,
 )
-from polar_gym.inference.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
-from polar_gym.inference.received import whole_delta
-from polar_gym.inference.room import asks_for_more_than_the_room, leaves_no_room, no_room
-from polar_gym.inference.sampling import logprobs_problem, sampling_fields
+from polar_gym.engines.sampling import logprobs_problem, sampling_fields
+from polar_gym.engines.vllm import prompt_echo
+from polar_gym.engines.vllm.generate import answer_by_ids, unusable
+from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
+from polar_gym.engines.vllm.stream import StreamedAnswer, event_data, ids_and_logprobs, prompt_ids, weight_versions
 from polar_gym.inference.splice import has_media
-from polar_gym.inference.vllm_generate import answer_by_ids, unusable
-from polar_gym.inference.vllm_stream import StreamedAnswer, event_data, ids_and_logprobs, prompt_ids, weight_versions
 from polar_gym.schema import EngineInfo, Message, OwnGrammar, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)

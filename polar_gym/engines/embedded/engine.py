@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from polar_gym.inference import ChatRequest, Completion, EngineError, OnDelta
-from polar_gym.inference.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
-from polar_gym.inference.embedded.local_model import LocalModelPolicy
-from polar_gym.inference.embedded.policy import Policy
-from polar_gym.inference.embedded.scripted import Script, ScriptedPolicy
-from polar_gym.inference.embedded.speech import Speech
-from polar_gym.inference.sampling import sampling_fields
+from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.engines.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
+from polar_gym.engines.embedded.local_model import LocalModelPolicy
+from polar_gym.engines.embedded.policy import Policy
+from polar_gym.engines.embedded.scripted import Script, ScriptedPolicy
+from polar_gym.engines.embedded.speech import Speech
+from polar_gym.engines.sampling import sampling_fields
 from polar_gym.registry import Options
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 

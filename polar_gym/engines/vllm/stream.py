@@ -15,10 +15,11 @@ import aiohttp
 import numpy as np
 import orjson
 
-from polar_gym.inference import Completion, Delta, EngineError, OnDelta, prompt_echo
-from polar_gym.inference.http import Http
-from polar_gym.inference.openai_form import as_ids, logprobs_of, stop_sequence
-from polar_gym.inference.received import Received
+from polar_gym.chat.received import Received
+from polar_gym.engines import Completion, Delta, EngineError, OnDelta
+from polar_gym.engines.http import Http
+from polar_gym.engines.openai_form import as_ids, logprobs_of, stop_sequence
+from polar_gym.engines.vllm import prompt_echo
 from polar_gym.schema import WeightVersion
 
 DONE = b"[DONE]"

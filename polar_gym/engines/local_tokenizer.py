@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from polar_gym.inference import EngineError
+from polar_gym.engines import EngineError
 
 
 def local_tokenizer(name: str) -> Tokenizer:

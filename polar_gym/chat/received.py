@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.inference import Completion, Delta
-from polar_gym.inference.messages import assistant_message
+from polar_gym.chat.messages import assistant_message
+from polar_gym.engines import Completion, Delta
 from polar_gym.schema import Message
 
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.inference import ChatRequest, EngineError, sampling_deviations
-from polar_gym.inference.embedded.answers import Piece, split_tags
-from polar_gym.inference.embedded.chatml import parsed_arguments, text_content
-from polar_gym.inference.embedded.policy import Generation, OnIds
+from polar_gym.engines import ChatRequest, EngineError, sampling_deviations
+from polar_gym.engines.embedded.answers import Piece, split_tags
+from polar_gym.engines.embedded.chatml import parsed_arguments, text_content
+from polar_gym.engines.embedded.policy import Generation, OnIds
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
 TOKENS_AT_ONCE = 4

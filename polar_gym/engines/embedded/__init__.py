@@ -5,8 +5,8 @@ tool calls, thinking in `reasoning`. Two policies: `scripted` runs a list of she
 the harness offers (its logprobs are 0.0: a deterministic policy), `transformers` samples from a local model.
 """
 
-from polar_gym.inference.embedded.engine import EmbeddedEngine, EmbeddedOptions
-from polar_gym.inference.embedded.scripted import Script
+from polar_gym.engines.embedded.engine import EmbeddedEngine, EmbeddedOptions
+from polar_gym.engines.embedded.scripted import Script
 
 ENGINE = EmbeddedEngine
 

@@ -1,6 +1,6 @@
 """Maintainers' script: trains `tokenizer.json` on the standard library's sources and on our chat template.
 
-    python -m polar_gym.inference.embedded.make_tokenizer
+    python -m polar_gym.engines.embedded.make_tokenizer
 
 The result is deterministic for one Python version, `TRAINED_WITH`: the corpus is read in sorted order. Byte-level BPE
 knows every byte, so any text survives encoding and decoding unchanged. The tags of thinking and tool calls are added
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from polar_gym.inference.embedded.answers import TAGS
-from polar_gym.inference.embedded.chatml import TEMPLATE_FILE, TOKENIZER_FILE, TURN_TOKENS
+from polar_gym.engines.embedded.answers import TAGS
+from polar_gym.engines.embedded.chatml import TEMPLATE_FILE, TOKENIZER_FILE, TURN_TOKENS
 
 VOCABULARY_SIZE = 4096
 TRAINED_WITH = (3, 13)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.inference import EngineError
-from polar_gym.inference.http import Body, Http
-from polar_gym.inference.openai_form import stop_sequence
-from polar_gym.inference.room import no_room
+from polar_gym.engines import EngineError
+from polar_gym.engines.context_length import no_room
+from polar_gym.engines.http import Body, Http
+from polar_gym.engines.openai_form import stop_sequence
 from polar_gym.schema import Message
 
 RENDER = "/v1/chat/completions/render"

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.inference import ChatRequest
-from polar_gym.inference.embedded.answers import Piece
+from polar_gym.engines import ChatRequest
+from polar_gym.engines.embedded.answers import Piece
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
 
@@ -61,7 +61,7 @@ class Policy(Protocol):
         ...
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """See `polar_gym.inference.Engine.score`."""
+        """See `polar_gym.engines.Engine.score`."""
         ...
 
     def close(self) -> None: ...
