@@ -17,9 +17,9 @@ import numpy as np
 import orjson
 
 from polar_gym.gateway.journal import Journal
-from polar_gym.gateway.splicing import Splicer, Thread
 from polar_gym.providers import ids, openai_chat
 from polar_gym.schema import ModelCall
+from polar_gym.splicing.plan import Splicer, Thread
 
 TURNS, TOKENS_A_TURN, SAMPLED = 100, 900, 100
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from polar_gym.engines import ChatRequest, Completion
 from polar_gym.gateway.journal import Journal
-from polar_gym.gateway.splicing import Plan, Thread
 from polar_gym.harnesses import Harness
 from polar_gym.schema import Budget, ModelCall, Sampling
+from polar_gym.splicing.plan import Plan, Thread
 
 
 class CaptureError(Exception):

@@ -26,12 +26,12 @@ from polar_gym.engines.weights import spans
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.exchange import Exchange
 from polar_gym.gateway.generation import GenerationGate
-from polar_gym.gateway.splicing import Splicer
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import ModelCall
+from polar_gym.splicing.plan import Splicer
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway import process, proxy
 from polar_gym.gateway.node import Node
 from polar_gym.gateway.settings import gateway_settings
-from polar_gym.gateway.splicing import Splicer
 from polar_gym.schema import Sampling, Status
+from polar_gym.splicing.plan import Splicer
 from tests.lifecycle.test_session_endings import asking, task
 from tests.requirements import need_program
 from tests.unit.test_vllm_engine import MODELS, REQUEST, answer

@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestServer
 from polar_gym.engines import ChatRequest, Completion, EngineError
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway.splicing import Splicer, Thread
 from polar_gym.schema import Message, Sampling
+from polar_gym.splicing.plan import Splicer, Thread
 from tests.unit.calls import make_call
 
 CHATML = ChatML()

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from polar_gym.engines import ChatRequest
 from polar_gym.engines.embedded.answers import parse_answer
 from polar_gym.engines.embedded.chatml import ChatML
-from polar_gym.gateway.splicing import Plan, Splicer, Thread
 from polar_gym.providers import ids
 from polar_gym.schema import BuilderSpec, Message, ModelCall, ToolDefinition, Trajectory
+from polar_gym.splicing.plan import Plan, Splicer, Thread
 from polar_gym.trajectory import build_trajectory
 from polar_gym.trajectory.trace import verify_trace
 from polar_gym.trajectory.tree import token_tree

@@ -47,8 +47,8 @@ from polar_gym.engines.vllm import prompt_echo
 from polar_gym.engines.vllm.generate import answer_by_ids, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
 from polar_gym.engines.vllm.stream import StreamedAnswer, event_data, ids_and_logprobs, prompt_ids, weight_versions
-from polar_gym.inference.splice import has_media
 from polar_gym.schema import EngineInfo, Message, OwnGrammar, Sampling, ToolDefinition
+from polar_gym.splicing.prompt import has_media
 
 log = logging.getLogger(__name__)
 

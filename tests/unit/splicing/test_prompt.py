@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import ChatML
-from polar_gym.inference.splice import Learned, NoSplice, spliced_prompt
 from polar_gym.schema import Message, ModelCall, ToolDefinition
+from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
 from tests.unit.calls import make_call
 
 CHATML = ChatML()

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from polar_gym.engines import ChatRequest, Engine, EngineError
-from polar_gym.inference.splice import Learned, NoSplice, has_media, spliced_prompt
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall
-from polar_gym.trajectory.conversation import Continuation, Conversations
+from polar_gym.splicing.conversation import Continuation, Conversations
+from polar_gym.splicing.prompt import Learned, NoSplice, has_media, spliced_prompt
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 Each golden file (`golden/<family>.txt`) holds conversations as their policy saw them: the prompt that they all begin
 with, what was sampled, and what each later request added to it; or, for a request that is not spliced, why. A line's
-end is shown as `↵`. After a change that is meant, `UPDATE_GOLDEN=1 pytest tests/unit/test_template_families.py`
-writes them anew, and their diff is to be read.
+end is shown as `↵`. After a change that is meant, `UPDATE_GOLDEN=1 pytest
+tests/unit/splicing/test_template_families.py` writes them anew, and their diff is to be read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pytest
 
 from polar_gym.chat.messages import assistant_message
 from polar_gym.engines import ChatRequest
-from polar_gym.gateway.splicing import Plan, Splicer, Thread
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall, ToolDefinition
+from polar_gym.splicing.plan import Plan, Splicer, Thread
 from tests.unit.calls import make_call
-from tests.unit.template_families import FAMILIES, Family, FamilyEngine, Said
+from tests.unit.splicing.template_families import FAMILIES, Family, FamilyEngine, Said
 
 GOLDEN = Path(__file__).with_name("golden")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar_gym.schema import Message, ModelCall, ToolDefinition
-from polar_gym.trajectory.conversation import Continuation, Conversations, canonical
+from polar_gym.splicing.conversation import Continuation, Conversations, canonical
 from tests.unit.calls import make_call
 
 SYSTEM: Message = {"role": "system", "content": "Be brief."}

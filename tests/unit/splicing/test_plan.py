@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from polar_gym.engines import ChatRequest, EngineError
 from polar_gym.engines.embedded.chatml import ChatML
-from polar_gym.gateway.splicing import Plan, Splicer, Thread
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ToolDefinition
+from polar_gym.splicing.plan import Plan, Splicer, Thread
 from tests.unit.calls import make_call
 
 CHATML = ChatML()
