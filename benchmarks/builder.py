@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.report import Goal, Plot, Section, Table
+from polar_gym.builders import build_trajectory
 from polar_gym.schema import BuilderSpec, ModelCall
-from polar_gym.trajectory import build_trajectory
 
 TURN, ADDED = 200, 300
 """Tokens sampled per turn, and added by the harness between turns."""

@@ -17,12 +17,12 @@ import typer
 from rich.table import Table
 
 from polar_gym import registry
+from polar_gym.builders import build_trajectory
 from polar_gym.cli.console import console, errors
 from polar_gym.config.run_config import ConfigError
 from polar_gym.gateway.journal import JournalError, read_journal
 from polar_gym.report import read_episodes
 from polar_gym.schema import BuilderSpec, ModelCall
-from polar_gym.trajectory import build_trajectory
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from polar_gym.builders import build_trajectory
 from polar_gym.schema import BuilderSpec, Fidelity, ModelCall, Trajectory
-from polar_gym.trajectory import build_trajectory
 
 log = logging.getLogger(__name__)
 

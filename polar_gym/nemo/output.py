@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from polar_gym.builders.trace import kind_of
 from polar_gym.nemo.envelope import Span, trained_spans
 from polar_gym.schema import ModelCall, Trace
-from polar_gym.trajectory.trace import kind_of
 
 Item = dict[str, Any]
 """An output item of the Responses API."""

@@ -24,6 +24,7 @@ import aiohttp
 import numpy as np
 from rich.table import Table
 
+from polar_gym.builders import build_trajectory
 from polar_gym.cli.console import make_console
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node import Node
@@ -37,7 +38,6 @@ from polar_gym.schema import (
     Session,
     TaskRequest,
 )
-from polar_gym.trajectory import build_trajectory
 from polar_gym.verify import Verification, verify
 from tests.e2e.agent import Agent
 from tests.e2e.true_tree import FORKS, branches, call_problems, requests_by_call, tips

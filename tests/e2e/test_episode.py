@@ -17,11 +17,11 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import polar_gym  # noqa: F401 - registers the environment
+from polar_gym.builders.trace import verify_trace
 from polar_gym.envs.swe import SweEnv
 from polar_gym.gateway.generation import GenerationGate
 from polar_gym.gateway.journal import read_journal
 from polar_gym.schema import Episode
-from polar_gym.trajectory.trace import verify_trace
 from tests.requirements import need_program
 
 HARNESSES = ["pi", "codex", "gemini_cli", "claude_code"]

@@ -12,10 +12,10 @@ import numpy as np
 import openai
 import pytest
 
+from polar_gym.builders import build_trajectory
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.journal import read_journal
 from polar_gym.schema import BuilderSpec, ModelCall, Sampling
-from polar_gym.trajectory import build_trajectory
 from tests.e2e.agent import TOOLS
 from tests.e2e.splice_sessions import BOUND, run_sessions
 from tests.e2e.test_vllm_streaming import running_session

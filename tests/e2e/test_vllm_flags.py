@@ -10,11 +10,11 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 
+from polar_gym.builders import build_trajectory
 from polar_gym.cli.doctor import diagnose
 from polar_gym.engines import EngineError, openai_form
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec
-from polar_gym.trajectory import build_trajectory
 from tests.e2e.test_vllm_streaming import ASK, BASH, running_session
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, vllm_python
 from tests.requirements import need

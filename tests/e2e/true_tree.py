@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polar_gym.builders.fidelity import first_difference
 from polar_gym.engines.vllm import VllmEngine
 from polar_gym.schema import ModelCall
-from polar_gym.trajectory.balance import first_difference
 from tests.e2e.agent import TAGS, Asked, Item
 
 FORKS = ("history", "partial_turn", "tools", "ambiguous", "unknown_turn")

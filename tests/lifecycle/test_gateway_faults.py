@@ -15,13 +15,13 @@ import aiohttp
 import numpy as np
 import pytest
 
+from polar_gym.builders import build_trajectory
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.capture import CaptureError, SessionCapture
 from polar_gym.gateway.node import Node
 from polar_gym.schema import BuilderSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
-from polar_gym.trajectory import build_trajectory
 
 ASK: Any = {"role": "user", "content": "List the files."}
 

@@ -13,6 +13,7 @@ import aiohttp
 import openai
 import pytest
 
+from polar_gym.builders import build_trajectory
 from polar_gym.engines import ChatRequest, Completion, Delta, EngineError, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway import proxy
@@ -20,7 +21,6 @@ from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.journal import read_journal
 from polar_gym.gateway.node import Node
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest
-from polar_gym.trajectory import build_trajectory
 
 BASH: Any = {
     "type": "function",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polar_gym.builders import build_trajectory
 from polar_gym.schema import (
     BuilderSpec,
     EngineInfo,
@@ -18,7 +19,6 @@ from polar_gym.schema import (
     Status,
     TaskRequest,
 )
-from polar_gym.trajectory import build_trajectory
 from tests.unit.calls import make_call
 
 

@@ -10,6 +10,7 @@ import orjson
 import pytest
 import yaml
 
+from polar_gym.builders import build_trajectory
 from polar_gym.config.run_config import ConfigError
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_configs
@@ -28,7 +29,6 @@ from polar_gym.schema import (
     TaskRequest,
 )
 from polar_gym.tasks.bundled import BundledTasks
-from polar_gym.trajectory import build_trajectory
 from tests.nemo_rl import consumed
 from tests.unit.calls import make_call
 

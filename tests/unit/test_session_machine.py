@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from numpy.typing import NDArray
 
+from polar_gym.builders import build_trajectory
+from polar_gym.builders.trace import verify_trace
+from polar_gym.builders.tree import token_tree
 from polar_gym.engines import ChatRequest
 from polar_gym.engines.embedded.answers import parse_answer
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.providers import ids
 from polar_gym.schema import BuilderSpec, Message, ModelCall, ToolDefinition, Trajectory
 from polar_gym.splicing.plan import Plan, Splicer, Thread
-from polar_gym.trajectory import build_trajectory
-from polar_gym.trajectory.trace import verify_trace
-from polar_gym.trajectory.tree import token_tree
 
 CHATML = ChatML()
 END = CHATML.answer_ids({"role": "assistant", "content": "x"})[-1]

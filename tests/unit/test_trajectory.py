@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polar_gym.builders import build_trajectory
+from polar_gym.builders.exclusions import exclusions
+from polar_gym.builders.fidelity import fidelity
+from polar_gym.builders.trace import merge_path, verify_trace
+from polar_gym.builders.tree import token_tree
 from polar_gym.registry import UnknownNameError
 from polar_gym.schema import BuilderSpec, ModelCall, Trajectory
-from polar_gym.trajectory import build_trajectory
-from polar_gym.trajectory.balance import fidelity
-from polar_gym.trajectory.exclusions import exclusions
-from polar_gym.trajectory.trace import merge_path, verify_trace
-from polar_gym.trajectory.tree import token_tree
 from tests.unit.calls import make_call
 
 BUILDERS = st.sampled_from(["prefix_merging", "per_request"])

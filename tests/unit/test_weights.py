@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from polar_gym.builders.trace import merge_path
 from polar_gym.engines.vllm.stream import weight_versions
 from polar_gym.engines.weights import spans
 from polar_gym.schema import ModelCall, WeightVersion
-from polar_gym.trajectory.trace import merge_path
 from tests.unit.calls import make_call
 
 

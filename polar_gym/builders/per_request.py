@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polar_gym.builders.trace import merge_path
 from polar_gym.schema import ModelCall, Trace
-from polar_gym.trajectory.trace import merge_path
 
 
 def per_request(calls: Sequence[ModelCall], excluded: Mapping[str, str]) -> list[Trace]:

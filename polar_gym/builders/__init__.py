@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from polar_gym import registry
+from polar_gym.builders.exclusions import exclusions
+from polar_gym.builders.fidelity import fidelity
 from polar_gym.schema import BuilderSpec, ModelCall, Trace, Trajectory
-from polar_gym.trajectory.balance import fidelity
-from polar_gym.trajectory.exclusions import exclusions
 
 Builder = Callable[[Sequence[ModelCall], Mapping[str, str]], list[Trace]]
 """(calls in order of arrival, call id -> why its tokens are not trained) -> traces."""

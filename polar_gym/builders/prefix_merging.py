@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polar_gym.builders.trace import kind_of, merge_path
+from polar_gym.builders.tree import token_tree
 from polar_gym.schema import ModelCall, Trace
-from polar_gym.trajectory.trace import kind_of, merge_path
-from polar_gym.trajectory.tree import token_tree
 
 
 def prefix_merging(calls: Sequence[ModelCall], excluded: Mapping[str, str]) -> list[Trace]:
