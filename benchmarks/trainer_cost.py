@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.processes import ROOT
 from benchmarks.report import Goal, Section, Table
-from polar_gym.builder_ablation import cost, recorded_sessions
+from polar_gym.episodes.ablation import cost, recorded_sessions
 from polar_gym.schema import ModelCall
 
 HARNESSES = ("pi", "codex", "gemini_cli", "claude_code", "qwen_code", "opencode")

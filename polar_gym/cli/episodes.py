@@ -99,7 +99,7 @@ def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
 
 
 def _roll_out(config: RunConfig) -> None:
-    from polar_gym.report import print_summary
+    from polar_gym.episodes.report import print_summary
 
     episodes = episodes_of(config, console)
     print_summary(episodes, console)
@@ -117,7 +117,7 @@ def inspect(
     full: Annotated[bool, typer.Option("--full", help="Print long masked stretches whole.")] = False,
 ) -> None:
     """Show trajectories, with the trainable tokens set apart from the masked ones."""
-    from polar_gym.report import inspect_file
+    from polar_gym.episodes.report import inspect_file
 
     inspect_file(file, console, only=episode, tokenizer=tokenizer, full=full)
 
@@ -134,8 +134,8 @@ def verify(
 
     Exit code 1 when a trace fails the exact test.
     """
-    from polar_gym.report import print_verification, read_episodes
-    from polar_gym.verify import verify_file
+    from polar_gym.episodes.report import print_verification, read_episodes
+    from polar_gym.episodes.verify import verify_file
 
     result = asyncio.run(verify_file(list(read_episodes(file)), settings or []))
     print_verification(result, bound, console)

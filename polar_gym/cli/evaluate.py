@@ -18,7 +18,7 @@ from polar_gym.cli.console import console, errors
 from polar_gym.cli.episodes import episodes_of
 from polar_gym.config.composition import split_recipe
 from polar_gym.config.run_config import ConfigError, load_config
-from polar_gym.pass_at_k import Tally, pass_at_k, tally, usual_ks
+from polar_gym.episodes.pass_at_k import Tally, pass_at_k, tally, usual_ks
 from polar_gym.schema import Episode
 
 
@@ -56,7 +56,7 @@ def evaluate(
 
 def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Console) -> list[Episode]:
     """Raises `ConfigError` for what is neither files nor a recipe with settings."""
-    from polar_gym.report import read_episodes
+    from polar_gym.episodes.report import read_episodes
 
     if arguments and all(_is_file(argument) for argument in arguments):
         return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))

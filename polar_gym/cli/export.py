@@ -38,9 +38,9 @@ def sft(
         from polar_gym.export.sft import export_sft
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[export]'") from error
+    from polar_gym.episodes.report import read_episodes
     from polar_gym.export.acceptance import Filters
     from polar_gym.export.summary import acceptance_table, splits_line, statistics_table
-    from polar_gym.report import read_episodes
 
     filters = Filters(
         min_reward=min_reward, max_tokens=max_tokens, allow_truncated=truncated, allow_scripted=allow_scripted

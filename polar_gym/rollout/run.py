@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from polar_gym.config.run_config import ConfigError, RunConfig, check_writable
+from polar_gym.episodes.output import set_aside
+from polar_gym.episodes.progress import Progress
 from polar_gym.gateway.local import load_tasks, make_node, make_request
 from polar_gym.gateway.node import Node
-from polar_gym.rollout.output import set_aside
-from polar_gym.rollout.progress import Progress
 from polar_gym.schema import Episode, TaskRequest
 
 

@@ -5,7 +5,7 @@
 runs the sessions twice, with splicing and without, prints both side by side, and exits with 1 when a law is broken.
 The policy is a trained tiny model in fp32 that samples at temperature 1: its JSON and its tokenisation drift as badly
 as any. `agent.Agent` knows the true tree of each session; here the captured calls are held against it
-(`true_tree`), and their traces against the engine (`polar_gym.verify`).
+(`true_tree`), and their traces against the engine (`polar_gym.episodes.verify`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rich.table import Table
 from polar_gym.builders import build_trajectory
 from polar_gym.cli.console import make_console
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.episodes.verify import Verification, verify
 from polar_gym.gateway.node import Node
 from polar_gym.schema import (
     Artifacts,
@@ -38,7 +39,6 @@ from polar_gym.schema import (
     Session,
     TaskRequest,
 )
-from polar_gym.verify import Verification, verify
 from tests.e2e.agent import Agent
 from tests.e2e.true_tree import FORKS, branches, call_problems, requests_by_call, tips
 from tests.e2e.vllm_server import VllmServer, run_server, trained_model, vllm_python

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from polar_gym.report import read_episodes
-from polar_gym.rollout.output import set_aside
+from polar_gym.episodes.output import set_aside
+from polar_gym.episodes.report import read_episodes
 from tests.requirements import need_program
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from polar_gym.episodes.report import read_episodes
 from polar_gym.gateway.journal import read_journal
-from polar_gym.report import read_episodes
 from tests.e2e.vllm_server import VllmServer
 from tests.requirements import need_program
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from polar_gym.builder_ablation import recorded_sessions
 from polar_gym.builders import build_trajectory
 from polar_gym.builders.trace import verify_trace
 from polar_gym.config.run_config import ConfigError
+from polar_gym.episodes.ablation import recorded_sessions
+from polar_gym.episodes.report import print_verification
+from polar_gym.episodes.verify import Verification, verify
 from polar_gym.gateway.journal import Journal, JournalError, read_journal
-from polar_gym.report import print_verification
 from polar_gym.schema import (
     BuilderSpec,
     EngineInfo,
@@ -27,7 +28,6 @@ from polar_gym.schema import (
     Session,
     TaskRequest,
 )
-from polar_gym.verify import Verification, verify
 from tests.unit.calls import make_call
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.cli import main
-from polar_gym.pass_at_k import of_task, pass_at_k, tally, usual_ks, wilson
+from polar_gym.episodes.pass_at_k import of_task, pass_at_k, tally, usual_ks, wilson
 from polar_gym.schema import Episode
 from tests.unit.sample_episodes import make_episode
 

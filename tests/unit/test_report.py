@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from polar_gym.report import print_summary
+from polar_gym.episodes.report import print_summary
 from polar_gym.schema import ModelCall, OwnGrammar
 from tests.unit.calls import make_call
 from tests.unit.sample_episodes import make_episode

@@ -17,8 +17,8 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from polar_gym.config.run_config import ConfigError, explain
+from polar_gym.episodes.verify import Verification
 from polar_gym.schema import Episode, Fidelity, Trace
-from polar_gym.verify import Verification
 
 STAGES = ("queued", "init", "ready", "running", "building", "evaluating")
 MASKED_SHOWN = 600

@@ -1,6 +1,6 @@
 """The builder ablation: the same recorded calls, built by each builder, and what a trainer would have to do with each.
 
-    python -m polar_gym.builder_ablation outputs/codex_rollout.jsonl [MORE.jsonl]... [--batch 64]
+    python -m polar_gym.episodes.ablation outputs/codex_rollout.jsonl [MORE.jsonl]... [--batch 64]
 
 The calls are read from the journals that the episodes name. A trainer is taken to update once for every `--batch`
 sequences, each padded to the longest of its batch.
@@ -20,8 +20,8 @@ from polar_gym import registry
 from polar_gym.builders import build_trajectory
 from polar_gym.cli.console import console, errors
 from polar_gym.config.run_config import ConfigError
+from polar_gym.episodes.report import read_episodes
 from polar_gym.gateway.journal import JournalError, read_journal
-from polar_gym.report import read_episodes
 from polar_gym.schema import BuilderSpec, ModelCall
 
 
