@@ -71,7 +71,7 @@ def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, 
 
 
 def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None) -> None:
-    from polar_gym.rollout.sweep import plan, print_sweep, run_sweep
+    from polar_gym.runs.sweep import plan, print_sweep, run_sweep
 
     runs = plan(overrides, recipe, config_dir)
     try:
@@ -87,7 +87,7 @@ def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None
 
 def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
     """Roll out; whoever interrupts it is told where what was captured is."""
-    from polar_gym.rollout.run import roll_out
+    from polar_gym.runs.run import roll_out
 
     try:
         return asyncio.run(roll_out(config, progress))

@@ -15,7 +15,7 @@ from polar_gym.cli.settings_help import help_option, print_own_settings
 from polar_gym.config.run_config import ConfigError, check_writable
 
 if TYPE_CHECKING:
-    from polar_gym.rollout.client import RolloutClient
+    from polar_gym.client import RolloutClient
     from polar_gym.schema import TaskRequest
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ Output = Annotated[
 
 
 def _print_settings() -> None:
-    from polar_gym.rollout.settings import ServeSettings
+    from polar_gym.service.settings import ServeSettings
 
     print_own_settings("serve", ServeSettings, {"cluster": {"name": "local"}})
 
@@ -62,9 +62,9 @@ def serve(
     Each may be in a file that <NAME>_FILE names. Without a callback key the service key signs.
     """
     from polar_gym.config.run_config import load_config
-    from polar_gym.rollout.auth import load_keys
-    from polar_gym.rollout.process import serve as run_server
-    from polar_gym.rollout.settings import split_settings
+    from polar_gym.service.auth import load_keys
+    from polar_gym.service.process import serve as run_server
+    from polar_gym.service.settings import split_settings
 
     own, others = split_settings(settings or [])
     if own.cluster.name == "none" and others:
@@ -109,7 +109,7 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
 ) -> None:
     """Show how far tasks are, and what the nodes hold."""
-    from polar_gym.rollout.watch import node_table, sample_table, task_table
+    from polar_gym.client.watch import node_table, sample_table, task_table
 
     async def work(client: RolloutClient) -> list[Any]:
         if task_id is not None:
@@ -154,7 +154,7 @@ def watch(
 
 
 def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
-    from polar_gym.rollout.watch import follow, task_table
+    from polar_gym.client.watch import follow, task_table
 
     ended = _run(server, lambda client: follow(client, task_ids, output, console), FOLLOWING_SECONDS)
     console.print(task_table(ended))
@@ -163,10 +163,10 @@ def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
 
 
 def _requests(arguments: list[str] | None) -> list[TaskRequest]:
+    from polar_gym.client.requests import read_requests
     from polar_gym.config.composition import split_recipe
     from polar_gym.config.run_config import load_config
     from polar_gym.gateway.local import load_tasks, make_request
-    from polar_gym.rollout.requests import read_requests
 
     first = arguments[0] if arguments else ""
     if first == "-" or first.endswith(".jsonl"):
@@ -181,7 +181,7 @@ def _run(
     server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]], keep_trying: float = KEEP_TRYING_SECONDS
 ) -> T:
     """What `work` gives; the service's refusals become complaints with exit code 2."""
-    from polar_gym.rollout.client import RolloutClient, RolloutServiceError, UnreachableError
+    from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError
 
     try:
         connection = RolloutClient(server, keep_trying_seconds=keep_trying, notice=_complain)

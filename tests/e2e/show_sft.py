@@ -29,7 +29,7 @@ from polar_gym.export.acceptance import Filters
 from polar_gym.export.sft import export_sft
 from polar_gym.gateway.journal import read_journal
 from polar_gym.gateway.local import load_tasks
-from polar_gym.rollout.run import roll_out
+from polar_gym.runs.run import roll_out
 from polar_gym.schema import Episode
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import reference_script

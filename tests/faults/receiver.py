@@ -19,8 +19,8 @@ from pathlib import Path
 import orjson
 from aiohttp import web
 
-from polar_gym.rollout.auth import CALLBACK_KEY
-from polar_gym.rollout.callbacks import ForgedCallbackError, verify
+from polar_gym.service.auth import CALLBACK_KEY
+from polar_gym.service.callbacks import ForgedCallbackError, verify
 
 UNANSWERED_EVERY = 10
 SCHEMA = """

@@ -21,8 +21,8 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
 
+from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
-from polar_gym.rollout.client import RolloutClient
 from tests.lifecycle.test_service_ray import TAKES_A_WHILE, on_ray
 from tests.lifecycle.test_session_endings import task
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from polar_gym.rollout.callbacks import KEY_HEADER, ForgedCallbackError, verify
+from polar_gym.service.callbacks import KEY_HEADER, ForgedCallbackError, verify
 
 
 class Receiver:

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from polar_gym.rollout.auth import Keys
-from polar_gym.rollout.client import RolloutClient
-from polar_gym.rollout.process import serving
-from polar_gym.rollout.service import RolloutService
-from polar_gym.rollout.settings import serve_settings
+from polar_gym.client import RolloutClient
+from polar_gym.service.auth import Keys
+from polar_gym.service.process import serving
+from polar_gym.service.service import RolloutService
+from polar_gym.service.settings import serve_settings
 from tests.lifecycle.nodes import KEY as NODE_KEY
 
 SERVICE_KEY, CALLBACK_KEY = "service-key-0123456789", "callback-key-0123456789"

@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 
 from polar_gym.cli import main
+from polar_gym.client import RolloutClient
 from polar_gym.config.run_config import ConfigError, load_config
 from polar_gym.gateway.local import load_tasks, make_request
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY
-from polar_gym.rollout.auth import Keys
-from polar_gym.rollout.client import RolloutClient
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest
+from polar_gym.service.auth import Keys
 from tests.lifecycle.nodes import KEY, Client, node_here, order
 from tests.lifecycle.service_fixtures import KEYS, rollout_server
 from tests.lifecycle.test_session_endings import task

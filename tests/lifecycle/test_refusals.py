@@ -19,8 +19,8 @@ from polar_gym.gateway import control, process, proxy
 from polar_gym.gateway.capture import SessionCapture
 from polar_gym.gateway.node import Node
 from polar_gym.protocol import Callback
-from polar_gym.rollout import callbacks
-from polar_gym.rollout.auth import Keys
+from polar_gym.service import callbacks
+from polar_gym.service.auth import Keys
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.nodes import node_here, order
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request

@@ -9,10 +9,10 @@ import aiohttp
 import orjson
 import pytest
 
-from polar_gym.rollout import callbacks
-from polar_gym.rollout.client import RolloutClient, RolloutServiceError
-from polar_gym.rollout.store import OutboxEntry, Store
+from polar_gym.client import RolloutClient, RolloutServiceError
 from polar_gym.schema import Episode
+from polar_gym.service import callbacks
+from polar_gym.service.store import OutboxEntry, Store
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, failed, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, rollout_server

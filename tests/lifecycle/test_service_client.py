@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from polar_gym import client as client_module
 from polar_gym.cli import main
+from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError, watch
+from polar_gym.client.watch import follow
 from polar_gym.config.run_config import ConfigError
 from polar_gym.http.no_answer import reason
-from polar_gym.rollout import client as client_module
-from polar_gym.rollout import watch
-from polar_gym.rollout.client import RolloutClient, RolloutServiceError, UnreachableError
-from polar_gym.rollout.watch import follow
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server

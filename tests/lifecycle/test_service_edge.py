@@ -14,10 +14,10 @@ import pytest
 from polar_gym.config.run_config import ConfigError
 from polar_gym.gateway.admission import Allowed
 from polar_gym.http import edge
-from polar_gym.rollout import server
-from polar_gym.rollout.auth import Keys
-from polar_gym.rollout.openapi import ROUTES
-from polar_gym.rollout.service import RolloutService
+from polar_gym.service import server
+from polar_gym.service.auth import Keys
+from polar_gym.service.openapi import ROUTES
+from polar_gym.service.service import RolloutService
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, KEYS, NODE_KEY, SERVICE_KEY, rollout_server
 

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from polar_gym.protocol import TaskStatus
-from polar_gym.rollout import dispatcher
 from polar_gym.schema import Retries, Status
+from polar_gym.service import dispatcher
 from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from polar_gym.client import RolloutClient
 from polar_gym.config.run_config import load_config
 from polar_gym.protocol import TaskStatus
-from polar_gym.rollout.client import RolloutClient
-from polar_gym.rollout.service import RolloutService
-from polar_gym.rollout.settings import ClusterSpec, ServeSettings
+from polar_gym.service.service import RolloutService
+from polar_gym.service.settings import ClusterSpec, ServeSettings
 from tests.lifecycle.nodes import engine_settings
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 from tests.lifecycle.test_session_endings import asking, task
@@ -46,7 +46,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @asynccontextmanager
 async def on_ray(machines: Any, tmp_path: Path) -> AsyncIterator[tuple[RolloutService, RolloutClient]]:
-    from polar_gym.rollout.ray_cluster import RayCluster
+    from polar_gym.service.ray_cluster import RayCluster
 
     config = load_config(settings={"engine": engine_settings(), "runtime": "bubblewrap", "pools": {"run": 1}})
     spec = ClusterSpec(

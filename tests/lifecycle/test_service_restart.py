@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from polar_gym.client import RolloutClient, SyncRolloutClient
 from polar_gym.protocol import TaskStatus
-from polar_gym.rollout.client import RolloutClient, SyncRolloutClient
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from polar_gym.client import RolloutServiceError, SyncRolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
-from polar_gym.rollout.client import RolloutServiceError, SyncRolloutClient
 from polar_gym.schema import Retries, Status
 from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server

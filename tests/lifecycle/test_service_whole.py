@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskStatus
-from polar_gym.rollout.client import RolloutClient
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.nodes import NodeProcess
 from tests.lifecycle.service_fixtures import SERVICE_KEY

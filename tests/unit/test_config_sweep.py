@@ -10,7 +10,7 @@ import yaml
 from polar_gym.cli import main
 from polar_gym.config.composition import SweepRun, sweep
 from polar_gym.config.run_config import ConfigError
-from polar_gym.rollout.sweep import plan
+from polar_gym.runs.sweep import plan
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.protocol import Heartbeat, StageCounts
-from polar_gym.rollout.scheduler import FairQueue, NodeRoom, choose, plan
 from polar_gym.schema import EngineInfo
+from polar_gym.service.scheduler import FairQueue, NodeRoom, choose, plan
 
 rooms = st.lists(
     st.builds(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from polar_gym.client.requests import read_requests
 from polar_gym.config.run_config import ConfigError
-from polar_gym.rollout.auth import Keys, load_keys
-from polar_gym.rollout.requests import read_requests
-from polar_gym.rollout.settings import split_settings
+from polar_gym.service.auth import Keys, load_keys
+from polar_gym.service.settings import split_settings
 from tests.lifecycle.peer_node import make_request
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from polar_gym.protocol import Event, Generation
-from polar_gym.rollout.book import event
-from polar_gym.rollout.change import Change, NewEpisode, OutboxEntry
-from polar_gym.rollout.store import Store, StoreError
-from polar_gym.rollout.task import Task
-from polar_gym.rollout.weights import WeightHistory
+from polar_gym.service.book import event
+from polar_gym.service.change import Change, NewEpisode, OutboxEntry
+from polar_gym.service.store import Store, StoreError
+from polar_gym.service.task import Task
+from polar_gym.service.weights import WeightHistory
 from tests.lifecycle.peer_node import make_request
 
 

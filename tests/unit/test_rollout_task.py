@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polar_gym.protocol import Dispatch, TaskStatus
-from polar_gym.rollout.task import FREE_LOSSES, WAITS, Phase, Sample, Task
 from polar_gym.schema import Episode, Retries, Session, Status
+from polar_gym.service.task import FREE_LOSSES, WAITS, Phase, Sample, Task
 from tests.lifecycle.peer_node import failed, make_episode, make_request
 
 samples = st.integers(0, 3)

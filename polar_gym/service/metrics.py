@@ -11,10 +11,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from polar_gym.protocol import TaskStatus
-from polar_gym.rollout.task import Verdict
+from polar_gym.service.task import Verdict
 
 if TYPE_CHECKING:
-    from polar_gym.rollout.book import Book
+    from polar_gym.service.book import Book
 
 
 class Metrics(Collector):

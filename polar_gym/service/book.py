@@ -14,13 +14,13 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from polar_gym.protocol import Event
-from polar_gym.rollout.change import Change, OutboxEntry
-from polar_gym.rollout.fleet import Fleet
-from polar_gym.rollout.metrics import Metrics
-from polar_gym.rollout.scheduler import FairQueue
-from polar_gym.rollout.store import Store, StoreError
-from polar_gym.rollout.task import Phase, Sample, Task
 from polar_gym.schema import Session
+from polar_gym.service.change import Change, OutboxEntry
+from polar_gym.service.fleet import Fleet
+from polar_gym.service.metrics import Metrics
+from polar_gym.service.scheduler import FairQueue
+from polar_gym.service.store import Store, StoreError
+from polar_gym.service.task import Phase, Sample, Task
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from polar_gym.client import RolloutClient, RolloutServiceError
 from polar_gym.episodes.output import set_aside
 from polar_gym.episodes.progress import STAGES, episode_line
 from polar_gym.protocol import NodeState, TaskState, TaskStatus
-from polar_gym.rollout.client import RolloutClient, RolloutServiceError
 from polar_gym.schema import Episode, Session, Status
 
 LATE_SECONDS = 15.0

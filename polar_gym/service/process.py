@@ -15,13 +15,13 @@ from polar_gym.gateway.process import entered
 from polar_gym.gateway.process import serving as gateway_serving
 from polar_gym.gateway.settings import GatewaySettings
 from polar_gym.http.edge import Listener
-from polar_gym.rollout.auth import Keys, check_exposure
-from polar_gym.rollout.callbacks import CallbackSender
-from polar_gym.rollout.node_link import HttpNodeLink
-from polar_gym.rollout.server import make_app
-from polar_gym.rollout.service import RolloutService
-from polar_gym.rollout.settings import ServeSettings
-from polar_gym.rollout.store import Store, StoreError
+from polar_gym.service.auth import Keys, check_exposure
+from polar_gym.service.callbacks import CallbackSender
+from polar_gym.service.node_link import HttpNodeLink
+from polar_gym.service.server import make_app
+from polar_gym.service.service import RolloutService
+from polar_gym.service.settings import ServeSettings
+from polar_gym.service.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
                 return
             say(f"node {gateway.service.node.name} listens on {gateway.url}")
         elif config is not None and settings.cluster.name == "ray":
-            from polar_gym.rollout.ray_cluster import RayCluster  # only here: ray is an extra
+            from polar_gym.service.ray_cluster import RayCluster  # only here: ray is an extra
 
             cluster = RayCluster(settings, config, url, keys.node, service.node_died)
             await stack.enter_async_context(cluster)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from polar_gym.protocol import Heartbeat, NodeState
-from polar_gym.rollout.scheduler import NodeRoom
+from polar_gym.service.scheduler import NodeRoom
 
 REMEMBERED_INCARNATIONS = 16
 

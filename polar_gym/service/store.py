@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import orjson
 
 from polar_gym.protocol import Event, Generation, TaskStatus
-from polar_gym.rollout.change import Change, NewEpisode, OutboxEntry
-from polar_gym.rollout.episode_files import EpisodeFiles
-from polar_gym.rollout.task import Sample, Task
 from polar_gym.schema import TaskRequest
+from polar_gym.service.change import Change, NewEpisode, OutboxEntry
+from polar_gym.service.episode_files import EpisodeFiles
+from polar_gym.service.task import Sample, Task
 
 T = TypeVar("T")
 

@@ -27,19 +27,13 @@ from polar_gym.http.edge import (
 )
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
-from polar_gym.rollout.auth import Keys, bearer_is
-from polar_gym.rollout.callbacks import check_url
-from polar_gym.rollout.fleet import ReplacedError
-from polar_gym.rollout.openapi import openapi_document
-from polar_gym.rollout.service import (
-    ConflictError,
-    OverloadedError,
-    RolloutService,
-    UnknownNodeError,
-    UnknownTaskError,
-)
-from polar_gym.rollout.store import EpisodeRow, StoreError
 from polar_gym.schema import TaskRequest
+from polar_gym.service.auth import Keys, bearer_is
+from polar_gym.service.callbacks import check_url
+from polar_gym.service.fleet import ReplacedError
+from polar_gym.service.openapi import openapi_document
+from polar_gym.service.service import ConflictError, OverloadedError, RolloutService, UnknownNodeError, UnknownTaskError
+from polar_gym.service.store import EpisodeRow, StoreError
 
 log = logging.getLogger(__name__)
 

@@ -9,18 +9,18 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from polar_gym.protocol import Dispatch
-from polar_gym.rollout.book import Book, event
-from polar_gym.rollout.change import Change
-from polar_gym.rollout.fleet import Member
-from polar_gym.rollout.node_link import (
+from polar_gym.service.book import Book, event
+from polar_gym.service.change import Change
+from polar_gym.service.fleet import Member
+from polar_gym.service.node_link import (
     NodeBusyError,
     NodeFailedError,
     NodeLink,
     NodeUnreachableError,
     RequestRefusedError,
 )
-from polar_gym.rollout.scheduler import Placement, plan
-from polar_gym.rollout.task import Phase, Sample, Task
+from polar_gym.service.scheduler import Placement, plan
+from polar_gym.service.task import Phase, Sample, Task
 
 log = logging.getLogger(__name__)
 

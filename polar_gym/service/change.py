@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polar_gym.protocol import Event
-from polar_gym.rollout.task import Sample, Task
+from polar_gym.service.task import Sample, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rich.text import Text
 from polar_gym.config.composition import ConfigError, compose_config, split_recipe, sweep
 from polar_gym.config.run_config import RunConfig, check_composed
 from polar_gym.engines import EngineError
-from polar_gym.rollout.run import roll_out
+from polar_gym.runs.run import roll_out
 from polar_gym.schema import Episode
 
 

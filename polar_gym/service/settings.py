@@ -14,7 +14,7 @@ from polar_gym.config.composition import shipped_dir
 from polar_gym.config.run_config import ConfigError, explain
 from polar_gym.gateway.settings import ListenSettings, split_own
 from polar_gym.record import Record
-from polar_gym.rollout.service import Limits
+from polar_gym.service.service import Limits
 
 DEFAULTS = Limits()
 

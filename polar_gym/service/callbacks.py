@@ -21,8 +21,8 @@ from tenacity import RetryCallState, Retrying, wait_exponential_jitter
 
 from polar_gym.http.no_answer import reason
 from polar_gym.protocol import Event
-from polar_gym.rollout.book import Book
-from polar_gym.rollout.change import OutboxEntry
+from polar_gym.service.book import Book
+from polar_gym.service.change import OutboxEntry
 
 log = logging.getLogger(__name__)
 

@@ -26,15 +26,15 @@ from polar_gym.protocol import (
     TaskState,
     Weights,
 )
-from polar_gym.rollout.book import Book, event
-from polar_gym.rollout.change import Change, NewEpisode
-from polar_gym.rollout.dispatcher import Dispatcher, placements
-from polar_gym.rollout.fleet import Fleet, Member
-from polar_gym.rollout.node_link import NodeLink, NodeUnreachableError
-from polar_gym.rollout.store import Store
-from polar_gym.rollout.task import Phase, Sample, Task, Verdict
-from polar_gym.rollout.weights import WeightHistory
 from polar_gym.schema import Episode, Session, Status, TaskRequest
+from polar_gym.service.book import Book, event
+from polar_gym.service.change import Change, NewEpisode
+from polar_gym.service.dispatcher import Dispatcher, placements
+from polar_gym.service.fleet import Fleet, Member
+from polar_gym.service.node_link import NodeLink, NodeUnreachableError
+from polar_gym.service.store import Store
+from polar_gym.service.task import Phase, Sample, Task, Verdict
+from polar_gym.service.weights import WeightHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class RolloutService:
     # Nodes ------------------------------------------------------------------------------------------------------------
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """Raises `polar_gym.rollout.fleet.ReplacedError`."""
+        """Raises `polar_gym.service.fleet.ReplacedError`."""
         replaced = self.fleet.beat(heartbeat, time.monotonic())
         member = self.fleet.members[heartbeat.node]
         if replaced is not None:
