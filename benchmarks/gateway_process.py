@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from polar_gym.gateway.journal import Journal
+from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.providers import ids, openai_chat
 from polar_gym.schema import ModelCall
 from polar_gym.splicing.plan import Splicer, Thread

@@ -1,7 +1,7 @@
 """The stage machine on a virtual clock: how busy RUN is, against the schedule that never leaves it idle:
 `python -m benchmarks stages`.
 
-`polar_gym.gateway.stages` itself conducts simulated sessions; only time is simulated. The times are drawn from
+`polar_gym.gateway.session.stages` itself conducts simulated sessions; only time is simulated. The times are drawn from
 distributions like those of agentic coding workloads: sandboxes that take a minute to come up and sometimes ten, agents
 that run for ten minutes with a long tail, evaluations between seconds and many minutes. INIT and POSTRUN have the
 workers that their mean times ask for: just so many, or a quarter more.
@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.report import Figure, Goal, Plot, Section, Table
 from benchmarks.virtual_clock import VirtualClock
-from polar_gym.gateway.stages import Pool, Pools, Stages
+from polar_gym.gateway.session.stages import Pool, Pools, Stages
 
 SLOTS = (64, 128, 256, 512, 1024)
 READY_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)

@@ -32,7 +32,7 @@ class Options(BaseModel):
 
 class Names(Enum):
     """Marks an option by which a request would choose something of the gateway's machine, which is its operator's to
-    choose (`polar_gym.gateway.admission`): `log_parser: Annotated[str, Names.CODE]`."""
+    choose (`polar_gym.gateway.node.admission`): `log_parser: Annotated[str, Names.CODE]`."""
 
     CODE = "code"
     """`package.module:attribute`, or `path/to/file.py:function`. A value without a colon names none."""

@@ -14,7 +14,7 @@ from polar_gym.config.run_config import load_config
 
 
 def _print_settings() -> None:
-    from polar_gym.gateway.settings import GatewaySettings
+    from polar_gym.gateway.node.settings import GatewaySettings
 
     print_own_settings("gateway", GatewaySettings)
 
@@ -36,8 +36,8 @@ def gateway(
 
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
-    from polar_gym.gateway.process import serve
-    from polar_gym.gateway.settings import GatewaySettings, gateway_settings, split_own
+    from polar_gym.gateway.node.process import serve
+    from polar_gym.gateway.node.settings import GatewaySettings, gateway_settings, split_own
     from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, take_key
 
     key = take_key(NODE_KEY)

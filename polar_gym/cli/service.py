@@ -166,7 +166,7 @@ def _requests(arguments: list[str] | None) -> list[TaskRequest]:
     from polar_gym.client.requests import read_requests
     from polar_gym.config.composition import split_recipe
     from polar_gym.config.run_config import load_config
-    from polar_gym.gateway.local import load_tasks, make_request
+    from polar_gym.gateway.node.assemble import load_tasks, make_request
 
     first = arguments[0] if arguments else ""
     if first == "-" or first.endswith(".jsonl"):

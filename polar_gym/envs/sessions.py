@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import gymnasium as gym
 
 from polar_gym.background_loop import BackgroundLoop, before_exit
-from polar_gym.gateway.life import SessionLife
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.session.life import SessionLife
 from polar_gym.schema import Episode, TaskRequest
 
 T = TypeVar("T")

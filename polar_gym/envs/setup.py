@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from polar_gym.config.run_config import ConfigError, RunConfig, explain, load_config
-from polar_gym.gateway.local import load_tasks, make_node, make_request
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
+from polar_gym.gateway.node.node import Node
 from polar_gym.schema import TaskRequest, Workspace
 from polar_gym.tasks import Task
 

@@ -19,7 +19,7 @@ from polar_gym.envs.sessions import Sessions
 from polar_gym.envs.setup import Setup
 from polar_gym.envs.spaces import action_space, observation_space
 from polar_gym.envs.transcript import transcript
-from polar_gym.gateway.life import SessionLife
+from polar_gym.gateway.session.life import SessionLife
 from polar_gym.schema import Episode, Sampling, TaskRequest
 
 Observation = dict[str, str]

@@ -38,7 +38,7 @@ from polar_gym.envs.single import (
     show,
 )
 from polar_gym.envs.spaces import OBSERVED, action_space, observation_space
-from polar_gym.gateway.life import SessionLife
+from polar_gym.gateway.session.life import SessionLife
 
 Flags = NDArray[np.bool_]
 Stepped = tuple[dict[str, tuple[str, ...]], NDArray[np.float64], Flags, Flags, dict[str, Any]]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from polar_gym.builders.trace import verify_trace
 from polar_gym.config.run_config import ConfigError, load_config
 from polar_gym.engines import Engine
-from polar_gym.gateway.journal import JournalError, read_journal
-from polar_gym.gateway.local import make_engine
+from polar_gym.gateway.node.assemble import make_engine
+from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.schema import Episode, ModelCall, Trace
 
 NEUTRAL = {

@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polar_gym.config.run_config import ConfigError, PoolsConfig, RunConfig, explain, load_config
 from polar_gym.engines import EngineError
-from polar_gym.gateway.journal import read_journal
-from polar_gym.gateway.local import load_tasks, make_node, make_request
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.nemo.verified import Mask, Row, verified, verified_episode
 from polar_gym.schema import Episode, Sampling, TaskRequest
 from polar_gym.tasks import Task

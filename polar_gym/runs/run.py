@@ -11,8 +11,8 @@ from rich.text import Text
 from polar_gym.config.run_config import ConfigError, RunConfig, check_writable
 from polar_gym.episodes.output import set_aside
 from polar_gym.episodes.progress import Progress
-from polar_gym.gateway.local import load_tasks, make_node, make_request
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
+from polar_gym.gateway.node.node import Node
 from polar_gym.schema import Episode, TaskRequest
 
 

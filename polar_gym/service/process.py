@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from polar_gym.config.run_config import ConfigError, RunConfig
-from polar_gym.gateway.admission import allowed_by, check_network
-from polar_gym.gateway.process import entered
-from polar_gym.gateway.process import serving as gateway_serving
-from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.gateway.node.admission import allowed_by, check_network
+from polar_gym.gateway.node.process import entered
+from polar_gym.gateway.node.process import serving as gateway_serving
+from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.http.edge import Listener
 from polar_gym.service.auth import Keys, check_exposure
 from polar_gym.service.callbacks import CallbackSender

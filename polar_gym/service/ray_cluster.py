@@ -22,8 +22,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polar_gym.config.run_config import ConfigError, RunConfig
-from polar_gym.gateway.process import serving
-from polar_gym.gateway.settings import GatewaySettings
+from polar_gym.gateway.node.process import serving
+from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.service.settings import ServeSettings
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from typing import Any
 from aiohttp import web
 
 from polar_gym.config.run_config import ConfigError
-from polar_gym.gateway.admission import Allowed, check_request
-from polar_gym.gateway.state import MAX_ATTEMPT
+from polar_gym.gateway.node.admission import Allowed, check_request
+from polar_gym.gateway.node.state import MAX_ATTEMPT
 from polar_gym.http.edge import (
     AnswerError,
     Handler,

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polar_gym.config.run_config import load_config
-from polar_gym.gateway.local import load_tasks, make_node, make_request
+from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.schema import Episode
 from tests import apptainer
 from tests.docker_daemon import own_daemon, running_daemon

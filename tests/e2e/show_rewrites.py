@@ -20,8 +20,8 @@ from rich.table import Table
 
 from polar_gym.cli.console import make_console
 from polar_gym.config.run_config import cache_dir, load_config
-from polar_gym.gateway.local import load_tasks, make_request
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.assemble import load_tasks, make_request
+from polar_gym.gateway.node.node import Node
 from polar_gym.schema import Episode
 from tests.e2e.hard_answers import ANSWERS, HardEngine, rewrites
 

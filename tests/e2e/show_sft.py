@@ -27,8 +27,8 @@ from polar_gym.cli.console import make_console
 from polar_gym.config.run_config import RunConfig, load_config
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.sft import export_sft
-from polar_gym.gateway.journal import read_journal
-from polar_gym.gateway.local import load_tasks
+from polar_gym.gateway.node.assemble import load_tasks
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.runs.run import roll_out
 from polar_gym.schema import Episode
 from polar_gym.tasks import Task

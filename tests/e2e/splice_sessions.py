@@ -28,7 +28,7 @@ from polar_gym.builders import build_trajectory
 from polar_gym.cli.console import make_console
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.episodes.verify import Verification, verify
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from polar_gym.schema import (
     Artifacts,
     BuilderSpec,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polar_gym.config.run_config import cache_dir
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from polar_gym.registry import engines
 from polar_gym.schema import Episode, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest
 from tests.docker_daemon import docker_host

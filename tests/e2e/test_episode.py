@@ -19,8 +19,8 @@ from gymnasium.utils.env_checker import check_env
 import polar_gym  # noqa: F401 - registers the environment
 from polar_gym.builders.trace import verify_trace
 from polar_gym.envs.swe import SweEnv
-from polar_gym.gateway.generation import GenerationGate
-from polar_gym.gateway.journal import read_journal
+from polar_gym.gateway.proxy.generation import GenerationGate
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Episode
 from tests.requirements import need_program
 

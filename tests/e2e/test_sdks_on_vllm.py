@@ -23,9 +23,9 @@ from pydantic import BaseModel
 
 from polar_gym.engines import ChatRequest
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.node import Node
-from polar_gym.gateway.proxy import Streaming
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.proxy import Streaming
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest
 from tests.e2e.vllm_server import VllmServer
 

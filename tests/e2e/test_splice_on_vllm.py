@@ -14,7 +14,7 @@ import pytest
 
 from polar_gym.builders import build_trajectory
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway.journal import read_journal
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import BuilderSpec, ModelCall, Sampling
 from tests.e2e.agent import TOOLS
 from tests.e2e.splice_sessions import BOUND, run_sessions

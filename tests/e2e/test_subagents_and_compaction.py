@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.builders.trace import kind_of, verify_trace
-from polar_gym.gateway.journal import read_journal
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import ModelCall, Trace, Trajectory
 from tests.e2e.acting_engine import SUMMARY
 from tests.e2e.test_episode import make, play

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.gateway.journal import read_journal
+from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.test_episode import make, play, scripted
 from tests.requirements import need_program
 

@@ -15,9 +15,9 @@ import pytest
 from polar_gym.chat.received import Received
 from polar_gym.engines import ChatRequest, Completion, Delta, EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.node import Node
-from polar_gym.gateway.proxy import Streaming
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.proxy import Streaming
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest, ToolDefinition
 from tests.e2e.vllm_server import VllmServer
 from tests.e2e.vllm_work import (

@@ -15,7 +15,7 @@ import pytest
 
 from polar_gym.builders import build_trajectory
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from polar_gym.schema import BuilderSpec, ModelCall
 from tests.e2e.test_vllm_streaming import running_session
 from tests.e2e.vllm_server import TINY_MODEL_SCRIPT, VllmServer, vllm_python

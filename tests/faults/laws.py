@@ -16,7 +16,7 @@ from pathlib import Path
 
 import orjson
 
-from polar_gym.gateway.journal import read_journal
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.protocol import TaskState
 from polar_gym.schema import Episode, ModelCall
 from tests.faults.engine import ANSWER, RUN

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway.node import Node
-from polar_gym.gateway.stages import Pools, Staged, Stages
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.session.stages import Pools, Staged, Stages
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec, Session, Status, TaskRequest
 from tests.lifecycle.test_session_endings import asking, task
 

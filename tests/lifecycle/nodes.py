@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 
 from polar_gym.config.run_config import load_config
-from polar_gym.gateway.process import Gateway, serving
-from polar_gym.gateway.settings import gateway_settings
+from polar_gym.gateway.node.process import Gateway, serving
+from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.protocol import Dispatch
 from polar_gym.schema import Episode, TaskRequest
 from tests.lifecycle.test_session_endings import task

@@ -14,7 +14,7 @@ from benchmarks.load import Caller, cpu_seconds
 from benchmarks.processes import server
 from benchmarks.proxy import Gateway
 from benchmarks.wires import WIRES, Wire
-from polar_gym.gateway.journal import read_journal
+from polar_gym.gateway.proxy.journal import read_journal
 
 PROMPT = 2048
 

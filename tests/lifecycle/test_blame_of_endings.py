@@ -8,7 +8,7 @@ import pytest
 
 from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
 from polar_gym.runtimes import diff as diff_module

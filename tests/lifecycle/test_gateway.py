@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.journal import read_journal
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Budget, HarnessSpec, RuntimeSpec, TaskRequest
 
 BASH: Any = {

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from tests.lifecycle.test_gateway import running_session
 
 ASK: Any = [{"role": "user", "content": "List the files."}]

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
 from tests.anything import any_json, paths, replaced
 

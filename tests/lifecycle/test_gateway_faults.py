@@ -19,8 +19,8 @@ from polar_gym.builders import build_trajectory
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway.capture import CaptureError, SessionCapture
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.capture import CaptureError, SessionCapture
 from polar_gym.schema import BuilderSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
 
 ASK: Any = {"role": "user", "content": "List the files."}

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from polar_gym.gateway import control
+from polar_gym.gateway.node import control
 from polar_gym.protocol import Generation, Weights
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, Status
 from tests.lifecycle.nodes import HEADERS, KEY, client, node_here, order

@@ -17,9 +17,10 @@ from polar_gym.config.run_config import load_config
 from polar_gym.engines import ChatRequest, EngineError, http
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway import process, proxy
-from polar_gym.gateway.node import Node
-from polar_gym.gateway.settings import gateway_settings
+from polar_gym.gateway.node import process
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.node.settings import gateway_settings
+from polar_gym.gateway.proxy import proxy
 from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
 from tests.lifecycle.test_session_endings import asking, task

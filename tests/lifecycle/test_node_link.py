@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from polar_gym.gateway import link, process
+from polar_gym.gateway.node import link, process
 from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, node_here, order

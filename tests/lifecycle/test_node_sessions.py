@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway.node import Node
-from polar_gym.gateway.stages import Pools
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.session.stages import Pools
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.registry import Options
 from polar_gym.runtimes import Sandbox, SandboxRequest

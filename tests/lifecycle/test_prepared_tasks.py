@@ -16,7 +16,7 @@ from polar_gym.cli import app
 from polar_gym.config.run_config import cache_dir
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.validation import validate
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from polar_gym.registry import engines
 from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, RuntimeSpec, Sampling
 from polar_gym.tasks import Task

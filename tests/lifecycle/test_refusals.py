@@ -15,9 +15,10 @@ import aiohttp
 import pytest
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway import control, process, proxy
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node import control, process
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy import proxy
+from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.protocol import Callback
 from polar_gym.service import callbacks
 from polar_gym.service.auth import Keys

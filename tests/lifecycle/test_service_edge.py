@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from polar_gym.config.run_config import ConfigError
-from polar_gym.gateway.admission import Allowed
+from polar_gym.gateway.node.admission import Allowed
 from polar_gym.http import edge
 from polar_gym.service import server
 from polar_gym.service.auth import Keys

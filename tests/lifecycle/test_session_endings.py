@@ -13,8 +13,8 @@ import pytest
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.evaluators import EvaluationContext
-from polar_gym.gateway.journal import read_journal
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.registry import Options, UnknownNameError
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap

@@ -16,10 +16,10 @@ import pytest
 from polar_gym.builders import build_trajectory
 from polar_gym.engines import ChatRequest, Completion, Delta, EngineError, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway import proxy
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.journal import read_journal
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy import proxy
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest
 
 BASH: Any = {

@@ -10,7 +10,7 @@ import aiohttp
 from polar_gym.engines import ChatRequest, Completion, OnDelta
 from polar_gym.engines.embedded.engine import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.scripted import Script
-from polar_gym.gateway.node import Node
+from polar_gym.gateway.node.node import Node
 from polar_gym.schema import HarnessSpec, RuntimeSpec, Sampling, TaskRequest
 
 TASK = TaskRequest(task_id="t", instruction="x", runtime=RuntimeSpec(name="bubblewrap"), agent=HarnessSpec(name="pi"))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.gateway.journal import Journal, JournalError, read_journal
-from polar_gym.gateway.shared_prompts import SharedPrompts
+from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
+from polar_gym.gateway.proxy.shared_prompts import SharedPrompts
 from polar_gym.schema import ModelCall
 from tests.unit.calls import make_call
 from tests.unit.test_trajectory import parallel_sessions, sessions

@@ -17,7 +17,7 @@ from polar_gym.config.run_config import ConfigError
 from polar_gym.episodes.ablation import recorded_sessions
 from polar_gym.episodes.report import print_verification
 from polar_gym.episodes.verify import Verification, verify
-from polar_gym.gateway.journal import Journal, JournalError, read_journal
+from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
 from polar_gym.schema import (
     BuilderSpec,
     EngineInfo,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.virtual_clock import VirtualClock
-from polar_gym.gateway.stages import Pool, Pools, Stages
+from polar_gym.gateway.session.stages import Pool, Pools, Stages
 
 
 def simulate(work: Callable[[], Coroutine[Any, Any, Any]]) -> float:

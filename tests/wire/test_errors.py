@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polar_gym.gateway import proxy
+from polar_gym.gateway.proxy import proxy
 from tests.requirements import need_program
 from tests.wire.faulty_engine import FAULTS
 from tests.wire.show_errors import markdown, parse, run

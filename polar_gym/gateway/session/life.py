@@ -19,11 +19,11 @@ from pathlib import Path
 from polar_gym import registry
 from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError
 from polar_gym.evaluators.judge import judge
-from polar_gym.gateway.building import build
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.generation import GenerationGate
-from polar_gym.gateway.grading_sandboxes import GradingSandboxes
-from polar_gym.gateway.harness_run import NO_OUTPUT, blame, run_harness
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.generation import GenerationGate
+from polar_gym.gateway.session.building import build
+from polar_gym.gateway.session.grading_sandboxes import GradingSandboxes
+from polar_gym.gateway.session.harness_run import NO_OUTPUT, blame, run_harness
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.harnesses.install import InstallError, toolchain_mounts
 from polar_gym.harnesses.today import told_today
@@ -79,8 +79,8 @@ class Surroundings:
 
 
 class SessionLife:
-    """One session, stage by stage, as `polar_gym.gateway.stages` takes it. `close` always ends it; `cancel` may be
-    called at any time, and whoever conducts the session then calls `abandon`."""
+    """One session, stage by stage, as `polar_gym.gateway.session.stages` takes it. `close` always ends it; `cancel` may
+    be called at any time, and whoever conducts the session then calls `abandon`."""
 
     def __init__(
         self,

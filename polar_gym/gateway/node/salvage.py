@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection
 
 import tenacity
 
-from polar_gym.gateway.building import build
-from polar_gym.gateway.journal import JournalError, read_journal
-from polar_gym.gateway.state import Key, Manifest, StateDirectory
+from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
+from polar_gym.gateway.proxy.journal import JournalError, read_journal
+from polar_gym.gateway.session.building import build
 from polar_gym.runtimes import Runtime, SandboxError
 from polar_gym.schema import Artifacts, Episode, Failure, ModelCall, PluginSpec, Status
 

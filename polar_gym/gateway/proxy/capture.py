@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from polar_gym.engines import ChatRequest, Completion
-from polar_gym.gateway.journal import Journal
+from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.harnesses import Harness
 from polar_gym.schema import Budget, ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Thread

@@ -7,7 +7,7 @@
         episode.json      its end; written, and on the disk, before it is delivered
         delivered.json    the server's acknowledgement; from now on the directory may be evicted
 
-A directory without an episode is a session that was running when its process died (`polar_gym.gateway.salvage`).
+A directory without an episode is a session that was running when its process died (`polar_gym.gateway.node.salvage`).
 """
 
 from __future__ import annotations

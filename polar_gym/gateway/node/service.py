@@ -2,7 +2,7 @@
 
 A session is held from the moment its manifest is on the disk. Its episode is on the disk before anybody is told of its
 end, and stays there until the server has said that it has it. So a process that dies at any time loses nothing that it
-said it had: what was running is salvaged by the next one (`polar_gym.gateway.salvage`).
+said it had: what was running is salvaged by the next one (`polar_gym.gateway.node.salvage`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import tenacity
 
 from polar_gym import registry
 from polar_gym.config.run_config import check_plugin
-from polar_gym.gateway.admission import Allowed, check_request
-from polar_gym.gateway.life import SessionLife
-from polar_gym.gateway.node import Node
-from polar_gym.gateway.settings import GatewaySettings
-from polar_gym.gateway.state import Key, Manifest, StateDirectory
+from polar_gym.gateway.node.admission import Allowed, check_request
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.node.settings import GatewaySettings
+from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
+from polar_gym.gateway.session.life import SessionLife
 from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat
 from polar_gym.schema import Episode, Session, Status, TaskRequest
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.generation import GenerationGate
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.harnesses import Launch
 from polar_gym.runtimes import TOOLCHAIN, Command, ExecResult, Sandbox
 from polar_gym.runtimes.agent import PATH

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from polar_gym.gateway.shared_prompts import SharedPrompts
+from polar_gym.gateway.proxy.shared_prompts import SharedPrompts
 from polar_gym.schema import ModelCall
 
 LOOK_BACK = 8

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from polar_gym.gateway.service import NodeService
+from polar_gym.gateway.node.service import NodeService
 from polar_gym.protocol import StageCounts
 
 LAG_EVERY_SECONDS = 0.5

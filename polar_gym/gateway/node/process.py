@@ -24,16 +24,16 @@ from aiohttp import web
 
 from polar_gym.config.run_config import ConfigError, RunConfig
 from polar_gym.engines import EngineError
-from polar_gym.gateway.admission import allowed_by, check_network
-from polar_gym.gateway.control import control_app
-from polar_gym.gateway.link import Link
-from polar_gym.gateway.local import load_tasks, make_node
-from polar_gym.gateway.metrics import NodeMetrics
-from polar_gym.gateway.node import Node
-from polar_gym.gateway.salvage import salvage
-from polar_gym.gateway.service import NodeService
-from polar_gym.gateway.settings import GatewaySettings
-from polar_gym.gateway.state import StateDirectory, StateError
+from polar_gym.gateway.node.admission import allowed_by, check_network
+from polar_gym.gateway.node.assemble import load_tasks, make_node
+from polar_gym.gateway.node.control import control_app
+from polar_gym.gateway.node.link import Link
+from polar_gym.gateway.node.metrics import NodeMetrics
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.node.salvage import salvage
+from polar_gym.gateway.node.service import NodeService
+from polar_gym.gateway.node.settings import GatewaySettings
+from polar_gym.gateway.node.state import StateDirectory, StateError
 from polar_gym.http.keys import NODE_KEY, check_binding
 from polar_gym.http.silence import SilentConnections
 from polar_gym.schema import PluginSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 from polar_gym import registry
 from polar_gym.config.run_config import ConfigError, RunConfig, cache_dir, check_plugin
 from polar_gym.engines import Engine
-from polar_gym.gateway.node import Node, Pools
+from polar_gym.gateway.node.node import Node, Pools
 from polar_gym.schema import PluginSpec, TaskRequest
 from polar_gym.tasks import Task, TaskSource
 from polar_gym.tasks.request import UngradableError, reference_script, to_request

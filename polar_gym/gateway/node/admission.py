@@ -15,7 +15,7 @@ from typing import Any
 
 from polar_gym import registry
 from polar_gym.config.run_config import ConfigError, RunConfig, check_plugin
-from polar_gym.gateway.settings import ListenSettings
+from polar_gym.gateway.node.settings import ListenSettings
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.registry import Names
 from polar_gym.runtimes.image_names import image_file

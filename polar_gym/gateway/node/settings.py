@@ -26,7 +26,7 @@ def _several(value: Any) -> Any:
 
 class ListenSettings(Record):
     """The address of a process of the rollout service, its URL for others, and the parts of its machine that requests
-    may name (`polar_gym.gateway.admission`). Each process has defaults of its own."""
+    may name (`polar_gym.gateway.node.admission`). Each process has defaults of its own."""
 
     listen: str
     url: str | None = None

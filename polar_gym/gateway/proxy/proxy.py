@@ -23,9 +23,9 @@ from polar_gym.chat.received import whole_delta
 from polar_gym.engines import ChatRequest, Completion, Engine, EngineError, sampling_deviations
 from polar_gym.engines.context_length import check_room
 from polar_gym.engines.weights import spans
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.exchange import Exchange
-from polar_gym.gateway.generation import GenerationGate
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.exchange import Exchange
+from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer

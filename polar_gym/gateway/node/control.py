@@ -19,9 +19,9 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 
 from polar_gym.config.run_config import ConfigError, explain
-from polar_gym.gateway.metrics import NodeMetrics
-from polar_gym.gateway.service import DrainingError, NodeService
-from polar_gym.gateway.state import Key
+from polar_gym.gateway.node.metrics import NodeMetrics
+from polar_gym.gateway.node.service import DrainingError, NodeService
+from polar_gym.gateway.node.state import Key
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.keys import authorized
 from polar_gym.protocol import Dispatch, ErrorAnswer, Generation, Weights

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from polar_gym.chat.received import Received
 from polar_gym.engines import ChatRequest, Delta
-from polar_gym.gateway.capture import SessionCapture, make_call
+from polar_gym.gateway.proxy.capture import SessionCapture, make_call
 from polar_gym.providers import Provider
 from polar_gym.schema import ModelCall
 from polar_gym.splicing.plan import Plan

@@ -16,8 +16,8 @@ import orjson
 import tenacity
 from pydantic import ValidationError
 
-from polar_gym.gateway.service import NodeService
-from polar_gym.gateway.state import Key
+from polar_gym.gateway.node.service import NodeService
+from polar_gym.gateway.node.state import Key
 from polar_gym.http.no_answer import reason
 from polar_gym.protocol import DeliveryAnswer, HeartbeatAnswer
 

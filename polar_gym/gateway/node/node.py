@@ -1,4 +1,5 @@
-"""One gateway node: an engine, a proxy, and the stages that its sessions pass through (`polar_gym.gateway.stages`)."""
+"""One gateway node: an engine, a proxy, and the stages that its sessions pass through
+(`polar_gym.gateway.session.stages`)."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from socket import AF_UNIX, socket
 
 from polar_gym import registry
 from polar_gym.engines import Engine
-from polar_gym.gateway.capture import SessionCapture
-from polar_gym.gateway.journal import Journal
-from polar_gym.gateway.life import SessionLife, Surroundings
-from polar_gym.gateway.proxy import Proxy, Streaming
-from polar_gym.gateway.stages import Pools, Stages
-from polar_gym.gateway.state import Key, StateDirectory
+from polar_gym.gateway.node.state import Key, StateDirectory
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.journal import Journal
+from polar_gym.gateway.proxy.proxy import Proxy, Streaming
+from polar_gym.gateway.session.life import SessionLife, Surroundings
+from polar_gym.gateway.session.stages import Pools, Stages
 from polar_gym.providers import Provider
 from polar_gym.runtimes import Runtime, SandboxError, Serve
 from polar_gym.schema import Episode, PluginSpec, Session, Status, TaskRequest
@@ -48,7 +49,7 @@ class Node:
         name: str = "local",
     ) -> None:
         """`cache`: harnesses and environments, shared by runs. `state`: where journals are kept (see
-        `polar_gym.gateway.state`); None: they go with the node. `scratch`: where repositories are made; None: in a
+        `polar_gym.gateway.node.state`); None: they go with the node. `scratch`: where repositories are made; None: in a
         temporary directory of the system's."""
         self.engine = engine
         self.name = name
