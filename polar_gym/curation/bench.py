@@ -16,7 +16,6 @@ from polar_gym.evaluators import EvaluationContext
 from polar_gym.evaluators.judge import judge
 from polar_gym.runtimes import Mount, Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.agent import PATH
-from polar_gym.runtimes.history import set_base
 from polar_gym.schema import (
     Budget,
     BuilderSpec,
@@ -30,8 +29,9 @@ from polar_gym.schema import (
 )
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import to_request
-from polar_gym.tasks.venv import ensure_venv, inside, variables
-from polar_gym.tasks.workspace import make_repository
+from polar_gym.workspaces.history import set_base
+from polar_gym.workspaces.repository import make_repository
+from polar_gym.workspaces.venv import ensure_venv, inside, variables
 
 
 class Bench:

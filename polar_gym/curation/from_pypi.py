@@ -28,10 +28,10 @@ from polar_gym.curation.validation import validate
 from polar_gym.evaluators.parsers import PASSED, get_parser
 from polar_gym.evaluators.result import full_log
 from polar_gym.runtimes import Command
-from polar_gym.runtimes.diff import apply_diff
 from polar_gym.tasks import Task
-from polar_gym.tasks.requirements import check_requirement
-from polar_gym.tasks.venv import INTERPRETER, VenvError, ensure_venv
+from polar_gym.workspaces.diff import apply_diff
+from polar_gym.workspaces.requirements import check_requirement
+from polar_gym.workspaces.venv import INTERPRETER, VenvError, ensure_venv
 
 RUNS = 3
 """How often the tests run before and after: only what is the same every time counts."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from polar_gym.curation.errors import CurationError
-from polar_gym.tasks.workspace import make_repository
+from polar_gym.workspaces.repository import make_repository
 
 _TEST_DIRECTORIES = {"test", "tests", "testing"}
 _TEST_FILE = re.compile(r"(test_.*|.*_tests?|conftest)\.py")

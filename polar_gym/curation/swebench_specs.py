@@ -10,7 +10,7 @@ from typing import Any
 
 from polar_gym.curation import swebench_4
 from polar_gym.curation.errors import CurationError
-from polar_gym.tasks.venv import VenvError, ensure_venv
+from polar_gym.workspaces.venv import VenvError, ensure_venv
 
 REQUIREMENT = "swebench==4.1.0"
 FIELDS = ("instance_id", "repo", "version", "base_commit", "test_patch")

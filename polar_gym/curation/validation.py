@@ -12,8 +12,8 @@ from polar_gym.runtimes import SandboxError
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import UngradableError
-from polar_gym.tasks.venv import VenvError
-from polar_gym.tasks.workspace import WorkspaceError
+from polar_gym.workspaces.repository import WorkspaceError
+from polar_gym.workspaces.venv import VenvError
 
 NO_OP = b"""\
 diff --git a/polar-gym-no-op.txt b/polar-gym-no-op.txt

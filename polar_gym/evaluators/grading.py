@@ -8,7 +8,7 @@ from collections.abc import Callable
 from polar_gym.evaluators import EvaluationContext
 from polar_gym.evaluators.patch import FileChange, file_changes
 from polar_gym.runtimes import Sandbox
-from polar_gym.runtimes.diff import apply_diff
+from polar_gym.workspaces.diff import apply_diff
 
 
 async def carry(

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 
 from polar_gym.schema import InsidePath
-from polar_gym.tasks.requirements import check_requirement
+from polar_gym.workspaces.requirements import check_requirement
 
 
 class Task(BaseModel):

@@ -20,7 +20,6 @@ from polar_gym.evaluators.judge import judge
 from polar_gym.registry import evaluators
 from polar_gym.runtimes import Command, ExecResult, Mount, Sandbox, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
-from polar_gym.runtimes.diff import snapshot_diff
 from polar_gym.schema import (
     Budget,
     BuilderSpec,
@@ -34,7 +33,8 @@ from polar_gym.schema import (
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
 from polar_gym.tasks.request import to_request
-from polar_gym.tasks.workspace import make_repository, pack_git_dir
+from polar_gym.workspaces.diff import snapshot_diff
+from polar_gym.workspaces.repository import make_repository, pack_git_dir
 from tests.requirements import need
 
 BUNDLED = {task.repo.removeprefix("polar/"): task for task in TASKS(TASKS.Options()).load()}

@@ -19,8 +19,8 @@ from polar_gym.evaluators.parsers import PASSED, get_parser
 from polar_gym.evaluators.result import full_log
 from polar_gym.evaluators.swebench_report import reports
 from polar_gym.runtimes import Command
-from polar_gym.runtimes.diff import apply_diff
 from polar_gym.tasks import Task
+from polar_gym.workspaces.diff import apply_diff
 from tests.lifecycle.attacks import ATTACKS, GROUNDS, Ground, task_for
 from tests.lifecycle.grading_bench import Bench, make_bench
 

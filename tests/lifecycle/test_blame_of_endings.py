@@ -11,9 +11,9 @@ from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
-from polar_gym.runtimes import diff as diff_module
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, Workspace
+from polar_gym.workspaces import diff as diff_module
 from tests.lifecycle.test_session_endings import asking, node, task
 from tests.requirements import need_program
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from polar_gym.runtimes import SandboxError
-from polar_gym.runtimes.diff import apply_diff, snapshot_diff
-from polar_gym.runtimes.history import cut_history, pack_baseline
-from polar_gym.tasks.workspace import make_repository
+from polar_gym.workspaces.diff import apply_diff, snapshot_diff
+from polar_gym.workspaces.history import cut_history, pack_baseline
+from polar_gym.workspaces.repository import make_repository
 from tests.lifecycle.runtime_kinds import make, sh, started
 from tests.requirements import need_program
 

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polar_gym.runtimes import Command, Runtime, Sandbox
-from polar_gym.runtimes import diff as diff_module
-from polar_gym.runtimes.diff import UnreadableWorkspaceError, apply_diff, is_intact, left_behind, snapshot_diff
 from polar_gym.runtimes.files import pack, unpack
+from polar_gym.workspaces import diff as diff_module
+from polar_gym.workspaces.diff import UnreadableWorkspaceError, apply_diff, is_intact, left_behind, snapshot_diff
 from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import make, make_runtime, runtime, sh, started
 from tests.requirements import need_program

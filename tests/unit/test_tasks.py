@@ -11,7 +11,7 @@ from polar_gym.registry import task_sources
 from polar_gym.schema import PluginSpec
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import SUITE
-from polar_gym.tasks.workspace import WorkspaceError, make_repository, pack_git_dir
+from polar_gym.workspaces.repository import WorkspaceError, make_repository, pack_git_dir
 
 ROW = {"instance_id": "a-1", "problem_statement": "It breaks.", "image": "python:3.11"}
 

@@ -19,7 +19,7 @@ from polar_gym.curation.reverse import reversed_patch
 from polar_gym.curation.swebench_specs import REQUIREMENT
 from polar_gym.evaluators.swebench_report import known_parsers
 from polar_gym.tasks.rows import Selection, load_tasks
-from polar_gym.tasks.venv import ensure_venv
+from polar_gym.workspaces.venv import ensure_venv
 
 SECTION = """\
 diff --git a/{path} b/{path}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.tasks.requirements import check_requirement
-from polar_gym.tasks.venv import ENVIRONMENTS, INTERPRETER, VenvError, ensure_venv, inside, variables
+from polar_gym.workspaces.requirements import check_requirement
+from polar_gym.workspaces.venv import ENVIRONMENTS, INTERPRETER, VenvError, ensure_venv, inside, variables
 from tests.requirements import need
 from tests.unit.test_tasks import ROW, load, write
 

@@ -22,7 +22,7 @@ from polar_gym.runtimes.image_names import image_file
 from polar_gym.schema import BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest
 from polar_gym.tasks.bundled import SUITE
 from polar_gym.tasks.confined import confined_workspace
-from polar_gym.tasks.requirements import check_requirement
+from polar_gym.workspaces.requirements import check_requirement
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.harnesses import Launch
 from polar_gym.runtimes import TOOLCHAIN, Command, ExecResult, Sandbox
 from polar_gym.runtimes.agent import PATH
-from polar_gym.runtimes.diff import is_intact
 from polar_gym.runtimes.files import write_files
 from polar_gym.schema import Failure, ModelCall, Session, Status, TaskRequest
+from polar_gym.workspaces.diff import is_intact
 
 PAUSES_SECONDS = 24 * 3600.0
 """How long generation may be paused, all together, while one harness runs."""

@@ -37,8 +37,6 @@ from polar_gym.runtimes import (
     Serve,
 )
 from polar_gym.runtimes.agent import PATH
-from polar_gym.runtimes.diff import UnreadableWorkspaceError, left_behind, snapshot_diff
-from polar_gym.runtimes.history import pack_baseline, set_base
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.schema import (
     Artifacts,
@@ -51,8 +49,10 @@ from polar_gym.schema import (
     TaskRequest,
     Trajectory,
 )
-from polar_gym.tasks.venv import VenvError, ensure_venv, inside, variables
-from polar_gym.tasks.workspace import WorkspaceError, make_repository, pack_git_dir
+from polar_gym.workspaces.diff import UnreadableWorkspaceError, left_behind, snapshot_diff
+from polar_gym.workspaces.history import pack_baseline, set_base
+from polar_gym.workspaces.repository import WorkspaceError, make_repository, pack_git_dir
+from polar_gym.workspaces.venv import VenvError, ensure_venv, inside, variables
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar_gym.tasks.requirements import check_requirement
+from polar_gym.workspaces.requirements import check_requirement
 
 INTERPRETER = "/usr/bin/python3"
 ENVIRONMENTS = "/opt/polar-gym-environments"
