@@ -18,7 +18,7 @@ import aiohttp
 import docker
 from docker import errors
 
-from polar_gym.runtimes.docker_sandbox import SESSION_LABEL
+from polar_gym.runtimes.docker.sandbox import SESSION_LABEL
 from polar_gym.schema import Status
 from tests.faults.processes import NODE_HEADERS, Process, Service
 from tests.faults.sessions import RECEIVED

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polar_gym.runtimes import Command, Runtime, Sandbox
-from polar_gym.runtimes.docker_sandbox import SESSION_LABEL
+from polar_gym.runtimes.docker.sandbox import SESSION_LABEL
 from tests import apptainer
 from tests.docker_daemon import own_daemon, running_daemon
 from tests.lifecycle.runtime_kinds import gateway, make, started

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.runtimes import HOME, Command, Mount, Runtime, Sandbox, SandboxError, SandboxRequest
-from polar_gym.runtimes.docker_sandbox import SESSION_LABEL
+from polar_gym.runtimes.docker.sandbox import SESSION_LABEL
 from polar_gym.runtimes.files import read_file, write_files
 from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.skeleton import skeleton

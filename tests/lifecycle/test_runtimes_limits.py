@@ -14,7 +14,7 @@ import pytest
 
 from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes.docker import Starts
-from polar_gym.runtimes.docker_sandbox import NODE_LABEL, SESSION_LABEL
+from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SESSION_LABEL
 from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
 from tests.requirements import need, need_program

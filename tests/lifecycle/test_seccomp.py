@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.runtimes import Command, seccomp
-from polar_gym.runtimes.apptainer_seccomp import ENTERING
+from polar_gym.runtimes.apptainer.seccomp import ENTERING
 from polar_gym.runtimes.syscalls import LAST, NAMESPACES
 from tests import apptainer
 from tests.docker_daemon import docker_host

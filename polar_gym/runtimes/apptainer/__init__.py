@@ -23,18 +23,11 @@ from pydantic import Field
 
 from polar_gym.config.run_config import cache_dir
 from polar_gym.registry import Names
-from polar_gym.runtimes import (
-    NODE,
-    Command,
-    SandboxError,
-    SandboxRequest,
-    apptainer_seccomp,
-    sandbox_files,
-    scratch_directory,
-)
-from polar_gym.runtimes.apptainer_images import Form, Image, Images
-from polar_gym.runtimes.apptainer_instance import Instance, end_instances
-from polar_gym.runtimes.apptainer_sandbox import ApptainerSandbox, process_limits
+from polar_gym.runtimes import NODE, Command, SandboxError, SandboxRequest, sandbox_files, scratch_directory
+from polar_gym.runtimes.apptainer import seccomp
+from polar_gym.runtimes.apptainer.images import Form, Image, Images
+from polar_gym.runtimes.apptainer.instance import Instance, end_instances
+from polar_gym.runtimes.apptainer.sandbox import ApptainerSandbox, process_limits
 from polar_gym.runtimes.glibc import node_advice
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.listener import serve_on_host
@@ -81,7 +74,7 @@ class Apptainer:
         done = subprocess.run([self.options.program, "--version"], capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             missing.append(f"{self.options.program} does not run: {done.stderr.strip()}")
-        return missing + apptainer_seccomp.check()
+        return missing + seccomp.check()
 
     def caveats(self) -> list[str]:
         return sandbox_files.caveats(self.options)

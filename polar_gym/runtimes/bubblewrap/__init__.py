@@ -42,7 +42,7 @@ from polar_gym.runtimes import (
     sandbox_files,
     scratch_directory,
 )
-from polar_gym.runtimes.bwrap import BwrapProcess, system_call_filter
+from polar_gym.runtimes.bubblewrap.bwrap import BwrapProcess, system_call_filter
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.output import Output

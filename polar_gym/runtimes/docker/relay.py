@@ -11,7 +11,8 @@ import asyncio
 import socket
 from pathlib import Path
 
-from polar_gym.runtimes import TOOLCHAIN, SandboxError, docker_exec
+from polar_gym.runtimes import TOOLCHAIN, SandboxError
+from polar_gym.runtimes.docker import exec as docker_exec
 
 INSIDE = "/run/polar-gym"
 """Where the socket's directory is mounted inside the container."""

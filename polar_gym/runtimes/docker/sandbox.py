@@ -30,13 +30,13 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
-    docker_exec,
     files,
     glibc,
-    relay,
     scratch_directory,
 )
-from polar_gym.runtimes.docker_images import Image
+from polar_gym.runtimes.docker import exec as docker_exec
+from polar_gym.runtimes.docker import relay
+from polar_gym.runtimes.docker.images import Image
 from polar_gym.runtimes.glibc import node_advice
 from polar_gym.runtimes.listener import listen_inside
 from polar_gym.runtimes.output import CHUNK, Output

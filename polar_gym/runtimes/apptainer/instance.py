@@ -12,17 +12,9 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar_gym.runtimes import (
-    GATEWAY_PORT,
-    HOME,
-    Mount,
-    SandboxError,
-    SandboxRequest,
-    agent,
-    apptainer_seccomp,
-    glibc,
-)
-from polar_gym.runtimes.apptainer_images import CONTAINED, Image, as_nobody, environment
+from polar_gym.runtimes import GATEWAY_PORT, HOME, Mount, SandboxError, SandboxRequest, agent, glibc
+from polar_gym.runtimes.apptainer import seccomp
+from polar_gym.runtimes.apptainer.images import CONTAINED, Image, as_nobody, environment
 from polar_gym.runtimes.listener import listen_inside
 
 NAME = "sandbox"
@@ -50,7 +42,7 @@ class Instance:
         for name in ("apptainer", "overlay", "overlay/upper", "overlay/work"):
             (self.scratch / name).mkdir()
         (self.scratch / "etc" / "passwd").write_text(_with_agent(image.passwd))
-        (profile := self.scratch / "apptainer" / "seccomp.json").write_text(apptainer_seccomp.profile())
+        (profile := self.scratch / "apptainer" / "seccomp.json").write_text(seccomp.profile())
         network = () if request.spec.network == "full" else ("--net", "--network", "none")
         overlay = ("--overlay", str(self.scratch / "overlay"))
         calls = ("--security", f"seccomp:{profile}")
@@ -75,7 +67,7 @@ class Instance:
         root = os.geteuid() == 0
         identity = ("--setuid", str(agent.UID), "--setgid", str(agent.GID)) if root else _OWN_USER_NAMESPACE
         spaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--root")
-        return [*apptainer_seccomp.launcher(), "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
+        return [*seccomp.launcher(), "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
 
     async def listen(self) -> socket.socket:
         """The gateway's listening socket in the instance's network namespace. Raises `SandboxError`."""

@@ -29,8 +29,8 @@ from pydantic import Field
 
 from polar_gym.registry import Names
 from polar_gym.runtimes import SandboxError, SandboxRequest, agent, scratch_directory
-from polar_gym.runtimes.docker_images import Image, Images, PullPolicy
-from polar_gym.runtimes.docker_sandbox import SESSION_LABEL, DockerSandbox, remove_container
+from polar_gym.runtimes.docker.images import Image, Images, PullPolicy
+from polar_gym.runtimes.docker.sandbox import SESSION_LABEL, DockerSandbox, remove_container
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.skeleton import import_skeleton, skeleton_tag
 

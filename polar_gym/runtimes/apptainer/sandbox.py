@@ -19,8 +19,8 @@ from polar_gym.runtimes import (
     processes,
     sandbox_files,
 )
-from polar_gym.runtimes.apptainer_images import Image
-from polar_gym.runtimes.apptainer_instance import Instance
+from polar_gym.runtimes.apptainer.images import Image
+from polar_gym.runtimes.apptainer.instance import Instance
 from polar_gym.runtimes.limits import MEBIBYTE
 from polar_gym.runtimes.output import Output, feed_stdin
 from polar_gym.runtimes.threads import to_its_end
