@@ -9,7 +9,7 @@ import pytest
 from polar_gym.engines import ChatRequest
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.anthropic import PROVIDER
-from polar_gym.providers.anthropic_input import TOOL_ERROR
+from polar_gym.providers.anthropic.input import TOOL_ERROR
 from tests.wire.stand_in import assistant
 
 RUN: dict[str, Any] = {"name": "run", "input_schema": {"type": "object"}}

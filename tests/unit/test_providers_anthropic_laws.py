@@ -16,7 +16,7 @@ from polar_gym.engines import Delta
 from polar_gym.harnesses.claude_code import HARNESS as CLAUDE_CODE
 from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.anthropic import PROVIDER
-from polar_gym.providers.anthropic_output import MessageStream
+from polar_gym.providers.anthropic.output import MessageStream
 from polar_gym.schema import Message
 from tests.anything import answers, any_json, paths, replaced
 from tests.unit.test_providers_anthropic import GO, PNG, RUN, parse, result, said, text, tool_use, user

@@ -15,7 +15,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.engines import ChatRequest, Completion, Delta
 from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.google import PROVIDER
-from polar_gym.providers.google_contents import signature
+from polar_gym.providers.google.contents import signature
 from polar_gym.schema import Message
 from tests.anything import answers
 from tests.wire.stand_in import assistant, completion, tool_call

@@ -13,7 +13,7 @@ from polar_gym.engines import ChatRequest, Completion
 from polar_gym.harnesses.claude_code import HARNESS
 from polar_gym.providers import ids
 from polar_gym.providers.anthropic import PROVIDER
-from polar_gym.providers.anthropic_input import TOOL_ERROR
+from polar_gym.providers.anthropic.input import TOOL_ERROR
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from polar_gym.registry import harnesses
 from tests.wire.harness_probe import Run, run_harness

@@ -13,7 +13,7 @@ from typing import Any
 
 from polar_gym.engines import ChatRequest, Completion, Delta
 from polar_gym.providers.http import sse
-from polar_gym.providers.responses_output import (
+from polar_gym.providers.openai_responses.output import (
     Item,
     call_item,
     finished,

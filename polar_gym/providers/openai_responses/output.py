@@ -13,7 +13,7 @@ from polar_gym.engines import ChatRequest, Completion
 from polar_gym.providers import ids
 from polar_gym.providers.http import sse
 from polar_gym.providers.openai_errors import failure
-from polar_gym.providers.responses_tools import freeform_input, shell_action
+from polar_gym.providers.openai_responses.tools import freeform_input, shell_action
 
 Item = dict[str, Any]
 

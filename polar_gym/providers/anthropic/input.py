@@ -13,7 +13,7 @@ from typing import Any
 
 from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError, ids
-from polar_gym.providers.anthropic_output import UNPARSED, utf16_length
+from polar_gym.providers.anthropic.output import UNPARSED, utf16_length
 from polar_gym.providers.fields import objects, optional, required, shown
 from polar_gym.providers.messages import left_out, merge_leading_system
 from polar_gym.schema import Message

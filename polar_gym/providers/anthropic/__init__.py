@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from polar_gym.engines import ChatRequest
-from polar_gym.providers import Provider, Route, anthropic_output
-from polar_gym.providers.anthropic_errors import error_body, error_event
-from polar_gym.providers.anthropic_input import messages_of
-from polar_gym.providers.anthropic_tools import parallel_tool_calls, tool_choice, translate
+from polar_gym.providers import Provider, Route
+from polar_gym.providers.anthropic import output
+from polar_gym.providers.anthropic.errors import error_body, error_event
+from polar_gym.providers.anthropic.input import messages_of
+from polar_gym.providers.anthropic.tools import parallel_tool_calls, tool_choice, translate
 from polar_gym.providers.fields import expect, optional, positive, refuse, required
 from polar_gym.providers.http import bearer_key, header
 
@@ -103,11 +104,11 @@ PROVIDER = Provider(
     session_key=session_key,
     parse=parse,
     parse_countable=parse_countable,
-    render=anthropic_output.render,
-    stream=anthropic_output.MessageStream,
+    render=output.render,
+    stream=output.MessageStream,
     models=models,
     error=error_body,
     error_event=error_event,
-    keep_alive=anthropic_output.PING,
+    keep_alive=output.PING,
     token_count=lambda count: {"input_tokens": count},
 )

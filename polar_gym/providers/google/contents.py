@@ -5,7 +5,7 @@ client keeps it in, unless they name different model calls. What tools answered 
 of the next content; a result that is nothing but `{"output": <text>}`, which is how clients wrap what a program
 printed, is that text, and any other is its JSON.
 
-Ids are optional in this format. A call without one is known by the signature that left with it (`google_output`), else
+Ids are optional in this format. A call without one is known by the signature that left with it (`output`), else
 it gets one by its number in the conversation, which later requests repeat. A result without an id, or with one that no
 call has (a client's own), belongs to the first unanswered call of its function.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.fields import optional, required, shown
-from polar_gym.providers.google_json import base64_at, message_at, messages_at
+from polar_gym.providers.google.json import base64_at, message_at, messages_at
 from polar_gym.providers.messages import left_out
 from polar_gym.schema import Message
 

@@ -13,14 +13,16 @@ import re
 from typing import Any
 
 from polar_gym.engines import ChatRequest
-from polar_gym.providers import BadRequestError, Provider, Route, responses_output, responses_stream
+from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key
 from polar_gym.providers.messages import named_tool_choice
 from polar_gym.providers.openai_chat import models
 from polar_gym.providers.openai_errors import error_body
-from polar_gym.providers.responses_input import messages_of
-from polar_gym.providers.responses_tools import Tools, flat_name, translate
+from polar_gym.providers.openai_responses import output
+from polar_gym.providers.openai_responses import stream
+from polar_gym.providers.openai_responses.input import messages_of
+from polar_gym.providers.openai_responses.tools import Tools, flat_name, translate
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
@@ -98,11 +100,11 @@ PROVIDER = Provider(
     ),
     session_key=bearer_key,
     parse=parse,
-    render=responses_output.render,
-    stream=responses_stream.Events,
+    render=output.render,
+    stream=stream.Events,
     models=models,
     error=error_body,
-    error_event=responses_output.error_event,
+    error_event=output.error_event,
     keep_alive=b": keep-alive\n\n",
     token_count=lambda count: {"object": "response.input_tokens", "input_tokens": count},
 )

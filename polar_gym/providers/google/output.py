@@ -13,7 +13,7 @@ from typing import Any
 
 from polar_gym.engines import ChatRequest, Completion, Delta
 from polar_gym.providers import ids
-from polar_gym.providers.google_contents import signature
+from polar_gym.providers.google.contents import signature
 from polar_gym.providers.http import sse
 from polar_gym.providers.json_text import parsed
 

@@ -17,12 +17,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from polar_gym.engines import ChatRequest
-from polar_gym.providers import BadRequestError, Provider, Route, google_output
+from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import optional, positive, refuse, required, shown
-from polar_gym.providers.google_contents import messages_of
-from polar_gym.providers.google_errors import error_body, error_event
-from polar_gym.providers.google_json import camel, message_at, strings_at
-from polar_gym.providers.google_tools import choice_of, schema_of, tools_of
+from polar_gym.providers.google import output
+from polar_gym.providers.google.contents import messages_of
+from polar_gym.providers.google.errors import error_body, error_event
+from polar_gym.providers.google.json import camel, message_at, strings_at
+from polar_gym.providers.google.tools import choice_of, schema_of, tools_of
 from polar_gym.providers.http import bearer_key, header
 
 
@@ -120,8 +121,8 @@ PROVIDER = Provider(
     key_parameter="key",
     parse=parse,
     parse_countable=parse_countable,
-    render=google_output.render,
-    stream=google_output.stream,
+    render=output.render,
+    stream=output.stream,
     models=models,
     error=error_body,
     error_event=error_event,

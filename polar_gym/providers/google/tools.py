@@ -11,7 +11,7 @@ from typing import Any
 
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import expect, optional, required, shown
-from polar_gym.providers.google_json import camel, message_at, messages_at, strings_at
+from polar_gym.providers.google.json import camel, message_at, messages_at, strings_at
 from polar_gym.schema import ToolDefinition
 
 _NOT_JSON_SCHEMA = ("type", "nullable", "properties", "items", "anyOf", "propertyOrdering")

@@ -14,7 +14,7 @@ from typing import Any
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.fields import expect, objects, optional, required, shown
 from polar_gym.providers.messages import merge_leading_system
-from polar_gym.providers.responses_tools import LOCAL_SHELL, flat_name, freeform_arguments, shell_arguments
+from polar_gym.providers.openai_responses.tools import LOCAL_SHELL, flat_name, freeform_arguments, shell_arguments
 from polar_gym.schema import Message
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
