@@ -13,22 +13,19 @@ know. Refused, because the answer would not be what was asked for: see `_refuse_
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
-from polar_gym.engines import ChatRequest, Completion, Delta
-from polar_gym.providers import BadRequestError, Provider, Route, ids
+from polar_gym.engines import ChatRequest
+from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import expect, objects, optional, positive, refuse, required, shown
-from polar_gym.providers.http import bearer_key, sse
+from polar_gym.providers.http import bearer_key
 from polar_gym.providers.messages import merge_leading_system, named_tool_choice
+from polar_gym.providers.openai_chat import output
 from polar_gym.providers.openai_errors import error_body
 from polar_gym.schema import Message, ToolDefinition
 
 _MEDIA = ("image_url", "input_audio", "audio_url", "video_url")
 """Content parts other than text that an engine may know what to do with."""
-
-
-# Request -> chat form -------------------------------------------------------------------------------------------------
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
@@ -188,98 +185,10 @@ def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
     return wanted
 
 
-# Answer -> wire -------------------------------------------------------------------------------------------------------
-
-
-def _tool_calls(completion: Completion, call_id: str) -> list[dict[str, Any]]:
-    return [
-        {"id": ids.tool_call(call_id, index), "type": "function", "function": call["function"]}
-        for index, call in enumerate(completion.message.get("tool_calls") or [])
-    ]
-
-
-def _usage(completion: Completion) -> dict[str, int]:
-    prompt, answer = len(completion.prompt_ids), len(completion.response_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-
-
-def render(request: ChatRequest, completion: Completion, call_id: str) -> dict[str, Any]:
-    """The whole answer as one `chat.completion`."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": completion.message.get("content") or None,
-        "refusal": None,
-    }
-    if reasoning := completion.message.get("reasoning"):
-        message["reasoning_content"] = reasoning
-    if calls := _tool_calls(completion, call_id):
-        message["tool_calls"] = calls
-    choice = {"index": 0, "message": message, "finish_reason": completion.finish_reason, "logprobs": None}
-    return {
-        "id": f"chatcmpl-{call_id}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": [choice],
-        "usage": _usage(completion),
-    }
-
-
-class Chunks:
-    """The answer as `chat.completion.chunk`s. Every chunk has `choices`: one client insists on it."""
-
-    def __init__(self, request: ChatRequest, call_id: str) -> None:
-        self._call_id = call_id
-        self._include_usage = request.wire.get("include_usage")
-        self._base = {
-            "id": f"chatcmpl-{call_id}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": request.model,
-        }
-        self._calls_begun = 0
-
-    def begin(self, prompt_tokens: int) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def feed(self, delta: Delta) -> bytes:
-        chunks = []
-        if delta.reasoning:
-            chunks.append(self._chunk({"reasoning_content": delta.reasoning}))
-        if delta.content:
-            chunks.append(self._chunk({"content": delta.content}))
-        chunks += [self._fragment(fragment["index"], fragment["function"]) for fragment in delta.tool_calls]
-        return b"".join(chunks)
-
-    def end(self, completion: Completion) -> bytes:
-        last = self._chunk({}, completion.finish_reason)
-        usage = sse({**self._base, "choices": [], "usage": _usage(completion)}) if self._include_usage else b""
-        return last + usage + b"data: [DONE]\n\n"
-
-    def _fragment(self, index: int, function: dict[str, Any]) -> bytes:
-        """A call's first chunk names it and has no arguments: so does every server, and some clients rely on it."""
-        chunks = b""
-        if index == self._calls_begun:
-            self._calls_begun += 1
-            named = {"name": function["name"], "arguments": ""}
-            opening = {"index": index, "id": ids.tool_call(self._call_id, index), "type": "function", "function": named}
-            chunks += self._chunk({"tool_calls": [opening]})
-        if arguments := function.get("arguments"):
-            chunks += self._chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
-        return chunks
-
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        return sse({**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]})
-
-
 def models(name: str, context_length: int) -> dict[str, Any]:
     """The model listing; `max_model_len` is what vLLM calls the context length there."""
     entry = {"id": name, "object": "model", "created": 0, "owned_by": "polar-gym", "max_model_len": context_length}
     return {"object": "list", "data": [entry]}
-
-
-def error_event(kind: str, message: str) -> bytes:
-    return sse(error_body(500, kind, message))
 
 
 PROVIDER = Provider(
@@ -290,10 +199,10 @@ PROVIDER = Provider(
     ),
     session_key=bearer_key,
     parse=parse,
-    render=render,
-    stream=Chunks,
+    render=output.render,
+    stream=output.Chunks,
     models=models,
     error=error_body,
-    error_event=error_event,
+    error_event=output.error_event,
     keep_alive=b": keep-alive\n\n",
 )

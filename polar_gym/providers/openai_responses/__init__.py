@@ -19,8 +19,7 @@ from polar_gym.providers.http import bearer_key
 from polar_gym.providers.messages import named_tool_choice
 from polar_gym.providers.openai_chat import models
 from polar_gym.providers.openai_errors import error_body
-from polar_gym.providers.openai_responses import output
-from polar_gym.providers.openai_responses import stream
+from polar_gym.providers.openai_responses import output, stream
 from polar_gym.providers.openai_responses.input import messages_of
 from polar_gym.providers.openai_responses.tools import Tools, flat_name, translate
 
