@@ -24,7 +24,7 @@ test: ## Run every test; what this machine lacks is skipped and named (with CI=t
 	@.ci/needs test
 	@$(MAKE) --no-print-directory $(if $(CI),vllm nemo,dev)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.e2e.vllm_server pytest tests/unit --ignore=tests/unit/test_setup.py -q)
+	$(if $(ARGS),,$(BIN)/python -m tests.e2e.vllm_server pytest tests/unit --ignore=tests/unit/setup/test_setup.py -q)
 
 test-e2e: ## Run only the tests with real harnesses, sandboxes and engines
 	@.ci/needs test
@@ -34,68 +34,68 @@ test-e2e: ## Run only the tests with real harnesses, sandboxes and engines
 show-fuzz: ## Try other random inputs in every property test, and keep what fails as an example (5 min; ARGS=--quick)
 	@.ci/needs test
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.show_fuzz $(ARGS)
+	$(BIN)/python -m tests.show.fuzz $(ARGS)
 
 show-errors: ## Run every harness against an engine that fails, and show what each does (10 min; ARGS=--help)
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.wire.show_errors $(ARGS)
+	$(BIN)/python -m tests.show.errors $(ARGS)
 
 show-rewrites: ## Run every harness on answers that are hard to hand back, and show what each makes of them (2 min)
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.e2e.show_rewrites $(ARGS)
+	$(BIN)/python -m tests.show.rewrites $(ARGS)
 
 show-matrix: ## Run every harness in every runtime on a bundled task, and show rewards and seconds (4 min)
 	@.ci/needs test
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.e2e.show_matrix $(ARGS)
+	$(BIN)/python -m tests.show.matrix $(ARGS)
 
 show-sandboxes: ## Start and stop 200 sandboxes of each runtime, kill some gateways, and show what is left (3 min)
 	@.ci/needs test
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.lifecycle.show_sandboxes $(ARGS)
+	$(BIN)/python -m tests.show.sandboxes $(ARGS)
 
 show-pypi-tasks: ## Make ten real tasks out of package releases, grade them in two runtimes and by swebench (10 min)
 	@.ci/needs test
 	@.ci/venv dev,swe
-	$(BIN)/python -m tests.e2e.show_pypi_tasks $(ARGS)
+	$(BIN)/python -m tests.show.pypi_tasks $(ARGS)
 
 show-sft: ## Roll out bundled and real tasks, export SFT data, load it and hold its ids against the captured ones (10 min)
 	@.ci/needs test
 	@.ci/venv dev,swe
-	$(BIN)/python -m tests.e2e.show_sft $(ARGS)
+	$(BIN)/python -m tests.show.sft $(ARGS)
 
 show-attacks: ## Try to be rewarded for nothing, in every way we know, and show what stopped it (5 min)
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.lifecycle.show_attacks $(ARGS)
+	$(BIN)/python -m tests.show.attacks $(ARGS)
 
 show-faults: ## Run 200 sessions while every process of the service is killed at random (5 min; ARGS="--nodes 3")
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.faults.show_faults $(ARGS)
+	$(BIN)/python -m tests.show.faults $(ARGS)
 
 show-load: ## Run 500 sessions at once on one node, then 100 heavier ones: memory, latency, errors (8 min)
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.faults.show_load $(ARGS)
+	$(BIN)/python -m tests.show.load $(ARGS)
 
 show-utilisation: ## Show how busy the places to run are: staged pools against one pool for everything (3 min)
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.faults.show_utilisation $(ARGS)
+	$(BIN)/python -m tests.show.utilisation $(ARGS)
 
 show-ray: ## Lose one of three machines of a Ray cluster while sessions run on it, and show where they end (1 min)
 	@.ci/needs demo
 	@$(MAKE) --no-print-directory dev
-	$(BIN)/python -m tests.faults.show_ray $(ARGS)
+	$(BIN)/python -m tests.show.ray $(ARGS)
 
 show-splice: vllm ## Prove token-in/token-out on a real vLLM: many random sessions, with splicing and without (10 min)
-	$(BIN)/python -m tests.e2e.splice_sessions $(or $(ARGS),200)
+	$(BIN)/python -m tests.show.splice $(or $(ARGS),200)
 
 show-nemo: vllm nemo ## Run NeMo Gym 0.4 and 0.7 on a real vLLM: what reaches a trainer, and what failures look like (10 min)
-	$(BIN)/python -m tests.e2e.show_nemo $(ARGS)
+	$(BIN)/python -m tests.show.nemo $(ARGS)
 
 bench: dev ## Measure every performance claim on this machine, and write build/bench/report.md (15 min; ARGS=--help)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[bench]'

@@ -5,7 +5,7 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
-from tests.docker_daemon import docker_host
+from tests.support.docker_daemon import docker_host
 
 __all__ = ["docker_host"]
 

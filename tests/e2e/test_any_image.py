@@ -12,10 +12,10 @@ from polar_gym.config.run_config import cache_dir
 from polar_gym.gateway.node.node import Node
 from polar_gym.registry import engines
 from polar_gym.schema import Episode, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest
-from tests.docker_daemon import docker_host
-from tests.e2e.show_matrix import run, runtime_settings
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
-from tests.requirements import need_program
+from tests.show.matrix import run, runtime_settings
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need_program
 
 __all__ = ["docker_host"]
 

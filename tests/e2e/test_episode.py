@@ -22,7 +22,7 @@ from polar_gym.envs.swe import SweEnv
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Episode
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 HARNESSES = ["pi", "codex", "gemini_cli", "claude_code"]
 

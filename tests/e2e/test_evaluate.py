@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polar_gym.episodes.output import set_aside
 from polar_gym.episodes.report import read_episodes
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 
 def test_eval_rolls_out_and_reports(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from polar_gym.schema import Episode
 from tests.e2e.test_episode import make, play
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 AGENT = Path(__file__).with_name("own_agent.py")
 

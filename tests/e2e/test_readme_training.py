@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 
 def block(says: str) -> str:

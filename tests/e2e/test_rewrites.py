@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.hard_answers import ANSWERS, FINAL
-from tests.e2e.show_rewrites import HARNESSES, run
-from tests.requirements import need_program
+from tests.show.rewrites import HARNESSES, run
+from tests.support.requirements import need_program
 
 ANEW = "arguments written anew"
 

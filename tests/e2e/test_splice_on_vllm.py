@@ -17,10 +17,10 @@ from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import BuilderSpec, ModelCall, Sampling
 from tests.e2e.agent import TOOLS
-from tests.e2e.splice_sessions import BOUND, run_sessions
 from tests.e2e.test_vllm_streaming import running_session
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, trained_model, vllm_python
-from tests.requirements import need
+from tests.show.splice import BOUND, run_sessions
+from tests.support.requirements import need
 
 SESSIONS = 10
 ANSWERS = 8

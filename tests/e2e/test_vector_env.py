@@ -22,7 +22,7 @@ from polar_gym.config.run_config import ConfigError
 from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
 from tests.e2e.meeting_engine import PARTIES, GatedEngine
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 AGENT = {"name": "python", "target": "tests.e2e.own_agent:solve"}
 SCRIPTED = {"name": "embedded", "scripts": [{"commands": ["echo new > file"], "final_message": "It is there."}]}

@@ -13,7 +13,7 @@ import pytest
 from polar_gym.episodes.report import read_episodes
 from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.vllm_server import VllmServer
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from polar_gym.config.run_config import load_config
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.vllm_server import VllmServer
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 SHELL_CALLS = {
     "pi": '{"name": "bash", "arguments": {"command": "echo hello > hello.txt"}}',

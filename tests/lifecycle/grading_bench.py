@@ -35,7 +35,7 @@ from polar_gym.tasks.bundled import TASKS
 from polar_gym.tasks.request import to_request
 from polar_gym.workspaces.diff import snapshot_diff
 from polar_gym.workspaces.repository import make_repository, pack_git_dir
-from tests.requirements import need
+from tests.support.requirements import need
 
 BUNDLED = {task.repo.removeprefix("polar/"): task for task in TASKS(TASKS.Options()).load()}
 INTERVALS = BUNDLED["intervals"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import docker
 
-from tests.requirements import need
+from tests.support.requirements import need
 
 BUSYBOX = Path("/bin/busybox")
 

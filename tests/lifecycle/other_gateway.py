@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.lifecycle.runtime_kinds import host_python
-from tests.requirements import need
+from tests.support.requirements import need
 
 NOBODY = 65534
 

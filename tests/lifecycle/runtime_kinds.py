@@ -15,8 +15,8 @@ import pytest
 from polar_gym.registry import runtimes
 from polar_gym.runtimes import Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.schema import RuntimeSpec, Workspace
-from tests import apptainer
-from tests.requirements import need, need_program
+from tests.support import apptainer
+from tests.support.requirements import need, need_program
 
 MakeRuntime = Callable[..., Any]
 """(options) -> a runtime of the kind that the test runs on."""

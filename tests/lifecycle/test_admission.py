@@ -22,7 +22,7 @@ from polar_gym.service.auth import Keys
 from tests.lifecycle.nodes import KEY, Client, node_here, order
 from tests.lifecycle.service_fixtures import KEYS, rollout_server
 from tests.lifecycle.test_session_endings import task
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 NO_KEYS = Keys()
 

@@ -7,7 +7,7 @@ import pytest
 from tests.lifecycle import grading_bench
 from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, task_for
 from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
-from tests.requirements import need
+from tests.support.requirements import need
 
 __all__ = ["bench"]
 

@@ -17,7 +17,7 @@ from polar_gym.curation.validation import validate_all
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks.rows import Selection, load_tasks
-from tests.requirements import need
+from tests.support.requirements import need
 
 MARK = Path("/tmp/polar-gym-test-curation-ran")
 """What the package leaves where it is imported."""

@@ -19,7 +19,7 @@ from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
-from tests.anything import any_json, paths, replaced
+from tests.support.anything import any_json, paths, replaced
 
 PARAMETERS: Any = {"type": "object", "properties": {"command": {"type": "string"}}}
 BODIES: dict[tuple[str, str], dict[str, Any]] = {

@@ -16,8 +16,8 @@ import pytest
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.tasks import Task
 from tests.lifecycle.grading_bench import Bench, bench, make_patch
-from tests.requirements import need
-from tests.shell import heredoc
+from tests.support.requirements import need
+from tests.support.shell import heredoc
 
 __all__ = ["bench"]
 

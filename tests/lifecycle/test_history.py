@@ -10,7 +10,7 @@ from polar_gym.workspaces.diff import apply_diff, snapshot_diff
 from polar_gym.workspaces.history import cut_history, pack_baseline
 from polar_gym.workspaces.repository import make_repository
 from tests.lifecycle.runtime_kinds import make, sh, started
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 CLONE = r"""
 set -e

@@ -20,8 +20,6 @@ import pytest
 from polar_gym.runtimes import Command, Mount, Runtime, Sandbox
 from polar_gym.runtimes.listener import listen_inside
 from polar_gym.schema import RuntimeSpec
-from tests import apptainer
-from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import (
     MakeRuntime,
     ask_gateway,
@@ -33,7 +31,9 @@ from tests.lifecycle.runtime_kinds import (
     sh,
     started,
 )
-from tests.requirements import need, need_program
+from tests.support import apptainer
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need, need_program
 
 __all__ = ["docker_host", "make_runtime", "runtime"]
 

@@ -16,7 +16,7 @@ from polar_gym.protocol import Generation, Weights
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, Status
 from tests.lifecycle.nodes import HEADERS, KEY, client, node_here, order
 from tests.lifecycle.test_session_endings import asking
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 ROUTES = [
     ("PUT", "/v1/sessions/s/0"),

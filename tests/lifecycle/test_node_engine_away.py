@@ -24,8 +24,8 @@ from polar_gym.gateway.proxy import proxy
 from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
 from tests.lifecycle.test_session_endings import asking, task
-from tests.requirements import need_program
-from tests.unit.test_vllm_engine import MODELS, REQUEST, answer
+from tests.support.requirements import need_program
+from tests.unit.engines.test_vllm import MODELS, REQUEST, answer
 
 ASK: Any = [{"role": "user", "content": "List the files."}]
 

@@ -17,7 +17,7 @@ from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, 
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, node_here, order
 from tests.lifecycle.test_session_endings import asking
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 WORKING = asking("ask(); import time; time.sleep(60)")
 

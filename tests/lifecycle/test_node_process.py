@@ -16,7 +16,7 @@ from polar_gym.http.keys import NODE_KEY, take_key
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order
 from tests.lifecycle.test_session_endings import asking
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 WORKING = asking("ask(); import time; time.sleep(60)")
 

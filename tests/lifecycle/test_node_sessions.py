@@ -31,7 +31,7 @@ from polar_gym.schema import (
 )
 from tests.lifecycle.nodes import node_here, order
 from tests.lifecycle.test_session_endings import asking, scratch, task
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 __all__ = ["scratch"]
 

@@ -22,8 +22,8 @@ from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, Pl
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import to_request
 from polar_gym.tasks.rows import Selection, load_tasks
-from tests.docker_daemon import docker_host
 from tests.lifecycle.testbed_image import image_with_testbed
+from tests.support.docker_daemon import docker_host
 
 __all__ = ["docker_host"]
 

@@ -17,9 +17,9 @@ from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes.files import pack, unpack
 from polar_gym.workspaces import diff as diff_module
 from polar_gym.workspaces.diff import UnreadableWorkspaceError, apply_diff, is_intact, left_behind, snapshot_diff
-from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import make, make_runtime, runtime, sh, started
-from tests.requirements import need_program
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need_program
 
 __all__ = ["docker_host", "make_runtime", "runtime"]
 

@@ -24,10 +24,10 @@ from polar_gym.runtimes.files import read_file, write_files
 from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.skeleton import skeleton
 from polar_gym.schema import RuntimeSpec, Workspace
-from tests import apptainer
-from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, runtime, sandbox, sh, started
-from tests.requirements import need
+from tests.support import apptainer
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need
 
 __all__ = ["docker_host", "make_runtime", "runtime", "sandbox"]
 

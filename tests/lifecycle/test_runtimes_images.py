@@ -12,11 +12,11 @@ from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.registry import harnesses
 from polar_gym.runtimes import HOME, NODE, Command, Mount, SandboxError
 from polar_gym.schema import RuntimeSpec, Workspace
-from tests import apptainer
-from tests.docker_daemon import docker_host
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
-from tests.requirements import need_program
+from tests.support import apptainer
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need_program
 
 __all__ = ["docker_host", "make_runtime"]
 

@@ -15,9 +15,9 @@ import pytest
 from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes.docker import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SESSION_LABEL
-from tests.docker_daemon import docker_host
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
-from tests.requirements import need, need_program
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need, need_program
 
 __all__ = ["docker_host", "make_runtime"]
 

@@ -17,12 +17,12 @@ import pytest
 from polar_gym.runtimes import Command, seccomp
 from polar_gym.runtimes.apptainer.seccomp import ENTERING
 from polar_gym.runtimes.syscalls import LAST, NAMESPACES
-from tests import apptainer
-from tests.docker_daemon import docker_host
 from tests.lifecycle.other_gateway import NOBODY, outputs
 from tests.lifecycle.runtime_kinds import make, started
-from tests.requirements import need, need_program
-from tests.system_calls import numbers
+from tests.support import apptainer
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need, need_program
+from tests.support.system_calls import numbers
 
 __all__ = ["docker_host"]
 

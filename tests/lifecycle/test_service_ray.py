@@ -21,7 +21,7 @@ from polar_gym.service.settings import ClusterSpec, ServeSettings
 from tests.lifecycle.nodes import engine_settings
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 from tests.lifecycle.test_session_endings import asking, task
-from tests.requirements import need, need_program
+from tests.support.requirements import need, need_program
 
 RAY = importlib.util.find_spec("ray")
 

@@ -15,7 +15,7 @@ from tests.lifecycle.nodes import NodeProcess
 from tests.lifecycle.service_fixtures import SERVICE_KEY
 from tests.lifecycle.test_service_restart import ENVIRONMENT, POLAR_GYM, free_port, server_process
 from tests.lifecycle.test_session_endings import task
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 SCRIPTS = "engine.scripts=[{commands: [], final_message: All done.}]"
 

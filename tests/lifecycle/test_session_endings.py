@@ -30,7 +30,7 @@ from polar_gym.schema import (
     Status,
     TaskRequest,
 )
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 
 ASK = """
 import json, os, sys, urllib.request

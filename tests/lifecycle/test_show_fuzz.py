@@ -58,7 +58,7 @@ def test_what_it_finds_becomes_an_example_that_every_run_tries(tmp_path: Path) -
     laws = tmp_path / "test_laws.py"
     laws.write_text(LAWS, encoding="utf-8")
 
-    search = run(tmp_path, "-m", "tests.show_fuzz", "--rounds=2", "--seed=1", ".", CI="true")
+    search = run(tmp_path, "-m", "tests.show.fuzz", "--rounds=2", "--seed=1", ".", CI="true")
     assert search.returncode == 1, search.stdout
     figures = json.loads((tmp_path / "build/show/fuzz.json").read_text(encoding="utf-8"))
     failed = {failure["test"]: failure for failure in figures["failures"]}
@@ -76,5 +76,5 @@ def test_what_it_finds_becomes_an_example_that_every_run_tries(tmp_path: Path) -
     assert later.returncode == 1
     assert "Failing explicit example" in later.stdout
     laws.write_text(text.replace("sorted(set(values))", "sorted(values)"), encoding="utf-8")
-    assert run(tmp_path, "-m", "tests.show_fuzz", "--rounds=1", ".").returncode == 0
+    assert run(tmp_path, "-m", "tests.show.fuzz", "--rounds=1", ".").returncode == 0
     assert not (tmp_path / ".hypothesis" / "patches").exists()

@@ -17,7 +17,7 @@ import docker
 from polar_gym.config.run_config import cache_dir
 from polar_gym.workspaces.venv import INTERPRETER, ensure_venv
 from tests.lifecycle.images import BUSYBOX
-from tests.requirements import need
+from tests.support.requirements import need
 
 CONDA = "opt/miniconda3"
 ACTIVATE = f'conda() {{ export CONDA_DEFAULT_ENV="$2" PATH="/{CONDA}/envs/$2/bin:$PATH"; }}\n'

@@ -12,7 +12,7 @@ from typing import Literal
 from polar_gym.harnesses import Harness, LaunchContext
 from polar_gym.harnesses.install import InstallError, executable, install
 from polar_gym.schema import HarnessSpec
-from tests.requirements import need
+from tests.support.requirements import need
 from tests.wire.stand_in import StandIn
 
 CACHE = Path(os.environ.get("POLAR_GYM_CACHE", Path.home() / ".cache" / "polar-gym"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from polar_gym.registry import harnesses
-from tests.requirements import need_program
+from tests.support.requirements import need_program
 from tests.wire.harness_probe import run_harness
 from tests.wire.stand_in import assistant, completion, serving
 

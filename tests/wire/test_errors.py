@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polar_gym.gateway.proxy import proxy
-from tests.requirements import need_program
+from tests.show.errors import markdown, parse, run
+from tests.support.requirements import need_program
 from tests.wire.faulty_engine import FAULTS
-from tests.wire.show_errors import markdown, parse, run
 
 
 @pytest.mark.parametrize(

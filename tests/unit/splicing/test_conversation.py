@@ -9,7 +9,7 @@ import pytest
 
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from polar_gym.splicing.conversation import Continuation, Conversations, canonical
-from tests.unit.calls import make_call
+from tests.support.calls import make_call
 
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
 USER: Message = {"role": "user", "content": "List the files."}

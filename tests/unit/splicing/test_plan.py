@@ -12,7 +12,7 @@ from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ToolDefinition
 from polar_gym.splicing.plan import Plan, Splicer, Thread
-from tests.unit.calls import make_call
+from tests.support.calls import make_call
 
 CHATML = ChatML()
 LATE: Message = {"role": "system", "content": "Be kind."}

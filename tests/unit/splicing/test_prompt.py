@@ -14,7 +14,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
-from tests.unit.calls import make_call
+from tests.support.calls import make_call
 
 CHATML = ChatML()
 ASKED: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "List the files."}]

@@ -21,7 +21,7 @@ from polar_gym.engines import ChatRequest
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from polar_gym.splicing.plan import Plan, Splicer, Thread
-from tests.unit.calls import make_call
+from tests.support.calls import make_call
 from tests.unit.splicing.template_families import FAMILIES, Family, FamilyEngine, Said
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -1,0 +1,227 @@
+"""Two hundred sandboxes of each runtime, some of whose gateways are killed: `make show-sandboxes`.
+
+Most are started, run one command and are stopped, eight at a time. Two gateways are killed with SIGKILL: one when all
+of its sandboxes run a command, one while half of its are still being started. Their sandboxes are then reaped. What is
+left on the machine is counted by name: every process, mount, control group, directory and container of a sandbox
+carries its session's id. Anything left is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+from rich.console import Console
+from rich.table import Table
+
+from polar_gym.runtimes import Command, Runtime, Sandbox
+from polar_gym.runtimes.docker.sandbox import SESSION_LABEL
+from tests.lifecycle.runtime_kinds import gateway, make, started
+from tests.support import apptainer
+from tests.support.docker_daemon import own_daemon, running_daemon
+
+KINDS = ("docker", "apptainer", "bubblewrap")
+AT_ONCE = 8
+HELD = 30
+"""Sandboxes of each gateway that is killed."""
+COLUMNS = ("runtime", "sandboxes", "per second", "start (s)", "stop (s)", "MiB each", "killed with", "reaped", "left")
+
+
+@dataclass(kw_only=True)
+class Shown:
+    kind: str
+    count: int
+    seconds: float = 0.0
+    starts: list[float] = field(default_factory=list)
+    stops: list[float] = field(default_factory=list)
+    mebibytes: float = 0.0
+    held: list[int] = field(default_factory=list)
+    """How many sandboxes ran a command when their gateway was killed."""
+    reaped: int = 0
+    left: dict[str, list[str]] = field(default_factory=dict)
+
+    def row(self) -> list[str]:
+        left = "\n".join(f"{len(names)} {what}" for what, names in self.left.items() if names)
+        return [
+            self.kind,
+            str(self.count + len(self.held) * HELD),
+            f"{self.count / self.seconds:.1f}",
+            f"{statistics.median(self.starts):.2f}",
+            f"{statistics.median(self.stops):.2f}",
+            f"{self.mebibytes:.1f}",
+            ", ".join(f"{up} of {HELD} running" for up in self.held),
+            str(self.reaped),
+            left or "nothing",
+        ]
+
+
+async def show(kind: str, options: dict[str, Any], count: int) -> Shown:
+    """`count` sandboxes in all."""
+    prefix = f"shown{secrets.token_hex(4)}"
+    shown = Shown(kind=kind, count=count - 2 * HELD)
+    runtime: Runtime = make(kind, **options)
+    places, begun = asyncio.Semaphore(AT_ONCE), time.monotonic()
+    await asyncio.gather(*(_come_and_go(runtime, f"{prefix}-{n}", places, shown) for n in range(shown.count)))
+    shown.seconds = time.monotonic() - begun
+    for number, enough in enumerate((HELD, HELD // 2)):
+        sessions = [f"{prefix}-{number}-held{n}" for n in range(HELD)]
+        await _kill_a_gateway(kind, options, sessions, enough, shown)
+        while reaped := await runtime.reap(sessions):  # again, for what the daemon was still making
+            shown.reaped += reaped
+    shown.left = _left(prefix, options)
+    await runtime.close()
+    return shown
+
+
+async def _come_and_go(runtime: Runtime, session_id: str, places: asyncio.Semaphore, shown: Shown) -> None:
+    async with places:
+        begun = time.monotonic()
+        async with started(runtime, session_id=session_id, serve=gateway("hello")) as sandbox:
+            shown.starts.append(time.monotonic() - begun)
+            assert (await sandbox.exec(Command(argv=["true"]))).exit_code == 0
+            begun = time.monotonic()
+        shown.stops.append(time.monotonic() - begun)
+
+
+async def _kill_a_gateway(
+    kind: str, options: dict[str, Any], sessions: Sequence[str], enough: int, shown: Shown
+) -> None:
+    """Start a process with these sandboxes; once enough of them run their command, kill it."""
+    seconds = f"{1000 + secrets.randbelow(1000)}.{secrets.randbelow(10**9):09}"
+    argument = json.dumps([kind, options, sessions, seconds])
+    victim = await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, "--hold", argument)
+    try:
+        while (up := await asyncio.to_thread(_running, seconds)) < enough:
+            assert victim.returncode is None, "the gateway ended by itself"
+            await asyncio.sleep(0.05)
+        if enough == len(sessions):
+            shown.mebibytes = await asyncio.to_thread(_memory, _marks(sessions[0].rpartition("-")[0], options)) / up
+    finally:
+        victim.kill()
+        await victim.wait()
+    shown.held.append(up)
+
+
+async def hold(kind: str, options: dict[str, Any], sessions: Sequence[str], seconds: str) -> None:
+    """The gateway that will be killed."""
+    runtime: Runtime = make(kind, **options)
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(session_id: str) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            async with places:
+                context = started(runtime, session_id=session_id, serve=gateway("hello"))
+                sandbox: Sandbox = await stack.enter_async_context(context)
+            await sandbox.exec(Command(argv=["sleep", seconds], timeout_seconds=3600))
+
+    await asyncio.gather(*map(one, sessions))
+
+
+def _running(seconds: str) -> int:
+    """How many sandboxes run their command."""
+    return sum(words[:2] == ["sleep", seconds] for words in (_words(process, "cmdline") for process in _processes()))
+
+
+def _left(prefix: str, options: dict[str, Any]) -> dict[str, list[str]]:
+    """What carries the sessions' ids."""
+    deadline = time.monotonic() + 10  # the kernel, and containerd, take a moment to bury the dead
+    while (found := _find(prefix, options)) and any(found.values()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def _find(prefix: str, options: dict[str, Any]) -> dict[str, list[str]]:
+    marks = _marks(prefix, options)
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    return {
+        "containers": marks[1:],
+        "processes": [process.name for process in _processes() if _carries(process, marks)],
+        "mounts": [mount for mount in mounts if any(mark in mount for mark in marks)],
+        "control groups": [str(path) for mark in marks for path in Path("/sys/fs/cgroup").glob(f"*/*{mark}*")],
+        "directories": [str(path) for path in Path(options["scratch"]).iterdir()],
+    }
+
+
+def _marks(prefix: str, options: dict[str, Any]) -> list[str]:
+    """What sandboxes of these sessions carry: the ids' beginning, and the ids of their containers."""
+    if "host" not in options:
+        return [prefix]
+    with contextlib.closing(docker.DockerClient(base_url=options["host"])) as client:
+        containers = client.api.containers(all=True, filters={"label": SESSION_LABEL})
+    return [prefix, *(each["Id"] for each in containers if each["Labels"][SESSION_LABEL].startswith(prefix))]
+
+
+def _memory(marks: Sequence[str]) -> float:
+    """MiB that the sandboxes' processes, and those that watch over them, have for themselves (PSS)."""
+    kibibytes = 0
+    for process in _processes():
+        if _carries(process, marks):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                kibibytes += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kibibytes / 1024
+
+
+def _carries(process: Path, marks: Sequence[str]) -> bool:
+    said = " ".join([*_words(process, "cmdline"), *_words(process, "environ"), *_words(process, "cgroup")])
+    return "--hold" not in said and any(mark in said for mark in marks)
+
+
+def _processes() -> Iterator[Path]:
+    own = str(os.getpid())
+    return (path for path in Path("/proc").iterdir() if path.name.isdigit() and path.name != own)
+
+
+def _words(process: Path, file: str) -> list[str]:
+    try:
+        return (process / file).read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or the machine's own init
+        return []
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(prog="make show-sandboxes", description=__doc__)
+    parser.add_argument("--runtime", action="append", choices=KINDS, help="only this one; may be given repeatedly")
+    parser.add_argument("--count", type=int, default=200, help="sandboxes of each runtime")
+    parser.add_argument("--hold", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.hold:
+        await hold(*json.loads(given.hold))
+        return
+    if given.count <= 2 * HELD:
+        parser.error(f"--count={given.count}: {2 * HELD} of them belong to gateways that are killed; give more")
+    table = Table(*COLUMNS, title="Sandboxes, and what is left of them", show_lines=True)
+    failed = []
+    with contextlib.ExitStack() as stack:
+        for kind in given.runtime or KINDS:
+            scratch = tempfile.mkdtemp(prefix="pg-", dir="/tmp")
+            stack.callback(shutil.rmtree, scratch)
+            options: dict[str, Any] = {"scratch": scratch}
+            if kind == "docker":
+                options["host"] = running_daemon() or stack.enter_context(own_daemon())
+            elif kind == "apptainer":
+                options["program"] = apptainer.program()
+            shown = await show(kind, options, given.count)
+            table.add_row(*shown.row())
+            failed += [f"{kind}: {what}: {names}" for what, names in shown.left.items() if names]
+    Console(width=120).print(table)
+    if failed:
+        sys.exit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

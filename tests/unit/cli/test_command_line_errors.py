@@ -1,0 +1,237 @@
+"""What a person gets who types something wrong: one line that names it, exit code 2, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from polar_gym.cli import main
+from polar_gym.cli.console import make_console
+from polar_gym.config.run_config import ConfigError, check_writable, load_config
+from polar_gym.gateway.node.settings import GatewaySettings
+from polar_gym.service.settings import ServeSettings
+from tests.support.requirements import need_program
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file or directory"),
+        ("", "it holds no episode"),
+        ("not json\n", ":1: not an episode"),
+        ("{}\n", ":1: not an episode: session: is required"),
+    ],
+)
+def test_a_file_that_holds_no_episodes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, content: str | None, says: str
+) -> None:
+    file = tmp_path / "episodes.jsonl"
+    if content is not None:
+        file.write_text(content)
+    assert f"{file}" in (message := said([command, str(file)], capsys))
+    assert says in message
+
+
+def test_what_was_typed_is_shown_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against brackets that are taken for markup, which loses them or raises."""
+    assert "[/red]" in said(["rollout", "tasks=jsonl", "tasks.path='[/red]'"], capsys)
+
+
+def test_an_output_that_cannot_be_written_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"rollout.output='{tmp_path}': Is a directory" in said(["rollout", f"rollout.output={tmp_path}"], capsys)
+
+
+def test_a_run_that_cannot_start_leaves_earlier_episodes_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against opening the output, and emptying it, before the engine answers."""
+    output = tmp_path / "episodes.jsonl"
+    output.write_text("precious\n")
+    (tmp_path / "model").mkdir()
+    engine = ["engine.policy=transformers", f"engine.model_path={tmp_path / 'model'}"]
+    assert said(["rollout", *engine, f"rollout.output={output}"], capsys).startswith("engine: ")
+    assert output.read_text() == "precious\n"
+
+
+def test_a_task_that_cannot_be_graded_is_said_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    message = said(["rollout", "evaluator.log_parser=nope"], capsys)
+    assert re.match(r"error: task \S+: evaluator\.log_parser='nope': ", message)
+
+
+def test_a_missing_key_is_named_by_its_whole_name() -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.url: is required$"):
+        load_config(None, ["engine=vllm"])
+
+
+def test_an_unknown_key_of_a_group_names_every_key_that_the_group_has() -> None:
+    with pytest.raises(ConfigError, match=r"harness\.profil='lean': unknown key; known here: .*profile"):
+        load_config(None, ["harness.profil=lean"])
+
+
+def test_a_value_of_no_type_that_its_key_may_have_is_named_by_the_key() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^harness\.command=True: .* valid string\nharness\.command=True: .* valid list$"
+    ):
+        load_config(None, ["harness=command", "harness.command=true"])
+
+
+def test_settings_are_meant_as_they_stand() -> None:
+    """Guards against shell commands whose `${VARIABLE}` is taken for an interpolation."""
+    scripts = [{"commands": ["echo ${HOME}"], "final_message": "x"}]
+    config = load_config(settings={"engine": {"name": "embedded", "scripts": scripts}})
+    assert config.engine.options["scripts"] == scripts
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit", "demo", "--output"],
+        ["watch", "some-task", "--output"],
+        ["tasks", "prepare", "rows.jsonl", "--out"],
+        ["tasks", "from-pypi", "sqlparse", "0.5.1", "0.5.2", "--out"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """Guards against tasks that are submitted, or made for minutes, before the end of it is a traceback."""
+    if "from-pypi" in arguments:
+        pytest.importorskip("pypi_simple", reason="pip install 'polar-gym[swe]'")
+    (tmp_path / "file").write_text("")
+    inside = tmp_path / "file" / "out.jsonl"
+    assert f"{arguments[-1]}='{inside}': " in (message := said([*arguments, str(inside)], capsys))
+    assert "name a file that can be written" in message
+
+
+def test_a_link_that_cannot_be_made_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "Not a directory; name a directory" in said(["nemo-link", str(tmp_path / "file")], capsys)
+
+
+def test_a_check_of_an_output_leaves_nothing(tmp_path: Path) -> None:
+    (old := tmp_path / "old").write_text("precious")
+    for file in (old, tmp_path / "new" / "file"):
+        check_writable("--out", file)
+    assert old.read_text() == "precious"
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_sweep_over_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rollout.num_samples=range(0): no value" in said(["rollout", "-m", "rollout.num_samples=range(0)"], capsys)
+
+
+@pytest.mark.parametrize("server", ["nonsense", "ftp://there", "http://"])
+def test_a_server_that_is_no_url_is_named(capsys: pytest.CaptureFixture[str], server: str) -> None:
+    assert f"--server='{server}': expected a URL" in said(["status", "--server", server], capsys)
+
+
+@pytest.mark.parametrize("arguments", [["tasks", "validate"], ["tasks", "prepare", "--out", "never.jsonl"]])
+def test_a_file_without_tasks_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    (empty := tmp_path / "empty.jsonl").write_text("\n")
+    assert f"{empty}: it holds no " in said([*arguments, str(empty)], capsys)
+    assert not Path("never.jsonl").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+@pytest.mark.parametrize("setting", ["listn=127.0.0.1:0", "keep_byte=3"])
+def test_a_mistyped_setting_of_a_service_names_its_own(
+    capsys: pytest.CaptureFixture[str], command: str, setting: str
+) -> None:
+    """Guards against the keys of a run alone, which the service's own are not among."""
+    message = said([command, setting], capsys)
+    assert message.startswith(f"error: {setting}: unknown setting; ")
+    assert "keep_bytes" in message.partition("; of a rollout")[0]
+    assert "engine, " in message
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_help_of_a_service_names_every_setting_with_its_default(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    model = ServeSettings if command == "serve" else GatewaySettings
+    for name, field in model.model_fields.items():
+        default = {"cluster": "local"}.get(name, "null" if field.default is None else field.default)
+        assert f"  {name}={default}  (" in shown
+
+
+def test_a_reader_that_left_does_not_end_the_work() -> None:
+    """Guards against `polar-gym rollout | head` ending the sessions that still run."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as file:
+        console = make_console()
+        console.file = file
+        for _ in range(2):
+            console.print("to nobody")
+
+
+@pytest.mark.parametrize("command", [["eval"], ["rollout"], ["rollout", "-m", "harness.model_name=a,b"]], ids=" ".join)
+def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, command: list[str]) -> None:
+    """Guards against an end without a word."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    waits = ["harness=command", "harness.command='touch /workspace/begun; sleep 600'", "evaluator=session_completion"]
+    here = ["runtime=bubblewrap", "tasks.limit=1", f"runtime.scratch={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]
+    with subprocess.Popen(
+        [sys.executable, "-c", "from polar_gym.cli import main; main()", *command, *waits, *here],
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("**/begun")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("interrupted: ")
+    assert "no sandbox is left" in said
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("url", ["foo", "127.0.0.1:8000", "http://"])
+def test_an_engine_that_is_no_url_is_named(engine: str, url: str) -> None:
+    """Guards against an engine that "broke off its answer" because nobody could be asked."""
+    with pytest.raises(ConfigError, match=rf"^engine\.url='{url}': .*expected a URL, e\.g\. http://127"):
+        load_config(None, [f"engine={engine}", f"engine.url='{url}'"])
+
+
+def test_episodes_are_verified_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against journals that are found only from where the rollout ran."""
+    need_program("bwrap", "apt-get install bubblewrap")
+    monkeypatch.chdir(tmp_path)
+    run = ["harness=command", "harness.command='true'", "evaluator=session_completion", "runtime=bubblewrap"]
+    with pytest.raises(SystemExit):  # with a complaint: the command asked no model
+        main(["rollout", *run, "tasks.limit=1", "rollout.output=out/episodes.jsonl"])
+    monkeypatch.chdir("/")
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(tmp_path / "out" / "episodes.jsonl")])
+    assert ended.value.code == 0
+    assert "exact: 0 of 0 traces" in capsys.readouterr().out

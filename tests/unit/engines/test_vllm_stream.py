@@ -1,0 +1,185 @@
+"""vLLM's streams where the bytes come in odd pieces or the server is at fault.
+
+Healthy ones are in tests/e2e/test_vllm_streaming.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar_gym.engines import Completion, Delta, EngineError, OnDelta
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.engines.vllm.stream import event_data
+from polar_gym.schema import Sampling
+from tests.unit.engines.test_vllm import MODELS, REQUEST, Handler, answer, started
+
+ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]}
+DONE = b"data: [DONE]\n\n"
+
+
+def chunk(
+    ids: list[int] | None, *, finish: str | None = None, logprobs: int | None = None, **delta: Any
+) -> dict[str, Any]:
+    known = len(ids or []) if logprobs is None else logprobs
+    entries = [{"token": "a", "logprob": -0.5}] * known
+    choice = {"delta": delta, "token_ids": ids, "logprobs": {"content": entries}, "finish_reason": finish}
+    return {"choices": [choice]}
+
+
+def call(index: int, arguments: str, **named: str) -> dict[str, Any]:
+    return {"index": index, **({"id": f"id-{index}"} if named else {}), "function": {**named, "arguments": arguments}}
+
+
+def events(*chunks: dict[str, Any]) -> bytes:
+    return b"".join(b"data: " + orjson.dumps(each) + b"\n\n" for each in chunks)
+
+
+def streaming(*chunks: dict[str, Any], end: bytes = DONE) -> Handler:
+    """A server that answers probes as it should, and streams with these chunks."""
+    body = events(*chunks) + end
+
+    def handle(request: dict[str, Any]) -> web.Response:
+        return web.Response(body=body, content_type="text/event-stream") if request["stream"] else answer([5], 1)
+
+    return handle
+
+
+async def test_chunks_become_deltas_and_an_answer() -> None:
+    chunks = [
+        ROLE,
+        chunk([5], reasoning_content="hm"),
+        chunk([6, 7]),
+        chunk([8], content="So: "),
+        chunk([9], tool_calls=[call(0, "", name="run"), call(0, '{"a"')]),
+        chunk([10, 11], tool_calls=[call(0, ": 1}"), call(1, "{}", name="look")]),
+        chunk([12], finish="tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 2}},
+    ]
+    deltas: list[Delta] = []
+    async with started(streaming(*chunks)) as engine:
+        completion = await engine.chat(REQUEST, Sampling(), deltas.append)
+    assert completion.message == {
+        "role": "assistant",
+        "content": "So: ",
+        "reasoning": "hm",
+        "tool_calls": [
+            {"id": "id-0", "type": "function", "function": {"name": "run", "arguments": '{"a": 1}'}},
+            {"id": "id-1", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+        ],
+    }
+    assert completion.finish_reason == "tool_calls"
+    assert completion.prompt_ids.tolist() == [1, 2]
+    assert completion.response_ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert completion.logprobs.tolist() == [-0.5] * 8
+    assert [delta.prompt_ids is not None for delta in deltas] == [True] + [False] * 6
+
+
+FAULTS: dict[str, tuple[Handler, str, int]] = {
+    "an error event": (
+        streaming(ROLE, chunk([5], content="a"), {"error": {"message": "engine died"}}),
+        "broke off its answer: engine died",
+        1,
+    ),
+    "a clean end without an end": (streaming(ROLE, chunk([5], content="a"), end=b""), "ended after 1 tokens", 1),
+    "no finish reason": (streaming(ROLE, chunk([5], content="a")), "ended after 1 tokens", 1),
+    "no JSON": (streaming(ROLE, end=b"data: {oh\n\n"), "no JSON", 0),
+    "no prompt ids": (streaming({"choices": ROLE["choices"]}), "without token ids", 0),
+    "no ids": (streaming(ROLE, chunk(None, content="a")), "without token ids", 0),
+    "no logprobs": (streaming(ROLE, chunk([5, 6], logprobs=1, content="a")), "2 ids but 1 logprobs", 0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_broken_stream_is_an_error_and_not_tried_again(fault: str) -> None:
+    handler, words, received = FAULTS[fault]
+    deltas: list[Delta] = []
+    async with started(handler) as engine:
+        with pytest.raises(EngineError, match=words) as failure:
+            await engine.chat(REQUEST, Sampling(), deltas.append)
+    assert failure.value.status == 502
+    assert sum(len(delta.response_ids) for delta in deltas) == received
+
+
+async def cut_off(sent: bytes, on_delta: OnDelta | None) -> Completion:
+    """Asks a server that resets the first connection after the headers and `sent`. A failure says how often it was
+    asked."""
+    tries = 0
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response(MODELS)
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        nonlocal tries
+        body = await request.json()
+        if "top_logprobs" in body:
+            return answer([5], 1)
+        tries += 1
+        if tries > 1:
+            whole = web.Response(body=events(ROLE, chunk([5], finish="stop", content="a")) + DONE)
+            return whole if body["stream"] else answer([5], 1)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(sent)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    application = web.Application()
+    application.router.add_get("/v1/models", models)
+    application.router.add_post("/v1/chat/completions", chat)
+    async with TestServer(application) as server:
+        engine = VllmEngine(VllmOptions(url=str(server.make_url("/"))))
+        await engine.start()
+        try:
+            return await engine.chat(REQUEST, Sampling(), on_delta)
+        except EngineError as error:
+            error.add_note(f"tries: {tries}")
+            raise
+        finally:
+            await engine.close()
+
+
+async def test_a_connection_cut_in_the_middle_is_an_error_and_not_tried_again() -> None:
+    """Guards against a second try whose tokens would come after the first one's."""
+    deltas: list[Delta] = []
+    with pytest.raises(EngineError, match="broke off its answer") as failure:
+        await cut_off(events(ROLE, chunk([5], content="a")), deltas.append)
+    assert (failure.value.status, failure.value.__notes__) == (502, ["tries: 1"])
+    assert len(deltas) == 2
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_connection_cut_before_the_first_token_is_tried_again(streams: bool) -> None:
+    """Guards against a session that fails because vLLM, which sends its status line at once, was restarted while a
+    request was waiting there."""
+    deltas: list[Delta] = []
+    sent = b": waiting\n\n" if streams else b'{"choices": ['
+    completion = await cut_off(sent, deltas.append if streams else None)
+    assert completion.response_ids.tolist() == [5]
+    assert sum(len(delta.response_ids) for delta in deltas) == (1 if streams else 0)
+
+
+@given(cuts=st.lists(st.integers(0, 400), max_size=8), ending=st.sampled_from([b"\n", b"\r\n"]))
+def test_events_survive_any_cut(cuts: list[int], ending: bytes) -> None:
+    events = [b'{"a": 1}', "é🦊".encode(), b"x" * 300, b"[DONE]"]
+    stream = ending.join(line for event in events for line in (b": comment", b"event: e", b"data: " + event, b"", b""))
+    marks = sorted(min(mark, len(stream)) for mark in cuts)
+
+    async def read() -> list[bytes]:
+        content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), limit=2**16)
+        for start, end in zip([0, *marks], [*marks, len(stream)], strict=True):
+            content.feed_data(stream[start:end])
+        content.feed_eof()
+        return [data async for data in event_data(content)]
+
+    assert asyncio.run(read()) == events

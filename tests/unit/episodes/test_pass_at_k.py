@@ -1,0 +1,124 @@
+"""pass@k: the estimator against its definition, the interval, and what `polar-gym eval` makes of files."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar_gym.cli import main
+from polar_gym.episodes.pass_at_k import of_task, pass_at_k, tally, usual_ks, wilson
+from polar_gym.schema import Episode
+from tests.support.sample_episodes import make_episode
+
+
+@given(data=st.data(), scored=st.integers(1, 8))
+def test_the_estimate_is_the_share_of_all_draws_that_hold_a_pass(data: st.DataObject, scored: int) -> None:
+    passes, k = data.draw(st.integers(0, scored)), data.draw(st.integers(1, scored))
+    draws = list(combinations(range(scored), k))
+    share = sum(any(sample < passes for sample in draw) for draw in draws) / len(draws)
+    assert of_task(scored, passes, k) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_no_estimate_of_more_samples_than_there_are(k: int) -> None:
+    with pytest.raises(ValueError, match=f"k={k}: expected 1 to 3"):
+        of_task(3, 1, k)
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "low", "high"),
+    [(0.5, 10, 0.2366, 0.7634), (0.0, 10, 0.0, 0.2775), (1.0, 5, 0.5655, 1.0), (0.3, 500, 0.2615, 0.3416)],
+)
+def test_wilsons_interval(share: float, count: int, low: float, high: float) -> None:
+    """At n = 10 the two are the textbook's: 0.24 to 0.76 for one half, and at most 0.28 for none."""
+    assert wilson(share, count) == pytest.approx((low, high), abs=1e-4)
+
+
+@given(share=st.floats(0, 1), count=st.integers(1, 1000))
+def test_the_interval_holds_the_share(share: float, count: int) -> None:
+    low, high = wilson(share, count)
+    assert 0 <= low <= share + 1e-12
+    assert share - 1e-12 <= high <= 1
+    assert low < high
+
+
+def episodes() -> list[Episode]:
+    """Task a passes 1 of 2, b 2 of 2 with one masked, c is masked whole."""
+    return [
+        make_episode("1", 0.0, task_id="a", repo="x/x", resolved=False, truncated_by="time"),
+        make_episode("2", 1.0, task_id="a", repo="x/x", resolved=True),
+        make_episode("3", 1.0, task_id="b", repo="y/y"),
+        make_episode("4", 0.4, task_id="b", repo="y/y", resolved=True),
+        make_episode("5", None, task_id="b", repo="y/y"),
+        make_episode("6", None, task_id="c", repo="y/y"),
+    ]
+
+
+def test_masked_episodes_are_counted_apart() -> None:
+    tallies = tally(episodes())
+    counts = [(each.task_id, each.scored, each.passed, each.masked, each.truncated) for each in tallies]
+    assert counts == [("a", 2, 1, 0, 1), ("b", 2, 2, 1, 0), ("c", 0, 0, 1, 0)]
+    assert usual_ks(tallies) == [1, 2]
+    one, two, three = (pass_at_k(tallies, k) for k in (1, 2, 3))
+    assert (one.value, one.tasks, one.left_out) == (0.75, 2, 1)
+    assert (two.value, two.tasks) == (1.0, 2)
+    assert (three.value, three.low, three.tasks, three.left_out) == (None, None, 0, 3)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """The six episodes, in two files."""
+    paths = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    for path, part in zip(paths, (episodes()[:3], episodes()[3:]), strict=True):
+        path.write_bytes(b"".join(episode.to_json() + b"\n" for episode in part))
+    return [str(path) for path in paths]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+def test_eval_of_files_as_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", *files, "--json", "--k", "1", "--k", "3") == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    counts = [report[name] for name in ("tasks", "episodes", "scored", "masked", "truncated")]
+    assert counts == [3, 6, 4, 2, 1]
+    assert [estimate["value"] for estimate in report["pass_at_k"]] == [0.75, None]
+    assert report["by_repo"]["y/y"]["pass_at_k"][0]["value"] == 1.0
+    assert report["by_repo"]["y/y"]["masked"] == 2
+    assert [task["mean_reward"] for task in report["by_task"]] == [0.5, 0.7, None]
+
+
+def test_eval_of_files_as_tables(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", *files) == 0
+    said = capsys.readouterr().out
+    assert "pass@1 0.750 (95 %: 0.198 to 0.973), over 2 tasks; 1 tasks have fewer samples" in said
+    assert "4 of 6 episodes scored, 1 of them ended by a budget; 2 masked" in said
+    assert "y/y" in said
+
+
+def test_nothing_scored_is_exit_code_one(tmp_path: Path) -> None:
+    path = tmp_path / "masked.jsonl"
+    path.write_bytes(episodes()[-1].to_json() + b"\n")
+    assert run("eval", str(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope.jsonl"], "nope.jsonl: No such file"),
+        (["FILE", "harness=pi"], "give files of episodes, or a recipe and settings, not both"),
+        (["nope"], "nope"),
+    ],
+)
+def test_wrong_arguments(files: list[str], arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eval", *(files[0] if argument == "FILE" else argument for argument in arguments)) == 2
+    assert says in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,35 @@
+"""The summary of a run: counts that a user must see."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from polar_gym.episodes.report import print_summary
+from polar_gym.schema import ModelCall, OwnGrammar
+from tests.support.calls import make_call
+from tests.support.sample_episodes import make_episode
+
+
+def summary(*calls: ModelCall, own_grammar: OwnGrammar | None = None) -> str:
+    written, episode = io.StringIO(), make_episode("s", 1.0, calls)
+    episode.engine.own_grammar = own_grammar
+    print_summary([episode], Console(file=written, width=200))
+    return written.getvalue()
+
+
+def test_calls_that_wanted_one_tool_call_at_most_are_counted() -> None:
+    wanting, other = make_call(0, [1], [2], single_tool_call=True), make_call(1, [3], [4])
+    assert "\n1 calls asked for one tool call at most" in summary(wanting, other)
+    assert "one tool call" not in summary(other)
+
+
+def test_a_grammar_of_the_engines_own_is_shown() -> None:
+    shown = "1 episodes are of an engine with a grammar of its own"
+    assert [shown in summary(own_grammar=found) for found in (None, "none", "tools", "all")] == [
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -1,0 +1,144 @@
+"""A journal stays readable whatever happens while it is written; what is wrong with one is named, also to `verify`."""
+
+from __future__ import annotations
+
+import io
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from polar_gym.builders import build_trajectory
+from polar_gym.builders.trace import verify_trace
+from polar_gym.config.run_config import ConfigError
+from polar_gym.episodes.ablation import recorded_sessions
+from polar_gym.episodes.report import print_verification
+from polar_gym.episodes.verify import Verification, verify
+from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
+from polar_gym.schema import (
+    BuilderSpec,
+    EngineInfo,
+    Episode,
+    HarnessSpec,
+    ModelCall,
+    RuntimeSpec,
+    Session,
+    TaskRequest,
+)
+from tests.support.calls import make_call
+
+
+def test_a_write_that_fails_leaves_no_half_line(tmp_path: Path) -> None:
+    """Guards against a full disk that damages what comes after it: the next call would go on in the same line."""
+    journal = Journal(tmp_path / "s.jsonl")
+    journal.append(make_call(0, [1], [2]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            journal.append(make_call(1, [1], [2]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.append(make_call(2, [1], [2]))
+    journal.close()
+    assert [call.call_id for call in read_journal(journal.path)] == ["call0", "call2"]
+
+
+def test_a_closed_journal_takes_no_more_calls(tmp_path: Path) -> None:
+    """Guards against writing to a descriptor that by now belongs to another file."""
+    journal = Journal(tmp_path / "s.jsonl")
+    journal.append(make_call(0, [1], [2]))
+    journal.close()
+    with pytest.raises(ValueError, match="closed"):
+        journal.append(make_call(1, [1], [2]))
+
+
+@pytest.mark.parametrize("line", ["5", "[]", '{"amend": "nobody", "outcome": "abandoned"}', '{"messages": 1}'])
+def test_a_line_that_is_no_call_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(JournalError, match=r"s\.jsonl:1: "):
+        read_journal(path)
+
+
+def test_a_trace_of_a_call_without_a_record_fails_the_exact_test() -> None:
+    """Guards against a traceback where the journal's last line was torn."""
+    calls = [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4])]
+    (trace,) = build_trajectory(calls, BuilderSpec(name="prefix_merging")).traces
+    with pytest.raises(ValueError, match="there is no record of call call1"):
+        verify_trace(trace, calls[:1])
+
+
+class ShortSighted:
+    """Scores the first four ids."""
+
+    async def score(self, ids: np.ndarray) -> np.ndarray:
+        return np.full(min(4, len(ids)), -1.0, np.float32)
+
+
+class WithoutNumbers:
+    """Scores what its weights have overflowed for."""
+
+    async def score(self, ids: np.ndarray) -> np.ndarray:
+        return np.full(len(ids), np.nan, np.float32)
+
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+def recorded(directory: Path, calls: list[ModelCall]) -> Episode:
+    journal = Journal(directory / "s.jsonl")
+    for call in calls:
+        journal.append(call)
+    journal.close()
+    request = TaskRequest(task_id="t", instruction="x", runtime=RuntimeSpec(name="r"), agent=HarnessSpec(name="h"))
+    episode = Episode(
+        session=Session(session_id="s", task_id="t", sample_index=0, harness="h"),
+        request=request,
+        engine=EngineInfo(name="e", model="m", max_model_len=4),
+        trajectory=build_trajectory(calls, BuilderSpec(name="prefix_merging")),
+        reward=1.0,
+    )
+    episode.artifacts.journal = str(journal.path)
+    return episode
+
+
+def printed(result: Verification) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_verification(result, 1e-4, console)
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_what_the_engine_has_no_room_for_is_not_compared_and_counted(tmp_path: Path) -> None:
+    """Guards against comparing a span with the wrong end of another when the trace is longer than the context, and
+    against leaving tokens out without a word."""
+    calls = [
+        make_call(0, [1, 2, 3], [4, 5], sampling=NEUTRAL),
+        make_call(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, 9, 10], sampling=NEUTRAL),
+    ]
+    result = await verify([recorded(tmp_path, calls)], ShortSighted())  # pyright: ignore[reportArgumentType]
+    assert result.broken == []
+    assert result.free.all.tolist() == [0.0]
+    assert "not compared: 8 tokens" in printed(result)
+
+
+async def test_a_logprob_that_is_no_number_is_beyond_every_bound(tmp_path: Path) -> None:
+    """Guards against `nan > bound`, which is false."""
+    episode = recorded(tmp_path, [make_call(0, [1, 2, 3], [4, 5], sampling=NEUTRAL)])
+    result = await verify([episode], WithoutNumbers())  # pyright: ignore[reportArgumentType]
+    assert "2 beyond 0.0001" in printed(result)
+
+
+@pytest.mark.parametrize("reader", [recorded_sessions, None])
+async def test_a_damaged_journal_is_named_by_what_reads_episodes(tmp_path: Path, reader: Any) -> None:
+    """Guards against a traceback."""
+    episode = recorded(tmp_path, [make_call(0, [1, 2, 3], [4, 5])])
+    Path(str(episode.artifacts.journal)).write_text("5\n")
+    file = tmp_path / "episodes.jsonl"
+    file.write_bytes(episode.to_json() + b"\n")
+    with pytest.raises(ConfigError, match=r"s\.jsonl:1: not a line of a journal"):
+        await verify([episode], None) if reader is None else reader([file])
