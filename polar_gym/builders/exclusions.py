@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from polar_gym.chat import has_media
 from polar_gym.schema import BuilderSpec, ModelCall
-from polar_gym.splicing.prompt import has_media
 
 TOLD_APART_BY = 64
 """How many tokens at their ends tell most prompts apart, before all of them are looked at."""

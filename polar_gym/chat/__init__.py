@@ -1,0 +1,107 @@
+"""The chat form: one model call, its answer and the pieces of an answer, whatever wire format it came in by.
+
+Providers translate to and from this form, engines answer it, and the gateway records it. It is plain data over
+`polar_gym.schema` and uses no other room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar_gym.schema import Message, OwnGrammar, ToolDefinition, WeightVersion
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatRequest:
+    """A model call in chat form, whatever wire it came in by."""
+
+    model: str
+    messages: list[Message]
+    tools: list[ToolDefinition] = field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    """`auto`, `none`, `required` or one named function; None where the harness said nothing."""
+    parallel_tool_calls: bool | None = None
+    """False: the harness asked for at most one tool call. Engines are not told; the record counts such requests."""
+    max_tokens: int | None = None
+    stop: list[str] = field(default_factory=list)
+    response_format: dict[str, Any] | None = None
+    stream: bool = False
+    wire: dict[str, Any] = field(default_factory=dict)
+    """What the provider needs to answer in its own shape: freeform tool names, requested extras."""
+    origins: dict[int, str] = field(default_factory=dict)
+    """Index of an assistant message -> id of the call that its reasoning carrier names."""
+    prompt_ids: NDArray[np.int32] | None = None
+    """The prompt, already tokenised: the engine conditions on exactly these ids and `messages` only explain them."""
+    prefix_length: int = 0
+    """How many of `prompt_ids`, from the first, are the prompt and answer of the call that it continues."""
+    new_messages: int = 0
+    """How many of `messages`, to the last, come after that answer."""
+    withheld_tools: list[str] = field(default_factory=list)
+    """Server-side tools that the harness asked for and that no engine can execute."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """An engine's whole answer to one `ChatRequest`."""
+
+    message: Message
+    """An assistant message in chat form: `content`, `reasoning`, `tool_calls`; arguments are JSON text."""
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`."""
+    stop_sequence: str | None = None
+    """The one of `ChatRequest.stop` that ended it, if one did."""
+    prompt_ids: NDArray[np.int32]
+    """The ids that the engine conditioned on, as it echoed them, shape (prompt,)."""
+    response_ids: NDArray[np.int32]
+    """The sampled ids, end-of-turn token included where it was sampled, shape (response,)."""
+    logprobs: NDArray[np.float32]
+    """Shape (response,), natural log."""
+    sampling: dict[str, Any]
+    """Every sampling field as it was sent."""
+    weight_versions: list[WeightVersion] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Delta:
+    """What an engine has added to its answer since the delta before. Concatenated, the deltas of an answer are the
+    answer: their ids, logprobs and text equal the `Completion`'s."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """Fragments in the form of streamed Chat Completions, one call after another: `index`; `id` and `function.name` in
+    a call's first one; then pieces of `function.arguments`."""
+    prompt_ids: NDArray[np.int32] | None = None
+    """In the first delta only."""
+    response_ids: list[int] = field(default_factory=list)
+    """May hold ids whose text comes later: a parser is still buffering."""
+    logprobs: list[float] = field(default_factory=list)
+
+
+OnDelta = Callable[[Delta], None]
+
+
+def has_media(message: Message) -> bool:
+    """Whether it holds an image or the like: something that ids of text do not carry."""
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type") != "text" for part in content)
+
+
+def sampling_deviations(request: ChatRequest, own_grammar: OwnGrammar | None = None) -> list[str]:
+    """Return the causes that bend the policy's distribution: fields of the harness (a forced tool, a grammar), or the
+    engine's own grammar."""
+    deviations = []
+    if request.tool_choice not in (None, "auto", "none"):
+        deviations.append("tool_choice")
+    if request.tool_choice != "none" and any(tool["function"].get("strict") for tool in request.tools):
+        deviations.append("tools.strict")  # engines hold the arguments of such a tool to its schema
+    if request.response_format and request.response_format.get("type") != "text":
+        deviations.append("response_format")
+    if own_grammar == "all" or (own_grammar == "tools" and request.tools and request.tool_choice != "none"):
+        deviations.append("own_grammar")
+    return deviations

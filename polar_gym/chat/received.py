@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.chat import Completion, Delta
 from polar_gym.chat.messages import assistant_message
-from polar_gym.engines import Completion, Delta
 from polar_gym.schema import Message
 
 
@@ -53,7 +53,7 @@ def whole_delta(completion: Completion) -> Delta:
     message = completion.message
     return Delta(
         reasoning=message.get("reasoning") or "",
-        content=message["content"] or "",
+        content=message.get("content") or "",
         tool_calls=[{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or [])],
         prompt_ids=completion.prompt_ids,
         response_ids=completion.response_ids.tolist(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.chat import ChatRequest
+from polar_gym.engines import EngineError
 
 SMALLEST_ROOM = 64
 """Tokens for an answer, unless its own limit is lower: where fewer are left of the context, it is full."""

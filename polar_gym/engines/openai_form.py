@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field, field_validator
 
+from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message
-from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.engines import EngineError
 from polar_gym.engines.http import PATIENCE_SECONDS, Body, Http
 from polar_gym.registry import Options
 from polar_gym.schema import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.schema import Sampling
 
 NEUTRAL = Sampling().model_dump(exclude={"seed", "top_k"})

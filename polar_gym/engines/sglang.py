@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.chat.received import whole_delta
-from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import asks_for_more_than_the_room
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import (

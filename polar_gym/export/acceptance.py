@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from polar_gym.chat import has_media
 from polar_gym.evaluators.parsers import PASSED
 from polar_gym.record import Record
 from polar_gym.schema import Episode, Trace
@@ -41,7 +42,7 @@ def trace_refusal(trace: Trace, filters: Filters) -> str | None:
         return "nothing trainable"
     if filters.max_tokens is not None and len(trace.prompt_ids) + len(trace.response_ids) > filters.max_tokens:
         return "too long"
-    if any(_has_media(message.get("content")) for message in trace.messages):
+    if any(has_media(message) for message in trace.messages):
         return "multimodal"
     return None
 
@@ -52,7 +53,3 @@ def _resolved(episode: Episode) -> bool:
     if evaluation is None or evaluation.resolved is not True:
         return False
     return all(status == PASSED for status in evaluation.tests.values())
-
-
-def _has_media(content: object) -> bool:
-    return isinstance(content, list) and any(part.get("type") != "text" for part in content)

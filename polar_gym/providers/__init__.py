@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from polar_gym.engines import ChatRequest, Completion, Delta
+from polar_gym.chat import ChatRequest, Completion, Delta
+from polar_gym.chat.received import whole_delta
 
 Operation = Literal["chat", "models", "count_tokens"]
 
@@ -105,7 +106,4 @@ def routes(providers: Iterable[Provider]) -> list[tuple[Provider, Route]]:
 
 def whole_answer(stream: EventStream, completion: Completion) -> bytes:
     """A complete answer as one stream of events: what a streaming client gets when the engine did not stream."""
-    message = completion.message
-    calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or [])]
-    delta = Delta(reasoning=message.get("reasoning") or "", content=message.get("content") or "", tool_calls=calls)
-    return stream.begin(len(completion.prompt_ids)) + stream.feed(delta) + stream.end(completion)
+    return stream.begin(len(completion.prompt_ids)) + stream.feed(whole_delta(completion)) + stream.end(completion)

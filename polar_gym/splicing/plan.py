@@ -13,11 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from polar_gym.engines import ChatRequest, Engine, EngineError
+from polar_gym.chat import ChatRequest, has_media
+from polar_gym.engines import Engine, EngineError
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall
 from polar_gym.splicing.conversation import Continuation, Conversations
-from polar_gym.splicing.prompt import Learned, NoSplice, has_media, spliced_prompt
+from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.chat import has_media
 from polar_gym.chat.messages import canonical_json
 from polar_gym.engines import EngineError
 from polar_gym.schema import Message, ModelCall, ToolDefinition
@@ -217,9 +218,3 @@ def _says(decoded: str, texts: Sequence[str]) -> bool:
 def _texts(message: Message) -> list[str]:
     content = message.get("content") or ""
     return [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-
-
-def has_media(message: Message) -> bool:
-    """Whether it holds an image or the like: something that ids of text do not carry."""
-    content = message.get("content")
-    return isinstance(content, list) and any(part.get("type") != "text" for part in content)

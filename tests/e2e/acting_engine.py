@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message, canonical_json
-from polar_gym.engines import ChatRequest
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.engines.embedded.shell_tools import find_shell, shell_arguments

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.chat.messages import assistant_message
-from polar_gym.engines import ChatRequest, Completion, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.policy import Generation, OnIds
 from polar_gym.engines.embedded.scripted import ScriptedPolicy

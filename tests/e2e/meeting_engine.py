@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from polar_gym.engines import ChatRequest, Completion, OnDelta
+from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine
 from polar_gym.schema import Sampling
 

@@ -21,7 +21,7 @@ from google import genai
 from google.genai import types
 from pydantic import BaseModel
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture

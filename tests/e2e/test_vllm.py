@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.chat import ChatRequest
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling, ToolDefinition

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polar_gym.engines import ChatRequest, Completion, Delta, EngineError
+from polar_gym.chat import ChatRequest, Completion, Delta
+from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmOptions
 from polar_gym.schema import Sampling
 from tests.e2e.test_vllm_streaming import ASK, BASH, TWO_CALLS, GuidedEngine, without_ids

@@ -12,8 +12,9 @@ import aiohttp
 import openai
 import pytest
 
+from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.chat.received import Received
-from polar_gym.engines import ChatRequest, Completion, Delta, EngineError
+from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture

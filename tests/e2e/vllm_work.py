@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.engines.vllm import VllmEngine
 from polar_gym.schema import Message
 

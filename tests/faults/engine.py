@@ -22,8 +22,8 @@ import numpy as np
 import orjson
 from aiohttp import web
 
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.chat.messages import assistant_message
-from polar_gym.engines import ChatRequest, Completion
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.schema import Message, Sampling

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.chat import ChatRequest, Completion, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.registry import Options

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from polar_gym.builders import build_trajectory
+from polar_gym.chat import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.chat.received import whole_delta
-from polar_gym.engines import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import CaptureError, SessionCapture

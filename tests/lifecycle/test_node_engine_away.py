@@ -13,8 +13,9 @@ import openai
 import pytest
 from aiohttp import web
 
+from polar_gym.chat import ChatRequest
 from polar_gym.config.run_config import load_config
-from polar_gym.engines import ChatRequest, EngineError, http
+from polar_gym.engines import EngineError, http
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node import process

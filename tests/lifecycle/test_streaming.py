@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from polar_gym.builders import build_trajectory
-from polar_gym.engines import ChatRequest, Completion, Delta, EngineError, OnDelta
+from polar_gym.chat import ChatRequest, Completion, Delta, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy

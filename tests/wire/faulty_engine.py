@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from polar_gym.chat import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.chat.messages import assistant_message
-from polar_gym.engines import ChatRequest, Completion, Delta, EngineError, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.schema import Sampling
 

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from polar_gym.engines import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
 from polar_gym.schema import Message
 

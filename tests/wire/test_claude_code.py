@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from polar_gym.engines import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.harnesses.claude_code import HARNESS
 from polar_gym.providers import ids
 from polar_gym.providers.anthropic import PROVIDER

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from polar_gym.engines import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.harnesses.gemini_cli import HARNESS
 from polar_gym.providers import ids
 from polar_gym.providers.google import PROVIDER

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from polar_gym.engines import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.codex import HARNESS as CODEX
 from polar_gym.harnesses.pi import HARNESS as PI

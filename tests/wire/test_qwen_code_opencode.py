@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.engines import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.opencode import HARNESS as OPENCODE
 from polar_gym.harnesses.qwen_code import HARNESS as QWEN_CODE

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.chat import ChatRequest, Completion, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
 from polar_gym.engines.embedded.local_model import LocalModelPolicy
 from polar_gym.engines.embedded.policy import Policy

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.engines import ChatRequest, EngineError, sampling_deviations
+from polar_gym.chat import ChatRequest, sampling_deviations
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.answers import Piece, split_tags
 from polar_gym.engines.embedded.chatml import parsed_arguments, text_content
 from polar_gym.engines.embedded.policy import Generation, OnIds

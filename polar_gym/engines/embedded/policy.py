@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.engines.embedded.answers import Piece
 from polar_gym.schema import Message, Sampling, ToolDefinition
 

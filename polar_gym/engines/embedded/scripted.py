@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message, canonical_json
-from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.answers import Piece
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
 from polar_gym.engines.embedded.policy import Generation, OnIds

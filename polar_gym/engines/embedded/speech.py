@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.engines import Delta, OnDelta
+from polar_gym.chat import Delta, OnDelta
 from polar_gym.engines.embedded.answers import CALL, TAGS, Piece, cut_at_stop, first_stop, split_reasoning, text_of
 from polar_gym.schema import Message
 

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from polar_gym.chat import ChatRequest, Completion, OnDelta, has_media
 from polar_gym.chat.received import whole_delta
-from polar_gym.engines import ChatRequest, Completion, EngineError, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import asks_for_more_than_the_room, leaves_no_room, no_room
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.local_tokenizer import local_tokenizer
@@ -48,7 +49,6 @@ from polar_gym.engines.vllm.generate import answer_by_ids, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
 from polar_gym.engines.vllm.stream import StreamedAnswer, event_data, ids_and_logprobs, prompt_ids, weight_versions
 from polar_gym.schema import EngineInfo, Message, OwnGrammar, Sampling, ToolDefinition
-from polar_gym.splicing.prompt import has_media
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ import aiohttp
 import numpy as np
 import orjson
 
+from polar_gym.chat import Completion, Delta, OnDelta
 from polar_gym.chat.received import Received
-from polar_gym.engines import Completion, Delta, EngineError, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import as_ids, logprobs_of, stop_sequence
 from polar_gym.engines.vllm import prompt_echo

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polar_gym.engines import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.harnesses import Harness
 from polar_gym.schema import Budget, ModelCall, Sampling

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from aiohttp import web
 
+from polar_gym.chat import ChatRequest, Delta
 from polar_gym.chat.received import Received
-from polar_gym.engines import ChatRequest, Delta
 from polar_gym.gateway.proxy.capture import SessionCapture, make_call
 from polar_gym.providers import Provider
 from polar_gym.schema import ModelCall

@@ -19,8 +19,9 @@ from typing import Any, Literal
 import orjson
 from aiohttp import web
 
+from polar_gym.chat import ChatRequest, Completion, sampling_deviations
 from polar_gym.chat.received import whole_delta
-from polar_gym.engines import ChatRequest, Completion, Engine, EngineError, sampling_deviations
+from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_room
 from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy.capture import SessionCapture

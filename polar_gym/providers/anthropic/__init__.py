@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.providers import Provider, Route
 from polar_gym.providers.anthropic import output
 from polar_gym.providers.anthropic.errors import error_body, error_event

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import optional, positive, refuse, required, shown
 from polar_gym.providers.google import output

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import expect, objects, optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key

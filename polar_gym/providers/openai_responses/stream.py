@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from polar_gym.engines import ChatRequest, Completion, Delta
+from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.providers.http import sse
 from polar_gym.providers.openai_responses.output import (
     Item,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.engines import ChatRequest, sampling_deviations
+from polar_gym.chat import ChatRequest, sampling_deviations
 from polar_gym.schema import OwnGrammar
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from polar_gym import registry
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.chat.messages import assistant_message, canonical_json
-from polar_gym.engines import ChatRequest, Completion, EngineError
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.answers import TAGS, opens_thinking, parse_answer, split_tags
 from polar_gym.engines.embedded.chatml import TURN_TOKENS, ChatML

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from polar_gym.chat import ChatRequest, Delta
 from polar_gym.chat.received import Received
-from polar_gym.engines import ChatRequest, Delta, EngineError
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.local_model import log_distribution
 from polar_gym.schema import Message, Sampling, ToolDefinition

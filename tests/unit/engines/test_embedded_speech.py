@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from polar_gym.chat import ChatRequest, Delta
 from polar_gym.chat.received import Received
-from polar_gym.engines import ChatRequest, Delta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.answers import TAGS, cut_at_stop, first_stop, parse_answer, split_tags
 from polar_gym.engines.embedded.speech import Speech

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polar_gym.engines import ChatRequest, Completion, EngineError
+from polar_gym.chat import ChatRequest, Completion
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling

@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from polar_gym import registry
-from polar_gym.engines import ChatRequest, Delta, EngineError
+from polar_gym.chat import ChatRequest, Delta
+from polar_gym.engines import EngineError
 from polar_gym.engines.openai_form import ServerOptions
 from polar_gym.engines.sglang import SglangEngine
 from polar_gym.schema import PluginSpec, Sampling

@@ -15,7 +15,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.chat import ChatRequest
+from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Sampling
 

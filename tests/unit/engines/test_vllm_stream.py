@@ -17,7 +17,8 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.engines import Completion, Delta, EngineError, OnDelta
+from polar_gym.chat import Completion, Delta, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.engines.vllm.stream import event_data
 from polar_gym.schema import Sampling

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from polar_gym.builders import build_trajectory
 from polar_gym.builders.trace import verify_trace
 from polar_gym.builders.tree import token_tree
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.engines.embedded.answers import parse_answer
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.providers import ids

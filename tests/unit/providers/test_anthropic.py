@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.providers import BadRequestError, ids
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic.input import TOOL_ERROR

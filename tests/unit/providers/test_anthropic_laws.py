@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar_gym.chat import Delta
 from polar_gym.chat.messages import canonical_json
-from polar_gym.engines import Delta
 from polar_gym.harnesses.claude_code import HARNESS as CLAUDE_CODE
 from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.anthropic import PROVIDER

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.chat.messages import canonical_json
-from polar_gym.engines import ChatRequest, Completion, Delta
 from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.google import PROVIDER
 from polar_gym.providers.google.contents import signature

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.engines import Delta
+from polar_gym.chat import Delta
 from polar_gym.providers import BadRequestError, Provider, openai_chat, openai_responses, whole_answer
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import Message

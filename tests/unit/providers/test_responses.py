@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.chat.messages import canonical_json
-from polar_gym.engines import ChatRequest, Completion
 from polar_gym.providers import BadRequestError, ids, whole_answer
 from polar_gym.providers.openai_responses import PROVIDER
 from polar_gym.schema import Message

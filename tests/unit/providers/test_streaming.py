@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym import registry
+from polar_gym.chat import Completion, Delta
 from polar_gym.chat.received import Received
-from polar_gym.engines import Completion, Delta
 from polar_gym.providers import Provider, whole_answer
 from polar_gym.schema import Message
 from tests.support.anything import answers

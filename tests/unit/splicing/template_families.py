@@ -19,11 +19,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from polar_gym.chat import has_media
 from polar_gym.chat.messages import canonical_json
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import TEMPLATE_FILE, TOKENIZER_FILE
 from polar_gym.schema import Message, ToolDefinition
-from polar_gym.splicing.prompt import has_media
 
 TEMPLATES = Path(__file__).with_name("templates")
 

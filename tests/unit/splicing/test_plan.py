@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.engines import ChatRequest, EngineError
+from polar_gym.chat import ChatRequest
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ToolDefinition

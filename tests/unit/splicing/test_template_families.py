@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message
-from polar_gym.engines import ChatRequest
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from polar_gym.splicing.plan import Plan, Splicer, Thread

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polar_gym.engines import ChatRequest
+from polar_gym.chat import ChatRequest
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.schema import Episode, Message, Sampling
 from polar_gym.training import make_batch, padded, to_torch
