@@ -12,7 +12,7 @@ from rich.text import Text
 
 from polar_gym.cli import episodes, evaluate, export, gateway, machine, nemo, service, tasks
 from polar_gym.cli.console import errors
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 from polar_gym.engines import EngineError
 
 app = typer.Typer(

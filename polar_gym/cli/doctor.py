@@ -24,7 +24,7 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.paths import cache_dir
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 from polar_gym.engines.vllm.own_grammar import CURE, own_grammar

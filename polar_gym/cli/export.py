@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from polar_gym.cli.console import console
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 
 app = typer.Typer(help="Turn episodes into files that trainers read.", no_args_is_help=True)
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from polar_gym.config.run_config import ConfigError, cache_dir
+from polar_gym.config.errors import ConfigError
+from polar_gym.config.paths import cache_dir
 
 
 def nemo_root(

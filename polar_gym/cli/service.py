@@ -12,7 +12,8 @@ from rich.text import Text
 
 from polar_gym.cli.console import console, errors
 from polar_gym.cli.settings_help import help_option, print_own_settings
-from polar_gym.config.run_config import ConfigError, check_writable
+from polar_gym.config.errors import ConfigError
+from polar_gym.config.paths import check_writable
 
 if TYPE_CHECKING:
     from polar_gym.client import RolloutClient
@@ -61,7 +62,7 @@ def serve(
 
     Each may be in a file that <NAME>_FILE names. Without a callback key the service key signs.
     """
-    from polar_gym.config.run_config import load_config
+    from polar_gym.config.loading import load_config
     from polar_gym.service.auth import load_keys
     from polar_gym.service.process import serve as run_server
     from polar_gym.service.settings import split_settings
@@ -165,7 +166,7 @@ def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
 def _requests(arguments: list[str] | None) -> list[TaskRequest]:
     from polar_gym.client.requests import read_requests
     from polar_gym.config.composition import split_recipe
-    from polar_gym.config.run_config import load_config
+    from polar_gym.config.loading import load_config
     from polar_gym.gateway.node.assemble import load_tasks, make_request
 
     first = arguments[0] if arguments else ""

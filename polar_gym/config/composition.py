@@ -2,7 +2,7 @@
 
 Everything a Hydra user types means what it means in Hydra, read by Hydra's own parser: `group=choice`, `+key=`,
 `++key=`, `~key`, quotes, interpolation, and `a,b`, `range(1,4)` or `glob(*)` in a sweep. One thing differs: a key that
-no config file names is let through, because `polar_gym.config.run_config` judges all keys and says which there are.
+no config file names is let through, because `polar_gym.config.checking` judges all keys and says which there are.
 """
 
 from __future__ import annotations
@@ -22,21 +22,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from polar_gym import registry
-
-ROOMS = {
-    "harness": registry.harnesses,
-    "runtime": registry.runtimes,
-    "engine": registry.engines,
-    "builder": registry.builders,
-    "evaluator": registry.evaluators,
-    "tasks": registry.task_sources,
-}
-"""The groups whose choices are plug-ins."""
-
-
-class ConfigError(ValueError):
-    """A config that cannot be run. The message names the key, the value and what is allowed."""
+from polar_gym.config.errors import ConfigError
+from polar_gym.config.files import ROOMS, config_roots, group_choices, recipe_names, shipped_dir
 
 
 @dataclass(frozen=True)
@@ -47,18 +34,6 @@ class SweepRun:
     """All of its overrides, each with one value."""
     varied: list[str]
     """Those that other runs of the sweep have other values for, as a person writes them."""
-
-
-def shipped_dir(name: str) -> Path:
-    """`conf` or `recipes`: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    inside = package / name
-    return inside if inside.is_dir() else package.parent / name
-
-
-def recipe_names(config_dir: Path | None = None) -> list[str]:
-    """What ships, and what is in the user's own directory."""
-    return sorted({path.stem for root in _roots("recipes", config_dir) for path in root.glob("*.yaml")})
 
 
 def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -73,12 +48,6 @@ def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return recipe, [override for override in overrides if not override.startswith("recipe=")]
 
 
-def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
-    """Each group with the names of its files."""
-    roots = _roots("conf", config_dir)
-    return {group: sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")}) for group in ROOMS}
-
-
 def compose_config(
     recipe: str | None = None, overrides: Sequence[str] = (), config_dir: Path | None = None
 ) -> DictConfig:
@@ -91,9 +60,9 @@ def compose_config(
         raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(known)}")
     groups = group_choices(config_dir)
     told = [part for override in _parsed(overrides) for part in _as_told(override, groups)]
-    roots = _roots("recipes" if recipe else "conf", config_dir)
+    roots = config_roots("recipes" if recipe else "conf", config_dir)
     root = next(root for root in roots if (root / f"{recipe or 'config'}.yaml").exists())
-    others = ",".join(f"file://{other.resolve()}" for other in _roots("conf", config_dir))
+    others = ",".join(f"file://{other.resolve()}" for other in config_roots("conf", config_dir))
     with _hydra(root):
         return compose(recipe or "config", [f"hydra.searchpath=[{others}]", *told], return_hydra_config=True)
 
@@ -126,12 +95,6 @@ def _values(override: Override) -> list[str]:
     if not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: a sweep takes a,b,c, choice(), range() or glob()")
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-
-
-def _roots(name: str, config_dir: Path | None) -> list[Path]:
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(f"--config-dir={str(config_dir)!r}: no such directory")
-    return [shipped_dir(name), *([config_dir] if config_dir else [])]
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from polar_gym import registry
-from polar_gym.config.composition import ROOMS, group_choices, shipped_dir
-from polar_gym.config.run_config import MISSING, RunConfig
+from polar_gym.config.files import ROOMS, group_choices, shipped_dir
+from polar_gym.config.loading import MISSING
+from polar_gym.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)

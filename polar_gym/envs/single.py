@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 from polar_gym.envs.sessions import Sessions
 from polar_gym.envs.setup import Setup
 from polar_gym.envs.spaces import action_space, observation_space

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 from polar_gym.envs.sessions import Sessions
 from polar_gym.envs.setup import Setup
 from polar_gym.envs.single import (

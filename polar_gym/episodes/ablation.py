@@ -19,7 +19,7 @@ from rich.table import Table
 from polar_gym import registry
 from polar_gym.builders import build_trajectory
 from polar_gym.cli.console import console, errors
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 from polar_gym.episodes.report import read_episodes
 from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.schema import BuilderSpec, ModelCall

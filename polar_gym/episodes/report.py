@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from polar_gym.config.run_config import ConfigError, explain
+from polar_gym.config.errors import ConfigError, explain
 from polar_gym.episodes.verify import Verification
 from polar_gym.schema import Episode, Fidelity, Trace
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.builders.trace import verify_trace
-from polar_gym.config.run_config import ConfigError, load_config
+from polar_gym.config.errors import ConfigError
+from polar_gym.config.loading import load_config
 from polar_gym.engines import Engine
 from polar_gym.gateway.node.assemble import make_engine
 from polar_gym.gateway.proxy.journal import JournalError, read_journal

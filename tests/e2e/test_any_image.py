@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.paths import cache_dir
 from polar_gym.gateway.node.node import Node
 from polar_gym.registry import engines
 from polar_gym.schema import Episode, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest

@@ -10,7 +10,7 @@ import gymnasium as gym
 import pytest
 
 import polar_gym  # noqa: F401 - registers the environment
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 from polar_gym.engines import EngineError
 from polar_gym.envs.swe import SweEnv
 

@@ -18,7 +18,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorStatistics
 
 import polar_gym  # noqa: F401 - registers the environments
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
 from tests.e2e.meeting_engine import PARTIES, GatedEngine

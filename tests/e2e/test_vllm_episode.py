@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from polar_gym.builders.trace import verify_trace
-from polar_gym.config.run_config import load_config
+from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.vllm_server import VllmServer

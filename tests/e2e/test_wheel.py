@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.config.composition import recipe_names
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.files import recipe_names
+from polar_gym.config.paths import cache_dir
 from polar_gym.nemo import recipes
 from tests.support.requirements import need_program
 
@@ -88,7 +88,7 @@ def test_the_readmes_command_lines_run(installed: Installed) -> None:
 
 def test_the_recipes_compose_and_the_commands_of_their_readme_are_understood(installed: Installed) -> None:
     program = (
-        "from polar_gym.config.composition import recipe_names\nfrom polar_gym.config.run_config import load_config\n"
+        "from polar_gym.config.composition import recipe_names\nfrom polar_gym.config.loading import load_config\n"
     )
     program += "for name in recipe_names(): print(load_config(name, ['engine=embedded']).rollout.output)"
     said = installed.run([installed.binaries / "python", "-c", program])

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from polar_gym.config.run_config import load_config
+from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.process import Gateway, serving
 from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.protocol import Dispatch

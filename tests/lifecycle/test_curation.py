@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.paths import cache_dir
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.validation import validate_all
 from polar_gym.runtimes.bubblewrap import Bubblewrap

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from polar_gym.chat import ChatRequest
-from polar_gym.config.run_config import load_config
+from polar_gym.config.loading import load_config
 from polar_gym.engines import EngineError, http
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.vllm import VllmEngine, VllmOptions

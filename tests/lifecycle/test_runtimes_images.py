@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.paths import cache_dir
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.registry import harnesses
 from polar_gym.runtimes import HOME, NODE, Command, Mount, SandboxError

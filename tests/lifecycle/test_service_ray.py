@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from polar_gym.client import RolloutClient
-from polar_gym.config.run_config import load_config
+from polar_gym.config.loading import load_config
 from polar_gym.protocol import TaskStatus
 from polar_gym.service.service import RolloutService
 from polar_gym.service.settings import ClusterSpec, ServeSettings

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from polar_gym.cli.console import make_console
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.paths import cache_dir
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy
 from polar_gym.providers import Provider, routes

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from polar_gym.config.run_config import load_config
+from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.schema import Episode
 from tests.support import apptainer

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polar_gym.cli.console import make_console
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.paths import cache_dir
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.errors import CurationError
 from polar_gym.curation.from_pypi import Release, make_task

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym import registry
-from polar_gym.config.run_config import ConfigError, RunConfig, check_plugin
+from polar_gym.config.checking import check_plugin
+from polar_gym.config.errors import ConfigError
+from polar_gym.config.run_config import RunConfig
 from polar_gym.gateway.node.settings import ListenSettings
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.registry import Names

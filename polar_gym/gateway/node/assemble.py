@@ -9,7 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from polar_gym import registry
-from polar_gym.config.run_config import ConfigError, RunConfig, cache_dir, check_plugin
+from polar_gym.config.checking import check_plugin
+from polar_gym.config.errors import ConfigError
+from polar_gym.config.paths import cache_dir
+from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import Engine
 from polar_gym.gateway.node.node import Node, Pools
 from polar_gym.schema import PluginSpec, TaskRequest

@@ -19,7 +19,7 @@ import orjson
 import tenacity
 
 from polar_gym import registry
-from polar_gym.config.run_config import check_plugin
+from polar_gym.config.checking import check_plugin
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import GatewaySettings
@@ -112,7 +112,7 @@ class NodeService:
     async def accept(self, order: Dispatch) -> tuple[Session, bool]:
         """The session, and whether it is a new one. The same key twice is one session.
 
-        Raises `polar_gym.config.run_config.ConfigError` for a request that cannot be run, and `DrainingError`.
+        Raises `polar_gym.config.errors.ConfigError` for a request that cannot be run, and `DrainingError`.
         """
         key = Key(order.session_id, order.attempt)
         if (known := await self._known(key)) is not None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config.composition import group_choices, recipe_names
-from polar_gym.config.run_config import ConfigError, load_config
+from polar_gym.config.errors import ConfigError
+from polar_gym.config.files import group_choices, recipe_names
+from polar_gym.config.loading import load_config
 from polar_gym.schema import HarnessSpec
 
 

@@ -11,8 +11,9 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from polar_gym import registry
-from polar_gym.config.composition import recipe_names, shipped_dir
-from polar_gym.config.run_config import RunConfig, load_config
+from polar_gym.config.files import recipe_names, shipped_dir
+from polar_gym.config.loading import load_config
+from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.ablation import cost
 from polar_gym.nemo import component_root
 from polar_gym.nemo.rollouts import AgentSettings, run_configs

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from polar_gym.builders import build_trajectory
 from polar_gym.builders.trace import verify_trace
-from polar_gym.config.run_config import ConfigError
+from polar_gym.config.errors import ConfigError
 from polar_gym.episodes.ablation import recorded_sessions
 from polar_gym.episodes.report import print_verification
 from polar_gym.episodes.verify import Verification, verify

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from polar_gym.config.composition import shipped_dir
-from polar_gym.config.run_config import load_config
+from polar_gym.config.files import shipped_dir
+from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.settings import GatewaySettings, gateway_settings
 from polar_gym.service.settings import split_settings
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
-from polar_gym.config.run_config import cache_dir
+from polar_gym.config.paths import cache_dir
 from polar_gym.curation.prepare import Override, Prepared, prepare, read_overrides
 from polar_gym.curation.pytest_script import cases_of, eval_script, files_of_tests, patched_files
 from polar_gym.curation.reverse import reversed_patch

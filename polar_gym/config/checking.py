@@ -1,0 +1,45 @@
+"""Checks a composed config: the keys of a run, and the options of each plug-in that it names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from polar_gym import registry
+from polar_gym.config.errors import ConfigError, explain
+from polar_gym.config.files import ROOMS, group_choices
+from polar_gym.config.run_config import RunConfig
+from polar_gym.schema import HarnessSpec, PluginSpec
+
+
+def check_config(values: Any) -> RunConfig:
+    """The checked form of a composed config, the plug-ins' own options included. Raises `ConfigError`."""
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, RunConfig)) from error
+    for key, found in ROOMS.items():
+        # The options of `swe` come from each task (`make_request`), also within a `composite`.
+        if key != "evaluator" or config.evaluator.name not in ("swe", "composite"):
+            check_plugin(key, found, getattr(config, key))
+    _check_today(config.harness)
+    return config
+
+
+def _check_today(spec: HarnessSpec) -> None:
+    """Raises `ConfigError` for a date that a harness cannot be told. Those of third parties inherit the default's."""
+    untold = spec.name in group_choices()["harness"] and registry.harnesses.get(spec.name).told_today_by is None
+    if spec.today is not None and untold:
+        raise ConfigError(f"harness.today={spec.today}: {spec.name} cannot be told a date; leave it out")
+
+
+def check_plugin(key: str, found: registry.Registry[Any], spec: PluginSpec) -> None:
+    """Raises `ConfigError` where there is no such plug-in, or where it does not take these options."""
+    try:
+        found.options(spec)
+    except registry.UnknownNameError as error:
+        raise ConfigError(f"{key}.name: {error}") from error
+    except ValidationError as error:
+        accepted = getattr(found.get(spec.name), "Options", registry.Options)
+        raise ConfigError(explain(error, accepted, key, also=type(spec).model_fields)) from error

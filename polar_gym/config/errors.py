@@ -1,0 +1,50 @@
+"""The error of a bad config, and its words: every problem names the key, its value and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+SHOWN = 200
+"""Characters of a wrong value that an error shows."""
+
+_TYPE = re.compile(r"(str|int|float|bool|(list|dict)\[.*\])")
+"""What pydantic puts behind a key whose value may be of several types: the one that a problem is about."""
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run. The message names the key, the value and what is allowed."""
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", also: Iterable[str] = ()) -> str:
+    """Every problem on a line of its own: the key, the value, what is allowed. `also`: keys beside the model's own."""
+    lines = []
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"] if not _TYPE.fullmatch(str(part))]
+        key = ".".join([prefix, *place] if prefix else place) or "the whole"
+        if problem["type"] == "extra_forbidden":
+            known = _known_keys(model, problem["loc"][:-1])
+            known = sorted({*known, *also}) if len(problem["loc"]) == 1 else known
+            lines.append(f"{key}={_short(problem['input'])}: unknown key; known here: {', '.join(known)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{key}: is required")
+        else:
+            lines.append(f"{key}={_short(problem['input'])}: {problem['msg']}")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+
+
+def _known_keys(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)

@@ -1,0 +1,28 @@
+"""Paths that every run uses: the cache, and files that must be writable before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from polar_gym.config.errors import ConfigError
+
+
+def cache_dir() -> Path:
+    """Where harnesses and environments are kept between runs: `$POLAR_GYM_CACHE`, else the XDG cache directory."""
+    if chosen := os.environ.get("POLAR_GYM_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polar-gym"
+
+
+def check_writable(key: str, file: Path) -> None:
+    """Raises `ConfigError` where the file cannot be written; its folder is made, and what is in it stays as it is."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        existed = file.exists()
+        with file.open("ab"):
+            pass
+        if not existed:
+            file.unlink()
+    except OSError as error:
+        raise ConfigError(f"{key}={str(file)!r}: {error.strerror}; name a file that can be written") from error
