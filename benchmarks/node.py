@@ -16,12 +16,11 @@ from pathlib import Path
 from benchmarks.proxy import Gateway, engine, gateway
 from benchmarks.report import Figure, Section, Table
 from benchmarks.wires import CHAT
-from polar_gym import registry
-from polar_gym.runtimes import Command, Runtime, SandboxError, SandboxRequest
+from polar_gym.runtimes import RUNTIMES, Command, Runtime, SandboxError, SandboxRequest
 from polar_gym.schema import RuntimeSpec
 
 OPENING = 4096
-RUNTIMES = {"bubblewrap": None, "docker": "debian:12-slim", "apptainer": None}
+KINDS = {"bubblewrap": None, "docker": "debian:12-slim", "apptainer": None}
 """Name -> image; those without one use the machine's /usr."""
 AT_ONCE = 4
 
@@ -59,8 +58,8 @@ def _play(many: Gateway, turns: int, sessions: int) -> int:
 async def _sandboxes(count: int) -> Table:
     rows: list[tuple[Figure, ...]] = []
     missing = []
-    for name, image in RUNTIMES.items():
-        runtime: Runtime = registry.runtimes.get(name)(registry.runtimes.options(RuntimeSpec(name=name)))
+    for name, image in KINDS.items():
+        runtime: Runtime = RUNTIMES.make(RuntimeSpec(name=name))
         try:
             lacking = await asyncio.to_thread(runtime.check)
             if lacking:

@@ -1,8 +1,10 @@
-"""Everything that a config names is looked up here.
+"""Looks up the plug-ins that a config names.
 
-A plug-in is one module of its room: `harnesses/pi.py` is the harness `pi` because it defines `HARNESS`; modules that
-define none are the room's own tools. Third parties add theirs by entry point (group `polar_gym.<room>`), and anything
-importable can be named as `package.module:attribute` in a config; rows and requests may not (`Names`).
+A plug-in is one module, or one package, of its room: `harnesses/pi.py` is the harness `pi` because it defines
+`HARNESS`; modules that define no such constant are the room's own tools. Each room's `__init__.py` holds its registry
+(`polar_gym.harnesses.HARNESSES`). Third parties add plug-ins by entry point, in the group of the room's name
+(`polar_gym.harnesses`), and anything importable can be named as `package.module:attribute` in a config; rows and
+requests may not (`Names`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
@@ -59,9 +62,10 @@ def _entry_points(group: str) -> EntryPoints:
 class Registry(Generic[T]):
     """Finds the plug-ins of one room: the built-in modules, entry points, and import paths."""
 
-    def __init__(self, kind: str, room: str) -> None:
+    def __init__(self, kind: str, group: str) -> None:
+        """`kind`: the config group. `group`: the package of the built-in plug-ins, also the entry-point group."""
         self.kind = kind
-        self.group = f"polar_gym.{room}"
+        self.group = group
         self.attribute = kind.upper()
 
     def names(self) -> list[str]:
@@ -102,10 +106,9 @@ class Registry(Generic[T]):
             raise UnknownNameError(self.kind, name, self.names()) from error
 
 
-harnesses: Registry[Any] = Registry("harness", "harnesses")
-runtimes: Registry[Any] = Registry("runtime", "runtimes")
-engines: Registry[Any] = Registry("engine", "engines")
-providers: Registry[Any] = Registry("provider", "providers")
-builders: Registry[Any] = Registry("builder", "builders")
-evaluators: Registry[Any] = Registry("evaluator", "evaluators")
-task_sources: Registry[Any] = Registry("tasks", "tasks")
+class Makers(Registry[Callable[[Any], T]]):
+    """A registry whose plug-ins are made from their options: classes, or functions that return an object."""
+
+    def make(self, spec: PluginSpec) -> T:
+        """Return the plug-in that `spec` names, made from its options. Raises like `options`."""
+        return self.get(spec.name)(self.options(spec))

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from polar_gym import registry
 from polar_gym.builders.exclusions import exclusions
 from polar_gym.builders.fidelity import fidelity
+from polar_gym.registry import Registry
 from polar_gym.schema import BuilderSpec, ModelCall, Trace, Trajectory
 
 Builder = Callable[[Sequence[ModelCall], Mapping[str, str]], list[Trace]]
 """(calls in order of arrival, call id -> why its tokens are not trained) -> traces."""
+
+BUILDERS: Registry[Builder] = Registry("builder", __name__)
 
 
 def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajectory:
@@ -25,6 +27,6 @@ def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajector
     """
     ordered = sorted(calls, key=lambda call: call.index)
     excluded = exclusions(ordered, spec)
-    builder: Builder = registry.builders.get(spec.name)
+    builder: Builder = BUILDERS.get(spec.name)
     traces = builder(ordered, excluded)
     return Trajectory(builder=spec.name, traces=traces, fidelity=fidelity(ordered, traces, excluded))

@@ -11,9 +11,9 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from polar_gym.cli import episodes, evaluate, export, gateway, machine, nemo, service, tasks
-from polar_gym.cli.console import errors
-from polar_gym.config.errors import ConfigError
+from polar_gym.console import errors
 from polar_gym.engines import EngineError
+from polar_gym.errors import ConfigError
 
 app = typer.Typer(
     help="Reinforcement learning over unmodified agent command-line harnesses.",

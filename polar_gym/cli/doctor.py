@@ -24,13 +24,12 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.config.paths import cache_dir
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 from polar_gym.engines.vllm.own_grammar import CURE, own_grammar
-from polar_gym.harnesses import Harness, install
-from polar_gym.registry import harnesses, runtimes
-from polar_gym.runtimes import Runtime
+from polar_gym.harnesses import HARNESSES, Harness, install
+from polar_gym.paths import cache_dir
+from polar_gym.runtimes import RUNTIMES, Runtime
 from polar_gym.schema import PluginSpec
 
 GIB = 1024**3
@@ -59,8 +58,8 @@ def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[C
     return [
         _python(),
         _node(),
-        *map(_runtime, runtimes.names()),
-        *(_harness(name, cache) for name in harnesses.names()),
+        *map(_runtime, RUNTIMES.names()),
+        *(_harness(name, cache) for name in HARNESSES.names()),
         *([_engine(engine_url)] if engine_url else []),
         _program("git", "git", "workspaces and diffs"),
         _program("rg", "ripgrep", "searching, by harnesses that would else do without"),
@@ -115,7 +114,7 @@ def _node() -> Check:
 
 def _runtime(name: str) -> Check:
     try:
-        runtime: Runtime = runtimes.get(name)(runtimes.options(PluginSpec(name=name)))
+        runtime: Runtime = RUNTIMES.get(name)(RUNTIMES.options(PluginSpec(name=name)))
     except ImportError as error:
         return _broken_plugin(name, "runtime", error)
     lacking = runtime.check()
@@ -132,7 +131,7 @@ def _runtime(name: str) -> Check:
 
 def _harness(name: str, cache: Path) -> Check:
     try:
-        harness: Harness = harnesses.get(name)
+        harness: Harness = HARNESSES.get(name)
     except ImportError as error:
         return _broken_plugin(name, "harness", error)
     if harness.npm_package is None:

@@ -13,12 +13,12 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from polar_gym.cli.console import console, errors
 from polar_gym.cli.settings_help import help_option, print_run_settings
 from polar_gym.config.composition import SweepRun, compose_config, readable, split_recipe, sweep, without_hydra
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
+from polar_gym.console import console, errors
+from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
 
 

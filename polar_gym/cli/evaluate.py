@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.cli.console import console, errors
 from polar_gym.cli.episodes import episodes_of
 from polar_gym.config.composition import split_recipe
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
+from polar_gym.console import console, errors
 from polar_gym.episodes.pass_at_k import Tally, pass_at_k, tally, usual_ks
+from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from polar_gym.cli.console import console
-from polar_gym.config.errors import ConfigError
+from polar_gym.console import console
+from polar_gym.errors import ConfigError
 
 app = typer.Typer(help="Turn episodes into files that trainers read.", no_args_is_help=True)
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from polar_gym.cli.console import errors
 from polar_gym.cli.settings_help import help_option, print_own_settings
 from polar_gym.config.loading import load_config
+from polar_gym.console import errors
 
 
 def _print_settings() -> None:

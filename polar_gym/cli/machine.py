@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from polar_gym.cli.console import console
-from polar_gym.config.errors import ConfigError
+from polar_gym.console import console
+from polar_gym.errors import ConfigError
 
 
 def doctor(

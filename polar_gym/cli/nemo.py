@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from polar_gym.config.errors import ConfigError
-from polar_gym.config.paths import cache_dir
+from polar_gym.errors import ConfigError
+from polar_gym.paths import cache_dir
 
 
 def nemo_root(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.text import Text
 
-from polar_gym.cli.console import console, errors
 from polar_gym.cli.settings_help import help_option, print_own_settings
-from polar_gym.config.errors import ConfigError
-from polar_gym.config.paths import check_writable
+from polar_gym.console import console, errors
+from polar_gym.errors import ConfigError
+from polar_gym.paths import check_writable
 
 if TYPE_CHECKING:
     from polar_gym.client import RolloutClient

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from rich.padding import Padding
 from rich.text import Text
 
-from polar_gym.cli.console import console
 from polar_gym.config.files import recipe_names
 from polar_gym.config.help import Key, Section, section_of, sections
 from polar_gym.config.loading import MISSING
 from polar_gym.config.run_config import RunConfig
+from polar_gym.console import console
 
 HOW = """\
 recipe=NAME picks a ready-made run, group=CHOICE a part of it, key=value one

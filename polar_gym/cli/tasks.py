@@ -12,11 +12,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.cli.console import console, errors
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
-from polar_gym.config.paths import cache_dir, check_writable
 from polar_gym.config.run_config import RunConfig
+from polar_gym.console import console, errors
+from polar_gym.errors import ConfigError
+from polar_gym.paths import cache_dir, check_writable
 from polar_gym.tasks.rows import Form
 
 if TYPE_CHECKING:

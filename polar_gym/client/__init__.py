@@ -74,7 +74,7 @@ class RolloutClient:
         """`key` None: the one in POLAR_GYM_SERVICE_KEY, or in the file that POLAR_GYM_SERVICE_KEY_FILE names.
         `keep_trying_seconds`: how long the server may be away. `notice` is told when it is, and when it is back.
 
-        Raises `ValueError` for what is no URL, and `polar_gym.config.errors.ConfigError` for what is no key."""
+        Raises `ValueError` for what is no URL, and `polar_gym.errors.ConfigError` for what is no key."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"server={url!r}: expected a URL, e.g. {DEFAULT_URL}")

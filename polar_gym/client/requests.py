@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 from pydantic import ValidationError
 
-from polar_gym.config.errors import ConfigError, explain
+from polar_gym.errors import ConfigError, explain
 from polar_gym.schema import TaskRequest
 
 

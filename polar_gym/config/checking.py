@@ -7,9 +7,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from polar_gym import registry
-from polar_gym.config.errors import ConfigError, explain
 from polar_gym.config.files import ROOMS, group_choices
 from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError, explain
+from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import HarnessSpec, PluginSpec
 
 
@@ -29,7 +30,7 @@ def check_config(values: Any) -> RunConfig:
 
 def _check_today(spec: HarnessSpec) -> None:
     """Raises `ConfigError` for a date that a harness cannot be told. Those of third parties inherit the default's."""
-    untold = spec.name in group_choices()["harness"] and registry.harnesses.get(spec.name).told_today_by is None
+    untold = spec.name in group_choices()["harness"] and HARNESSES.get(spec.name).told_today_by is None
     if spec.today is not None and untold:
         raise ConfigError(f"harness.today={spec.today}: {spec.name} cannot be told a date; leave it out")
 

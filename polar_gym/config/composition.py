@@ -22,8 +22,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from polar_gym.config.errors import ConfigError
-from polar_gym.config.files import ROOMS, config_roots, group_choices, recipe_names, shipped_dir
+from polar_gym.config.files import ROOMS, config_roots, group_choices, recipe_names
+from polar_gym.errors import ConfigError
+from polar_gym.paths import shipped_dir
 
 
 @dataclass(frozen=True)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polar_gym import registry
-from polar_gym.config.errors import ConfigError
+from polar_gym.builders import BUILDERS
+from polar_gym.engines import ENGINES
+from polar_gym.errors import ConfigError
+from polar_gym.evaluators import EVALUATORS
+from polar_gym.harnesses import HARNESSES
+from polar_gym.paths import shipped_dir
+from polar_gym.runtimes import RUNTIMES
+from polar_gym.tasks import TASK_SOURCES
 
 ROOMS = {
-    "harness": registry.harnesses,
-    "runtime": registry.runtimes,
-    "engine": registry.engines,
-    "builder": registry.builders,
-    "evaluator": registry.evaluators,
-    "tasks": registry.task_sources,
+    "harness": HARNESSES,
+    "runtime": RUNTIMES,
+    "engine": ENGINES,
+    "builder": BUILDERS,
+    "evaluator": EVALUATORS,
+    "tasks": TASK_SOURCES,
 }
 """The groups whose choices are plug-ins."""
-
-
-def shipped_dir(name: str) -> Path:
-    """`conf` or `recipes`: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    inside = package / name
-    return inside if inside.is_dir() else package.parent / name
 
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:

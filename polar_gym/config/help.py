@@ -19,9 +19,10 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from polar_gym import registry
-from polar_gym.config.files import ROOMS, group_choices, shipped_dir
+from polar_gym.config.files import ROOMS, group_choices
 from polar_gym.config.loading import MISSING
 from polar_gym.config.run_config import RunConfig
+from polar_gym.paths import shipped_dir
 
 
 @dataclass(frozen=True)

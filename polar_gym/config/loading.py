@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from polar_gym.config.checking import check_config
 from polar_gym.config.composition import compose_config, readable, without_hydra
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.files import group_choices
 from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError
 
 MISSING = "???"
 """What a shipped config says of a key that must be set."""

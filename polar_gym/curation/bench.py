@@ -11,10 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polar_gym import registry
-from polar_gym.evaluators import EvaluationContext
+from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.judge import judge
-from polar_gym.runtimes import Mount, Runtime, Sandbox, SandboxRequest
+from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import (
     Budget,
@@ -41,7 +40,7 @@ class Bench:
         self.spec = runtime
         self.cache = cache
         self._timeout_seconds = timeout_seconds
-        self._runtime: Runtime = registry.runtimes.get(runtime.name)(registry.runtimes.options(runtime))
+        self._runtime: Runtime = RUNTIMES.make(runtime)
         self._directory = Path()
         self._repositories: dict[str, Path] = {}
         self._stack = AsyncExitStack()
@@ -77,7 +76,7 @@ class Bench:
             final_message="",
             fresh_sandbox=lambda: self.sandbox(task),
         )
-        evaluator = registry.evaluators.get(request.evaluator.name)(registry.evaluators.options(request.evaluator))
+        evaluator = EVALUATORS.make(request.evaluator)
         return await judge(evaluator, context, self._timeout_seconds + request.runtime.init_timeout_seconds)
 
     @asynccontextmanager

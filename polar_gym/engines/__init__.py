@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
+from polar_gym.registry import Makers
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 
@@ -58,3 +59,6 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+ENGINES: Makers[Engine] = Makers("engine", __name__)

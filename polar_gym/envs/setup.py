@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polar_gym.config.errors import ConfigError, explain
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError, explain
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.schema import TaskRequest, Workspace

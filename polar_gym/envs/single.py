@@ -14,11 +14,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.envs.sessions import Sessions
 from polar_gym.envs.setup import Setup
 from polar_gym.envs.spaces import action_space, observation_space
 from polar_gym.envs.transcript import transcript
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.life import SessionLife
 from polar_gym.schema import Episode, Sampling, TaskRequest
 

@@ -26,7 +26,7 @@ class SweEnv(HarnessEnv):
         """`harness` is by default the recipe's, or without a recipe `pi`. `settings` are the groups and sections of
         `conf/config.yaml`: `runtime="docker"`, `rollout={...}`, ...
 
-        Raises `polar_gym.config.errors.ConfigError` before anything starts.
+        Raises `polar_gym.errors.ConfigError` before anything starts.
         """
         super().__init__(swe_setup(harness, recipe, settings), render_mode)
 

@@ -32,7 +32,7 @@ class TaskEnv(HarnessEnv):
         empty one), or the fields of `polar_gym.schema.Workspace`; `evaluator` what the result is worth, e.g.
         `{"name": "test_on_output", "command": "python3 -m unittest"}`. `settings` as in `SweEnv`.
 
-        Raises `polar_gym.config.errors.ConfigError` before anything starts.
+        Raises `polar_gym.errors.ConfigError` before anything starts.
         """
         setup = task_setup(
             instruction,

@@ -20,7 +20,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.envs.sessions import Sessions
 from polar_gym.envs.setup import Setup
 from polar_gym.envs.single import (
@@ -38,6 +37,7 @@ from polar_gym.envs.single import (
     show,
 )
 from polar_gym.envs.spaces import OBSERVED, action_space, observation_space
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.life import SessionLife
 
 Flags = NDArray[np.bool_]

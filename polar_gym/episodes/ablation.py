@@ -16,11 +16,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from polar_gym import registry
-from polar_gym.builders import build_trajectory
-from polar_gym.cli.console import console, errors
-from polar_gym.config.errors import ConfigError
+from polar_gym.builders import BUILDERS, build_trajectory
+from polar_gym.console import console, errors
 from polar_gym.episodes.report import read_episodes
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.schema import BuilderSpec, ModelCall
 
@@ -92,7 +91,7 @@ def main(
     except ConfigError as error:
         errors.print(f"error: {error}", soft_wrap=True, markup=False)
         raise typer.Exit(2) from error
-    print_costs([cost(name, sessions, batch) for name in registry.builders.names()], len(sessions), batch)
+    print_costs([cost(name, sessions, batch) for name in BUILDERS.names()], len(sessions), batch)
 
 
 if __name__ == "__main__":

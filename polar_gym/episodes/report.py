@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from polar_gym.config.errors import ConfigError, explain
 from polar_gym.episodes.verify import Verification
+from polar_gym.errors import ConfigError, explain
 from polar_gym.schema import Episode, Fidelity, Trace
 
 STAGES = ("queued", "init", "ready", "running", "building", "evaluating")

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.builders.trace import verify_trace
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
 from polar_gym.engines import Engine
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import make_engine
 from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.schema import Episode, ModelCall, Trace

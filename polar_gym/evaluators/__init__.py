@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from polar_gym.registry import Makers
 from polar_gym.runtimes import Sandbox
 from polar_gym.schema import EvaluationResult, ModelCall, Session, TaskRequest
 
@@ -73,3 +74,6 @@ class Evaluator(Protocol):
         """Raises `EvaluatorError` when the grader, not the agent, is at fault, and `SuspectError` when that depends on
         whether it works without the agent's changes."""
         ...
+
+
+EVALUATORS: Makers[Evaluator] = Makers("evaluator", __name__)

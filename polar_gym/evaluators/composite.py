@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from polar_gym import registry
-from polar_gym.evaluators import EvaluationContext, Progress
+from polar_gym.evaluators import EVALUATORS, EvaluationContext, Progress
 from polar_gym.evaluators.judge import judge
 from polar_gym.registry import Options
 from polar_gym.schema import EvaluationResult, EvaluatorSpec
@@ -29,7 +28,7 @@ class CompositeOptions(Options):
     def _sound(cls, components: dict[str, EvaluatorSpec]) -> dict[str, EvaluatorSpec]:
         for name, spec in components.items():
             try:
-                registry.evaluators.options(spec)
+                EVALUATORS.options(spec)
             except LookupError as error:
                 raise ValueError(f"{name}: {error}") from error
         return components
@@ -51,10 +50,7 @@ class Composite:
 
     def __init__(self, options: CompositeOptions) -> None:
         self._options = options
-        self._evaluators = {
-            name: registry.evaluators.get(spec.name)(registry.evaluators.options(spec))
-            for name, spec in options.components.items()
-        }
+        self._evaluators = {name: EVALUATORS.make(spec) for name, spec in options.components.items()}
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         results: dict[str, EvaluationResult] = {}

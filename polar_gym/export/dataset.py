@@ -25,7 +25,7 @@ import orjson
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.ledger import EpisodeEntry
 from polar_gym.export.rows import Row, to_json_line, to_table

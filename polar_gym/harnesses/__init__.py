@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from polar_gym.registry import Options
+from polar_gym.registry import Options, Registry
 from polar_gym.schema import HarnessSpec
 
 
@@ -73,3 +73,6 @@ class Harness:
     """How a stream ends that the engine broke off, so that this client asks again: with the provider's error event, or
     without a word before its terminal event."""
     Options: type[Options] = Options
+
+
+HARNESSES: Registry[Harness] = Registry("harness", __name__)

@@ -17,7 +17,7 @@ import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
-from polar_gym.config.errors import explain
+from polar_gym.errors import explain
 from polar_gym.http.silence import SilentConnections
 from polar_gym.protocol import ErrorAnswer
 from polar_gym.record import Record

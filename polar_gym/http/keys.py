@@ -7,7 +7,7 @@ import ipaddress
 import os
 from pathlib import Path
 
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 
 NODE_KEY = "POLAR_GYM_NODE_KEY"
 """Between rollout server and nodes."""

@@ -14,7 +14,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from polar_gym.config.files import shipped_dir
+from polar_gym.paths import shipped_dir
 
 AGENT = Path("responses_api_agents") / "polar_agent"
 """The agent server's folder in a component root."""

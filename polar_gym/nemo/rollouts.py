@@ -22,10 +22,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from polar_gym.config.errors import ConfigError, explain
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import PoolsConfig, RunConfig
 from polar_gym.engines import EngineError
+from polar_gym.errors import ConfigError, explain
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import read_journal
@@ -89,7 +89,7 @@ class Rollouts:
     """One per server process."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `polar_gym.config.errors.ConfigError`; nothing starts."""
+        """Raises `polar_gym.errors.ConfigError`; nothing starts."""
         self.configs = run_configs(settings)
         self._starting: asyncio.Task[_Machinery] | None = None
         self._turns = itertools.count()
@@ -148,7 +148,7 @@ class Rollouts:
 
 
 def run_configs(settings: AgentSettings) -> list[RunConfig]:
-    """A config for each replica. Raises `polar_gym.config.errors.ConfigError`."""
+    """A config for each replica. Raises `polar_gym.errors.ConfigError`."""
     engine, pools = settings.polar.get("engine", {}), settings.polar.get("pools", {})
     if not isinstance(engine, str | Mapping):
         raise ConfigError(f"polar.engine={engine!r}: expected a mapping or a name")

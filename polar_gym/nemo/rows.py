@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import instruction

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.chat.received import whole_delta
+from polar_gym.registry import Registry
 
 Operation = Literal["chat", "models", "count_tokens"]
 
@@ -96,6 +97,9 @@ class Provider:
     """Bytes that every client of this format tolerates between events."""
     token_count: Callable[[int], dict[str, Any]] | None = None
     """Prompt length -> the answer of the provider's token-counting endpoint, where it has one."""
+
+
+PROVIDERS: Registry[Provider] = Registry("provider", __name__)
 
 
 def routes(providers: Iterable[Provider]) -> list[tuple[Provider, Route]]:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from polar_gym.config.errors import ConfigError
-from polar_gym.config.paths import check_writable
 from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.output import set_aside
 from polar_gym.episodes.progress import Progress
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
+from polar_gym.paths import check_writable
 from polar_gym.schema import Episode, TaskRequest
 
 
@@ -22,7 +22,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     """Run everything and append each episode to `config.rollout.output` as it ends. What an earlier run wrote there is
     kept under another name.
 
-    Raises `polar_gym.config.errors.ConfigError` and `polar_gym.engines.EngineError` before any sandbox starts,
+    Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before any sandbox starts,
     and before that file is touched.
     """
     tasks = load_tasks(config)

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.config.composition import compose_config, split_recipe, sweep
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import check_composed
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
+from polar_gym.errors import ConfigError
 from polar_gym.runs.run import roll_out
 from polar_gym.schema import Episode
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from polar_gym.registry import Makers
 from polar_gym.schema import RuntimeSpec
 
 GATEWAY_PORT = 8080
@@ -138,3 +139,6 @@ class Runtime(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+RUNTIMES: Makers[Runtime] = Makers("runtime", __name__)

@@ -9,8 +9,8 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.process import entered
 from polar_gym.gateway.node.process import serving as gateway_serving

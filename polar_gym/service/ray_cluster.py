@@ -21,8 +21,8 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.process import serving
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.service.settings import ServeSettings

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.state import MAX_ATTEMPT
 from polar_gym.http.edge import (

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, ValidationError, model_validator
 
-from polar_gym.config.errors import ConfigError, explain
-from polar_gym.config.files import shipped_dir
+from polar_gym.errors import ConfigError, explain
 from polar_gym.gateway.node.settings import ListenSettings, split_own
+from polar_gym.paths import shipped_dir
 from polar_gym.record import Record
 from polar_gym.service.service import Limits
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 
+from polar_gym.registry import Makers
 from polar_gym.schema import InsidePath
 from polar_gym.workspaces.requirements import check_requirement
 
@@ -63,3 +64,6 @@ class TaskSource(Protocol):
     def load(self) -> list[Task]:
         """Raises `ValueError` naming the file, the line and the field that is wrong."""
         ...
+
+
+TASK_SOURCES: Makers[TaskSource] = Makers("tasks", __name__)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config.paths import cache_dir
+from polar_gym.engines import ENGINES
 from polar_gym.gateway.node.node import Node
-from polar_gym.registry import engines
+from polar_gym.paths import cache_dir
 from polar_gym.schema import Episode, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.show.matrix import run, runtime_settings
@@ -48,7 +48,7 @@ async def look_around(harness: str, runtime: RuntimeSpec) -> Episode:
     """One session that runs one command."""
     script = {"match": "", "commands": ["busybox echo busybox made this"], "final_message": "Done."}
     spec: Any = PluginSpec.model_validate({"name": "embedded", "scripts": [script]})
-    engine = engines.get("embedded")(engines.options(spec))
+    engine = ENGINES.get("embedded")(ENGINES.options(spec))
     request = TaskRequest(task_id="t", instruction="Look around.", runtime=runtime, agent=HarnessSpec(name=harness))
     async with Node(engine, cache=cache_dir()) as node:
         return await node.rollout(request)

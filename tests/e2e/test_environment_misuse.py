@@ -10,9 +10,9 @@ import gymnasium as gym
 import pytest
 
 import polar_gym  # noqa: F401 - registers the environment
-from polar_gym.config.errors import ConfigError
 from polar_gym.engines import EngineError
 from polar_gym.envs.swe import SweEnv
+from polar_gym.errors import ConfigError
 
 
 def make(**settings: Any) -> SweEnv:

@@ -18,9 +18,9 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorStatistics
 
 import polar_gym  # noqa: F401 - registers the environments
-from polar_gym.config.errors import ConfigError
 from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
+from polar_gym.errors import ConfigError
 from tests.e2e.meeting_engine import PARTIES, GatedEngine
 from tests.support.requirements import need_program
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from polar_gym.config.files import recipe_names
-from polar_gym.config.paths import cache_dir
 from polar_gym.nemo import recipes
+from polar_gym.paths import cache_dir
 from tests.support.requirements import need_program
 
 CHECKOUT = Path(__file__).parents[2]

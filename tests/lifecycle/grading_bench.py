@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from polar_gym.evaluators import EvaluationContext
+from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.judge import judge
-from polar_gym.registry import evaluators
 from polar_gym.runtimes import Command, ExecResult, Mount, Sandbox, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.schema import (
@@ -153,9 +152,9 @@ class Bench:
             final_message="the answer is 42",
             fresh_sandbox=lambda: self.grading_sandbox(task),
         )
-        options = evaluators.options(request.evaluator)
+        options = EVALUATORS.options(request.evaluator)
         return await judge(
-            evaluators.get(request.evaluator.name)(options), context, spec.timeout_seconds + GRADING_SLACK
+            EVALUATORS.get(request.evaluator.name)(options), context, spec.timeout_seconds + GRADING_SLACK
         )
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from polar_gym.registry import runtimes
-from polar_gym.runtimes import Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
+from polar_gym.runtimes import RUNTIMES, Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.support import apptainer
 from tests.support.requirements import need, need_program
@@ -54,7 +53,7 @@ async def sandbox(runtime: Runtime) -> AsyncIterator[Sandbox]:
 
 
 def make(kind: str, **options: Any) -> Any:
-    plugin = runtimes.get(kind)
+    plugin: Any = RUNTIMES.get(kind)
     return plugin(plugin.Options(**options))
 
 

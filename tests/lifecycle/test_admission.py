@@ -14,8 +14,8 @@ import pytest
 
 from polar_gym.cli import main
 from polar_gym.client import RolloutClient
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_request
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
-from polar_gym.config.paths import cache_dir
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.validation import validate_all
+from polar_gym.paths import cache_dir
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks.rows import Selection, load_tasks

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from polar_gym.evaluators import EvaluationContext, EvaluatorError
+from polar_gym.evaluators import EVALUATORS, EvaluationContext, EvaluatorError
 from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.judge import MaskedError
 from polar_gym.registry import Options
@@ -163,7 +163,5 @@ async def test_composite_is_masked_as_a_whole(bench: Bench) -> None:
     ],
 )
 def test_composite_says_what_is_wrong_with_it(options: dict[str, object], says: str) -> None:
-    from polar_gym.registry import evaluators
-
     with pytest.raises(ValueError, match=says):
-        evaluators.options(EvaluatorSpec.model_validate({"name": "composite", **options}))
+        EVALUATORS.options(EvaluatorSpec.model_validate({"name": "composite", **options}))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.cli import main
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 from polar_gym.http.keys import NODE_KEY, take_key
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
-from polar_gym.config.paths import cache_dir
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.validation import validate
+from polar_gym.engines import ENGINES
 from polar_gym.gateway.node.node import Node
-from polar_gym.registry import engines
+from polar_gym.paths import cache_dir
 from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, RuntimeSpec, Sampling
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import to_request
@@ -179,7 +179,7 @@ async def test_an_agent_sees_the_planted_bug_but_neither_its_tests_nor_what_was_
     )
     says = {"match": "", "commands": [], "final_message": "Done."}
     spec = PluginSpec.model_validate({"name": "embedded", "scripts": [says]})
-    async with Node(engines.get("embedded")(engines.options(spec)), cache=cache_dir()) as node:
+    async with Node(ENGINES.get("embedded")(ENGINES.options(spec)), cache=cache_dir()) as node:
         episode = await node.rollout(request)
     assert episode.session.failure is None, episode.session.failure
     assert episode.artifacts.stdout == WRONG + "test_other.py\nInitial commit\n6\n"

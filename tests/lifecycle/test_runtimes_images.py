@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.config.paths import cache_dir
+from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import toolchain_mounts
-from polar_gym.registry import harnesses
+from polar_gym.paths import cache_dir
 from polar_gym.runtimes import HOME, NODE, Command, Mount, SandboxError
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
@@ -56,7 +56,7 @@ def named(make_runtime: MakeRuntime, docker_host: str, tmp_path: Path) -> Named:
 
 def node() -> Mount:
     need_program("node", "https://nodejs.org (>= 20)")
-    mounts, _ = toolchain_mounts(harnesses.get("pi"), cache_dir())
+    mounts, _ = toolchain_mounts(HARNESSES.get("pi"), cache_dir())
     return next(mount for mount in mounts if mount.inside == NODE)
 
 

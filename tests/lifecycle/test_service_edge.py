@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import Allowed
 from polar_gym.http import edge
 from polar_gym.service import server

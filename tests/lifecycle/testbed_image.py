@@ -14,7 +14,7 @@ from pathlib import Path
 
 import docker
 
-from polar_gym.config.paths import cache_dir
+from polar_gym.paths import cache_dir
 from polar_gym.workspaces.venv import INTERPRETER, ensure_venv
 from tests.lifecycle.images import BUSYBOX
 from tests.support.requirements import need

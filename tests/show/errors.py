@@ -22,10 +22,10 @@ import orjson
 from rich.progress import Progress
 from rich.table import Table
 
-from polar_gym.cli.console import make_console
-from polar_gym.config.paths import cache_dir
+from polar_gym.console import make_console
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy
+from polar_gym.paths import cache_dir
 from polar_gym.providers import Provider, routes
 from polar_gym.schema import Episode, HarnessSpec, RuntimeSpec, TaskRequest
 from tests.wire.faulty_engine import FAULTS, FINAL, Asked, FaultyEngine

@@ -22,7 +22,7 @@ import orjson
 import yaml
 from rich.table import Table
 
-from polar_gym.cli.console import make_console
+from polar_gym.console import make_console
 from polar_gym.nemo import ENVIRONMENT, component_root
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, serving
 from tests.e2e.test_vllm_episode import SHELL_CALLS, observed

@@ -24,12 +24,12 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from polar_gym.cli.console import make_console
-from polar_gym.config.paths import cache_dir
+from polar_gym.console import make_console
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.errors import CurationError
 from polar_gym.curation.from_pypi import Release, make_task
 from polar_gym.curation.validation import Verdict, validate
+from polar_gym.paths import cache_dir
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import Selection, load_tasks

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from polar_gym.cli.console import make_console
 from polar_gym.config.loading import load_config
-from polar_gym.config.paths import cache_dir
+from polar_gym.console import make_console
 from polar_gym.gateway.node.assemble import load_tasks, make_request
 from polar_gym.gateway.node.node import Node
+from polar_gym.paths import cache_dir
 from polar_gym.schema import Episode
 from tests.e2e.hard_answers import ANSWERS, HardEngine, rewrites
 

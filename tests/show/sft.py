@@ -23,9 +23,9 @@ import numpy as np
 from rich.console import Console
 
 from polar_gym.cli import app
-from polar_gym.cli.console import make_console
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
+from polar_gym.console import make_console
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.sft import export_sft
 from polar_gym.gateway.node.assemble import load_tasks

@@ -25,7 +25,7 @@ import numpy as np
 from rich.table import Table
 
 from polar_gym.builders import build_trajectory
-from polar_gym.cli.console import make_console
+from polar_gym.console import make_console
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.episodes.verify import Verification, verify
 from polar_gym.gateway.node.node import Node

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar_gym.config.paths import cache_dir
+from polar_gym.paths import cache_dir
 from tests.support.requirements import need
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from polar_gym.harnesses import HARNESSES
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
-from polar_gym.registry import harnesses
 from tests.support.requirements import need_program
 from tests.wire.harness_probe import run_harness
 from tests.wire.stand_in import assistant, completion, serving
@@ -57,7 +57,7 @@ async def _run(harness: str, place: Path) -> dict[str, Any]:
     async with serving([CHAT], []) as stand_in:
         stand_in.afterwards = completion(assistant("all done"))
         control = await asyncio.create_subprocess_exec("getent", "ahosts", CONTROL)
-        run = await run_harness(harnesses.get(harness), stand_in, place, "go")
+        run = await run_harness(HARNESSES.get(harness), stand_in, place, "go")
         await control.wait()
     transport.close()
     return {"exit_code": run.exit_code, "stdout": run.stdout.strip(), "names": sorted(resolver.names)}

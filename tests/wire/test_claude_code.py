@@ -10,12 +10,12 @@ from typing import Any, Literal
 import pytest
 
 from polar_gym.chat import ChatRequest, Completion
+from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.claude_code import HARNESS
 from polar_gym.providers import ids
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic.input import TOOL_ERROR
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
-from polar_gym.registry import harnesses
 from tests.wire.harness_probe import Run, run_harness
 from tests.wire.stand_in import Answer, Refusal, StandIn, assistant, completion, serving, tool_call
 
@@ -44,7 +44,7 @@ def ended_well(run: Run) -> None:
 
 
 def test_the_registry_finds_it():
-    assert harnesses.get("claude_code") is HARNESS
+    assert HARNESSES.get("claude_code") is HARNESS
 
 
 @pytest.mark.parametrize("profile", ["default", "lean"])

@@ -9,13 +9,12 @@ from typing import Any, Literal
 import pytest
 
 from polar_gym.chat import ChatRequest, Completion
-from polar_gym.harnesses import Harness
+from polar_gym.harnesses import HARNESSES, Harness
 from polar_gym.harnesses.codex import HARNESS as CODEX
 from polar_gym.harnesses.pi import HARNESS as PI
 from polar_gym.providers import Provider, ids
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from polar_gym.providers.openai_responses import PROVIDER as RESPONSES
-from polar_gym.registry import harnesses
 from tests.wire.harness_probe import run_harness
 from tests.wire.stand_in import Refusal, assistant, completion, serving, tool_call
 
@@ -27,7 +26,7 @@ CASES = {
 
 
 def test_the_registry_finds_both():
-    assert (harnesses.get("pi"), harnesses.get("codex")) == (PI, CODEX)
+    assert (HARNESSES.get("pi"), HARNESSES.get("codex")) == (PI, CODEX)
 
 
 @pytest.mark.parametrize("profile", ["default", "lean"])

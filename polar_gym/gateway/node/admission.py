@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym import registry
+from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.settings import ListenSettings
+from polar_gym.harnesses import HARNESSES
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY
 from polar_gym.registry import Names
+from polar_gym.runtimes import RUNTIMES
 from polar_gym.runtimes.image_names import image_file
 from polar_gym.schema import BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest
 from polar_gym.tasks.bundled import SUITE
@@ -82,8 +86,8 @@ def check_network(spec: RuntimeSpec, allowed: Allowed) -> None:
     """Raises `ConfigError` where an agent would reach ports of the machine that ask for no key."""
     if spec.network != "full" or allowed.keyed:
         return
-    check_plugin("runtime", registry.runtimes, spec)
-    shares_network = getattr(registry.runtimes.options(spec), "shares_network", None)
+    check_plugin("runtime", RUNTIMES, spec)
+    shares_network = getattr(RUNTIMES.options(spec), "shares_network", None)
     if shares_network is None or shares_network():
         raise ConfigError(
             f"runtime.network='full': with runtime={spec.name} an agent reaches the ports of this machine, and the "
@@ -120,10 +124,10 @@ def _named_by(
             raise ConfigError(f"runtime.image={runtime.image!r}: {error}") from error
         if file is not None:
             yield Named("runtime.image", Names.PATH, str(file))
-    yield from _named("runtime", registry.runtimes, runtime)
-    yield from _named("agent", registry.harnesses, agent)
-    yield from _named("builder", registry.builders, builder)
-    yield from _named("evaluator", registry.evaluators, evaluator)
+    yield from _named("runtime", RUNTIMES, runtime)
+    yield from _named("agent", HARNESSES, agent)
+    yield from _named("builder", BUILDERS, builder)
+    yield from _named("evaluator", EVALUATORS, evaluator)
 
 
 def _named(key: str, room: registry.Registry[Any], spec: PluginSpec) -> Iterator[Named]:

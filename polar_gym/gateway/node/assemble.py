@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polar_gym import registry
 from polar_gym.config.checking import check_plugin
-from polar_gym.config.errors import ConfigError
-from polar_gym.config.paths import cache_dir
 from polar_gym.config.run_config import RunConfig
-from polar_gym.engines import Engine
+from polar_gym.engines import ENGINES, Engine
+from polar_gym.errors import ConfigError
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.node import Node, Pools
+from polar_gym.paths import cache_dir
 from polar_gym.schema import PluginSpec, TaskRequest
-from polar_gym.tasks import Task, TaskSource
+from polar_gym.tasks import TASK_SOURCES, Task, TaskSource
 from polar_gym.tasks.request import UngradableError, reference_script, to_request
 
 
 def load_tasks(config: RunConfig) -> list[Task]:
     """Raises `ConfigError` when the source is broken or empty."""
-    source: TaskSource = registry.task_sources.get(config.tasks.name)(registry.task_sources.options(config.tasks))
+    source: TaskSource = TASK_SOURCES.make(config.tasks)
     try:
         tasks = source.load()
     except (ValueError, OSError) as error:
@@ -46,7 +46,7 @@ def make_request(config: RunConfig, task: Task) -> TaskRequest:
             sampling=config.sampling,
             budget=config.budget,
         )
-        check_plugin("evaluator", registry.evaluators, request.evaluator)
+        check_plugin("evaluator", EVALUATORS, request.evaluator)
     except UngradableError as error:
         raise ConfigError(f"tasks: {error}") from error
     except ConfigError as error:
@@ -59,7 +59,7 @@ def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
     spec = config.engine
     if spec.options.get("policy") == "scripted" and spec.options.get("scripts") is None:
         spec = PluginSpec(**{**spec.model_dump(), "scripts": [reference_script(task) for task in tasks]})
-    return registry.engines.get(spec.name)(registry.engines.options(spec))
+    return ENGINES.make(spec)
 
 
 def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scratch: Path | None = None) -> Node:

@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 
-from polar_gym.config.errors import ConfigError, explain
+from polar_gym.errors import ConfigError, explain
 from polar_gym.gateway.node.metrics import NodeMetrics
 from polar_gym.gateway.node.service import DrainingError, NodeService
 from polar_gym.gateway.node.state import Key

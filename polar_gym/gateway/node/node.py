@@ -13,16 +13,18 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from socket import AF_UNIX, socket
 
-from polar_gym import registry
+from polar_gym.builders import BUILDERS
 from polar_gym.engines import Engine
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.proxy import Proxy, Streaming
 from polar_gym.gateway.session.life import SessionLife, Surroundings
 from polar_gym.gateway.session.stages import Pools, Stages
-from polar_gym.providers import Provider
-from polar_gym.runtimes import Runtime, SandboxError, Serve
+from polar_gym.harnesses import HARNESSES
+from polar_gym.providers import PROVIDERS, Provider
+from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve
 from polar_gym.schema import Episode, PluginSpec, Session, Status, TaskRequest
 
 log = logging.getLogger(__name__)
@@ -138,7 +140,7 @@ class Node:
         capture = SessionCapture(
             session_id=session.session_id,
             model_name=request.agent.model_name,
-            harness=registry.harnesses.get(request.agent.name),
+            harness=HARNESSES.get(request.agent.name),
             journal=Journal(StateDirectory(self._state or self._scratch).files(key).journal),
             sampling=request.sampling,
             budget=request.budget,
@@ -194,17 +196,17 @@ class Node:
 
     def check(self, request: TaskRequest) -> None:
         """Raises `polar_gym.registry.UnknownNameError` or `pydantic.ValidationError`; nothing is started."""
-        registry.harnesses.options(request.agent)
-        registry.builders.options(request.builder)
-        registry.evaluators.options(request.evaluator)
-        registry.runtimes.options(request.runtime)
+        HARNESSES.options(request.agent)
+        BUILDERS.options(request.builder)
+        EVALUATORS.options(request.evaluator)
+        RUNTIMES.options(request.runtime)
 
     def runtime(self, spec: PluginSpec) -> Runtime:
         """The runtime for these options, the same for all sessions. May block the first time."""
-        options = registry.runtimes.options(spec)
+        options = RUNTIMES.options(spec)
         key = f"{spec.name}:{options!r}"
         if key not in self._runtimes:
-            self._runtimes[key] = registry.runtimes.get(spec.name)(options)
+            self._runtimes[key] = RUNTIMES.get(spec.name)(options)
         return self._runtimes[key]
 
     def _serve(self, capture: SessionCapture) -> Serve:
@@ -219,4 +221,4 @@ class Node:
 
 
 def _providers() -> list[Provider]:
-    return [registry.providers.get(name) for name in registry.providers.names()]
+    return [PROVIDERS.get(name) for name in PROVIDERS.names()]

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.assemble import load_tasks, make_node
 from polar_gym.gateway.node.control import control_app
@@ -72,7 +72,7 @@ class Gateway:
 async def serving(config: RunConfig, settings: GatewaySettings, key: str | None) -> AsyncIterator[Gateway]:
     """A node of the rollout service, until the context ends: then its sessions are interrupted.
 
-    Raises `polar_gym.config.errors.ConfigError` and `polar_gym.engines.EngineError` before it takes any session.
+    Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before it takes any session.
     """
     check_binding(f"listen={settings.listen}", settings.host, key, NODE_KEY)
     allowed = allowed_by(settings, config, keyed=key is not None)

@@ -18,14 +18,17 @@ from dataclasses import dataclass
 import orjson
 import tenacity
 
-from polar_gym import registry
+from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
 from polar_gym.gateway.session.life import SessionLife
+from polar_gym.harnesses import HARNESSES
 from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat
+from polar_gym.runtimes import RUNTIMES
 from polar_gym.schema import Episode, Session, Status, TaskRequest
 
 log = logging.getLogger(__name__)
@@ -112,7 +115,7 @@ class NodeService:
     async def accept(self, order: Dispatch) -> tuple[Session, bool]:
         """The session, and whether it is a new one. The same key twice is one session.
 
-        Raises `polar_gym.config.errors.ConfigError` for a request that cannot be run, and `DrainingError`.
+        Raises `polar_gym.errors.ConfigError` for a request that cannot be run, and `DrainingError`.
         """
         key = Key(order.session_id, order.attempt)
         if (known := await self._known(key)) is not None:
@@ -144,10 +147,10 @@ class NodeService:
 
     def _check(self, request: TaskRequest) -> None:
         check_request(request, self.allowed)
-        check_plugin("agent", registry.harnesses, request.agent)
-        check_plugin("builder", registry.builders, request.builder)
-        check_plugin("evaluator", registry.evaluators, request.evaluator)
-        check_plugin("runtime", registry.runtimes, request.runtime)
+        check_plugin("agent", HARNESSES, request.agent)
+        check_plugin("builder", BUILDERS, request.builder)
+        check_plugin("evaluator", EVALUATORS, request.evaluator)
+        check_plugin("runtime", RUNTIMES, request.runtime)
         self.node.runtime(request.runtime)
 
     def cancel(self, key: Key) -> None:

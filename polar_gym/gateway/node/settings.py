@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from polar_gym.config.errors import ConfigError, explain
 from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError, explain
 from polar_gym.http.keys import is_loopback
 from polar_gym.record import Record
 

@@ -16,15 +16,14 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar_gym import registry
-from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError
+from polar_gym.evaluators import EVALUATORS, EvaluationContext, Evaluator, EvaluatorError
 from polar_gym.evaluators.judge import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.session.building import build
 from polar_gym.gateway.session.grading_sandboxes import GradingSandboxes
 from polar_gym.gateway.session.harness_run import NO_OUTPUT, blame, run_harness
-from polar_gym.harnesses import Harness, Launch, LaunchContext
+from polar_gym.harnesses import HARNESSES, Harness, Launch, LaunchContext
 from polar_gym.harnesses.install import InstallError, toolchain_mounts
 from polar_gym.harnesses.today import told_today
 from polar_gym.runtimes import (
@@ -95,10 +94,8 @@ class SessionLife:
         self.capture = capture
         self._around = surroundings
         self._on_change = on_change
-        self._harness: Harness = registry.harnesses.get(request.agent.name)
-        self._evaluator: Evaluator = registry.evaluators.get(request.evaluator.name)(
-            registry.evaluators.options(request.evaluator)
-        )
+        self._harness: Harness = HARNESSES.get(request.agent.name)
+        self._evaluator: Evaluator = EVALUATORS.make(request.evaluator)
         self.cancelled: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         """Done when the session is no longer wanted: with the status that it ends in."""
         self._scratch = surroundings.scratch / f"{session.session_id}.{session.attempt}"

@@ -21,7 +21,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polar_gym.config.paths import cache_dir
+from polar_gym.paths import cache_dir
 from polar_gym.registry import Names
 from polar_gym.runtimes import NODE, Command, SandboxError, SandboxRequest, sandbox_files, scratch_directory
 from polar_gym.runtimes.apptainer import seccomp

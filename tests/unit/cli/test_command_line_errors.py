@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from polar_gym.cli import main
-from polar_gym.cli.console import make_console
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
-from polar_gym.config.paths import check_writable
+from polar_gym.console import make_console
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.settings import GatewaySettings
+from polar_gym.paths import check_writable
 from polar_gym.service.settings import ServeSettings
 from tests.support.requirements import need_program
 

@@ -13,9 +13,9 @@ from typing import Literal
 import pytest
 from rich.console import Console
 
-from polar_gym import registry
 from polar_gym.cli.doctor import Check, can_run, diagnose, render
-from polar_gym.harnesses import install
+from polar_gym.harnesses import HARNESSES, install
+from polar_gym.runtimes import RUNTIMES
 from tests.support.requirements import need_program
 
 
@@ -42,8 +42,8 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_registered_runtime_and_harness_is_examined(tmp_path: Path) -> None:
     names = by_name(diagnose(cache=tmp_path)).keys()
-    assert names >= {f"runtime {name}" for name in registry.runtimes.names()}
-    assert names >= {f"harness {name}" for name in registry.harnesses.names()}
+    assert names >= {f"runtime {name}" for name in RUNTIMES.names()}
+    assert names >= {f"harness {name}" for name in HARNESSES.names()}
 
 
 def test_a_check_has_a_fix_exactly_when_it_is_not_ok(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_run_takes_node_and_any_one_runtime() -> None:
 
 
 def test_a_harness_in_the_cache_needs_no_npm(bare_path: Path, tmp_path: Path) -> None:
-    install.place(registry.harnesses.get("pi"), tmp_path).mkdir(parents=True)
+    install.place(HARNESSES.get("pi"), tmp_path).mkdir(parents=True)
     found = by_name(diagnose(cache=tmp_path))
     assert found["harness pi"].ok
     assert not found["harness codex"].ok

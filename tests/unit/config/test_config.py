@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.files import group_choices, recipe_names
 from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
 from polar_gym.schema import HarnessSpec
 
 

@@ -10,13 +10,14 @@ import pytest
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from polar_gym import registry
-from polar_gym.config.files import recipe_names, shipped_dir
+from polar_gym.builders import BUILDERS
+from polar_gym.config.files import recipe_names
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.ablation import cost
 from polar_gym.nemo import component_root
 from polar_gym.nemo.rollouts import AgentSettings, run_configs
+from polar_gym.paths import shipped_dir
 from tests.support.calls import make_call
 
 CLI_HARNESSES = ("claude_code", "codex", "gemini_cli", "opencode", "pi", "qwen_code")
@@ -150,7 +151,7 @@ def test_the_agent_servers_of_a_grpo_recipe_accept_their_config(nemo_rl: Path, h
 def test_the_builder_ablation_trains_on_the_same_tokens_with_fewer_sequences() -> None:
     first = make_call(0, [1, 2], [3, 4])
     second = make_call(1, [1, 2, 3, 4, 5], [6])
-    costs = {name: cost(name, [[first, second]], batch=1) for name in registry.builders.names()}
+    costs = {name: cost(name, [[first, second]], batch=1) for name in BUILDERS.names()}
     per_request, merged = costs["per_request"], costs["prefix_merging"]
     assert per_request.trainable == merged.trainable == 3
     assert (per_request.traces, per_request.tokens, per_request.padded, per_request.updates) == (2, 10, 10, 2)

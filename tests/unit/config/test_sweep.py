@@ -9,7 +9,7 @@ import yaml
 
 from polar_gym.cli import main
 from polar_gym.config.composition import SweepRun, sweep
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 from polar_gym.runs.sweep import plan
 
 

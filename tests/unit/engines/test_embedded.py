@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from polar_gym import registry
 from polar_gym.chat import ChatRequest, Completion
 from polar_gym.chat.messages import assistant_message, canonical_json
-from polar_gym.engines import EngineError
+from polar_gym.engines import ENGINES, EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.answers import TAGS, opens_thinking, parse_answer, split_tags
 from polar_gym.engines.embedded.chatml import TURN_TOKENS, ChatML
@@ -394,8 +393,8 @@ async def test_delay_is_waited_for_and_can_be_cancelled() -> None:
 
 
 def test_the_registry_finds_it_and_checks_its_options() -> None:
-    assert registry.engines.get("embedded") is EmbeddedEngine
+    assert ENGINES.get("embedded") is EmbeddedEngine
     spec = PluginSpec.model_validate({"name": "embedded", "scripts": [{"match": "a", "commands": ["ls"]}]})
-    assert registry.engines.options(spec).scripts == [Script(match="a", commands=["ls"])]
+    assert ENGINES.options(spec).scripts == [Script(match="a", commands=["ls"])]
     with pytest.raises(ValidationError, match=r"engine\.model_path"):
         EmbeddedOptions(policy="transformers")

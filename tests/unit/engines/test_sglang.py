@@ -10,9 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polar_gym import registry
 from polar_gym.chat import ChatRequest, Delta
-from polar_gym.engines import EngineError
+from polar_gym.engines import ENGINES, EngineError
 from polar_gym.engines.openai_form import ServerOptions
 from polar_gym.engines.sglang import SglangEngine
 from polar_gym.schema import PluginSpec, Sampling
@@ -74,10 +73,9 @@ async def stand_in() -> AsyncIterator[tuple[StandIn, str]]:
 
 @pytest.fixture
 async def engine(stand_in: tuple[StandIn, str]) -> AsyncIterator[SglangEngine]:
-    options = registry.engines.options(
-        PluginSpec.model_validate({"name": "sglang", "url": stand_in[1], "chat_template_kwargs": {"thinking": True}})
-    )
-    made = registry.engines.get("sglang")(options)
+    options = {"url": stand_in[1], "chat_template_kwargs": {"thinking": True}}
+    made = ENGINES.make(PluginSpec.model_validate({"name": "sglang", **options}))
+    assert isinstance(made, SglangEngine)
     await made.start()
     yield made
     await made.close()

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
-from polar_gym.cli.console import console
-from polar_gym.config.errors import ConfigError
+from polar_gym.console import console
+from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.sft import export_sft
 from polar_gym.schema import (

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from polar_gym.builders import build_trajectory
 from polar_gym.builders.trace import verify_trace
-from polar_gym.config.errors import ConfigError
 from polar_gym.episodes.ablation import recorded_sessions
 from polar_gym.episodes.report import print_verification
 from polar_gym.episodes.verify import Verification, verify
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
 from polar_gym.schema import (
     BuilderSpec,

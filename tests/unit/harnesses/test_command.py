@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
 from polar_gym.harnesses.command import HARNESS
 from polar_gym.harnesses.install import toolchain_mounts
 from tests.support.harness_context import context

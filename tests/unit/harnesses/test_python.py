@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.config.errors import ConfigError
 from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
 from polar_gym.harnesses import python as python_module
 from polar_gym.harnesses.install import InstallError
 from polar_gym.harnesses.python import HARNESS

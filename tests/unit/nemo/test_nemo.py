@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from polar_gym.builders import build_trajectory
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_configs
 from polar_gym.nemo.rows import row

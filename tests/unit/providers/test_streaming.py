@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym import registry
 from polar_gym.chat import Completion, Delta
 from polar_gym.chat.received import Received
-from polar_gym.providers import Provider, whole_answer
+from polar_gym.providers import PROVIDERS, Provider, whole_answer
 from polar_gym.schema import Message
 from tests.support.anything import answers
 from tests.wire.stand_in import completion, tool_call
@@ -195,11 +194,11 @@ def in_pieces(provider: Provider, answer: Completion, deltas: list[Delta]) -> by
     return begun + b"".join(stream.feed(delta) for delta in deltas) + stream.end(answer)
 
 
-@pytest.mark.parametrize("name", registry.providers.names())
+@pytest.mark.parametrize("name", PROVIDERS.names())
 @given(data=st.data())
 def test_an_answer_in_pieces_is_the_same_answer(name: str, data: st.DataObject) -> None:
     assert name in FORMATS, f"say here what a client of {name} does with a stream"
-    provider = registry.providers.get(name)
+    provider = PROVIDERS.get(name)
     message = data.draw(MESSAGES)
     answer = completion(message, data.draw(st.sampled_from([None, "length"])))
     whole = whole_answer(provider.stream(provider.parse(FORMATS[name].body), "x1"), answer)
@@ -208,10 +207,10 @@ def test_an_answer_in_pieces_is_the_same_answer(name: str, data: st.DataObject) 
     assert put_together(events_of(stream)) == put_together(events_of(whole))
 
 
-@pytest.mark.parametrize("name", registry.providers.names())
+@pytest.mark.parametrize("name", PROVIDERS.names())
 def test_text_is_not_held_back(name: str) -> None:
     """Guards against a stream that is real in name only."""
-    provider = registry.providers.get(name)
+    provider = PROVIDERS.get(name)
     stream = provider.stream(provider.parse(FORMATS[name].body), "x1")
     stream.begin(3)
     for word in ("one", "two"):

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from polar_gym.config.files import shipped_dir
 from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.settings import GatewaySettings, gateway_settings
+from polar_gym.paths import shipped_dir
 from polar_gym.service.settings import split_settings
 
 DEPLOY = shipped_dir("recipes") / "deploy"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.client.requests import read_requests
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
 from polar_gym.service.auth import Keys, load_keys
 from polar_gym.service.settings import split_settings
 from tests.lifecycle.peer_node import make_request

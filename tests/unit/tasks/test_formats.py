@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from polar_gym.registry import task_sources
 from polar_gym.schema import (
     Budget,
     BuilderSpec,
@@ -21,7 +20,7 @@ from polar_gym.schema import (
     TaskRequest,
     Workspace,
 )
-from polar_gym.tasks import Task
+from polar_gym.tasks import TASK_SOURCES, Task
 from polar_gym.tasks.request import UngradableError, to_request
 
 CORE = {
@@ -67,7 +66,7 @@ SWE_SMITH = {
 
 def load(name: str, **options: object) -> list[Task]:
     spec = PluginSpec.model_validate({"name": name, **options})
-    return task_sources.get(name)(task_sources.options(spec)).load()
+    return TASK_SOURCES.get(name)(TASK_SOURCES.options(spec)).load()
 
 
 def jsonl(path: Path, *rows: dict) -> Path:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
-from polar_gym.config.paths import cache_dir
 from polar_gym.curation.prepare import Override, Prepared, prepare, read_overrides
 from polar_gym.curation.pytest_script import cases_of, eval_script, files_of_tests, patched_files
 from polar_gym.curation.reverse import reversed_patch
 from polar_gym.curation.swebench_specs import REQUIREMENT
 from polar_gym.evaluators.swebench_report import known_parsers
+from polar_gym.paths import cache_dir
 from polar_gym.tasks.rows import Selection, load_tasks
 from polar_gym.workspaces.venv import ensure_venv
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.evaluators.swe import SweOptions
-from polar_gym.registry import evaluators
 from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
@@ -59,7 +59,7 @@ def test_parts_of_a_composite_are_filled_from_the_task_too():
     components = {"tests": {"name": "swe"}, "done": {"name": "session_completion"}}
     evaluator = EvaluatorSpec.model_validate({"name": "composite", "components": components})
     request = request_for(BUNDLED[0], evaluator)
-    filled = evaluators.options(request.evaluator).components
+    filled = EVALUATORS.options(request.evaluator).components
     assert filled["tests"].options["FAIL_TO_PASS"] == BUNDLED[0].FAIL_TO_PASS
     assert filled["done"].options == {}
     assert TaskRequest.from_json(request.to_json()) == request

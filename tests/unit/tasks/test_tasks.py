@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.registry import task_sources
 from polar_gym.schema import PluginSpec
-from polar_gym.tasks import Task
+from polar_gym.tasks import TASK_SOURCES, Task
 from polar_gym.tasks.bundled import SUITE
 from polar_gym.workspaces.repository import WorkspaceError, make_repository, pack_git_dir
 
@@ -18,7 +17,7 @@ ROW = {"instance_id": "a-1", "problem_statement": "It breaks.", "image": "python
 
 def load(name: str, **options: object) -> list[Task]:
     spec = PluginSpec.model_validate({"name": name, **options})
-    return task_sources.get(name)(task_sources.options(spec)).load()
+    return TASK_SOURCES.get(name)(TASK_SOURCES.options(spec)).load()
 
 
 def write(directory: Path, *rows: object) -> Path:

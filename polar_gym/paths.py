@@ -1,11 +1,18 @@
-"""Paths that every run uses: the cache, and files that must be writable before anything starts."""
+"""Paths that every run uses: shipped files, the cache, and files that must be writable before anything starts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from polar_gym.config.errors import ConfigError
+from polar_gym.errors import ConfigError
+
+
+def shipped_dir(name: str) -> Path:
+    """`conf` or `recipes`: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def cache_dir() -> Path:
