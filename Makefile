@@ -110,10 +110,11 @@ vllm: dev ## Install the CPU build of vLLM that tests use: once per machine, 3.5
 nemo: dev ## Install the NeMo Gym versions that tests use: once per machine, 3 GB, outside the checkout
 	PIP_QUIET=1 $(BIN)/python -m tests.e2e.nemo_gym install
 
-lint: dev ## Check format, style and types
+lint: dev ## Check format, style, types, and the imports between rooms
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo --cache-dir build/import-linter
 
 format: dev ## Format the code
 	$(BIN)/ruff format $(SOURCES)
