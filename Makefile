@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 WORKERS ?= 2
 IMAGE ?= polar-gym
-SOURCES := polar_gym tests benchmarks
+SOURCES := polar_gym tests benchmarks docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e show-fuzz show-errors show-rewrites show-attacks show-matrix show-sandboxes show-pypi-tasks show-sft show-splice bench bench-peers show-nemo show-faults show-load show-utilisation show-ray vllm nemo lint format image clean core dev
