@@ -63,7 +63,7 @@ def serve(
     Each may be in a file that <NAME>_FILE names. Without a callback key the service key signs.
     """
     from polar_gym.config.loading import load_config
-    from polar_gym.service.auth import load_keys
+    from polar_gym.http.keys import load_keys
     from polar_gym.service.process import serve as run_server
     from polar_gym.service.settings import split_settings
 

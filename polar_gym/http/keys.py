@@ -1,30 +1,56 @@
-"""The keys of the service's HTTP ports: where they come from, and who may be without."""
+"""The keys of the rollout service's HTTP ports: their sources, the ports that need one, and the check of a request."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
 import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polar_gym.errors import ConfigError
 
 NODE_KEY = "POLAR_GYM_NODE_KEY"
-"""Between rollout server and nodes."""
+"""The variable with the key between rollout server and nodes."""
 SERVICE_KEY = "POLAR_GYM_SERVICE_KEY"
-"""For trainers."""
+"""The variable with the key of trainers."""
+CALLBACK_KEY = "POLAR_GYM_CALLBACK_KEY"
+"""The variable with the key that signs callbacks."""
 MIN_LENGTH = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a rollout server. None: the server asks for no such key, which is allowed on loopback only."""
+
+    service: str | None = field(default=None, repr=False)
+    node: str | None = field(default=None, repr=False)
+    callback: str | None = field(default=None, repr=False)
+
+    @property
+    def signing(self) -> str | None:
+        """The key that signs callbacks: the receivers' own key, or the one that they submit tasks with."""
+        return self.callback or self.service
+
+
+def load_keys() -> Keys:
+    """Take all keys of a rollout server out of the environment. Raises `ConfigError`."""
+    return Keys(take_key(SERVICE_KEY), take_key(NODE_KEY), take_key(CALLBACK_KEY))
+
+
 def take_key(name: str) -> str | None:
-    """Like `read_key`; it is taken out of the environment, so that no process that is started from here inherits it."""
+    """Read a key like `read_key`, and remove its variable, so that no process started from here inherits the key."""
     key = read_key(name)
     os.environ.pop(name, None)
     return key
 
 
 def read_key(name: str) -> str | None:
-    """The key in the environment variable `name`, or in the file that `{name}_FILE` names. Raises `ConfigError`."""
+    """Return the key in the environment variable `name`, or in the file that `{name}_FILE` names; None without both.
+
+    Raises `ConfigError`.
+    """
     key, file = os.environ.get(name), os.environ.get(f"{name}_FILE")
     if key is None and file:
         try:
@@ -42,16 +68,18 @@ def read_key(name: str) -> str | None:
     return key
 
 
-def check_binding(setting: str, host: str, key: str | None, name: str) -> None:
-    """Raises `ConfigError` where a port would be open to other machines without a key."""
-    if key is None and not is_loopback(host):
-        raise ConfigError(
-            f"{setting}: other machines could reach it, and there is no key; set {name} (or {name}_FILE), "
-            f"or listen on 127.0.0.1"
-        )
+def check_exposure(listen: str, host: str, keys: Mapping[str, str | None]) -> None:
+    """Raise `ConfigError` where other machines could reach a port without a key. `keys`: by their variables."""
+    for name, key in keys.items():
+        if key is None and not is_loopback(host):
+            raise ConfigError(
+                f"listen={listen}: other machines could reach it, and there is no key; set {name} (or {name}_FILE), "
+                f"or listen on 127.0.0.1"
+            )
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether an address or name is of the loopback interface."""
     if host == "localhost":
         return True
     try:
@@ -60,9 +88,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def authorized(header: str | None, key: str | None) -> bool:
-    """Whether an `Authorization` header holds the key; without a key everybody may."""
-    if key is None:
-        return True
+def bearer_is(header: str | None, keys: Iterable[str]) -> bool:
+    """Return whether an `Authorization` header holds one of the keys, in a time that tells nothing of them."""
     scheme, _, given = (header or "").partition(" ")
-    return scheme == "Bearer" and hmac.compare_digest(given.encode(errors="replace"), key.encode())
+    matches = [hmac.compare_digest(given.encode(errors="replace"), key.encode()) for key in keys]
+    return scheme == "Bearer" and any(matches)

@@ -16,7 +16,7 @@ from polar_gym.gateway.node.process import entered
 from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.http.edge import Listener
-from polar_gym.service.auth import Keys, check_exposure
+from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure
 from polar_gym.service.callbacks import CallbackSender
 from polar_gym.service.node_link import HttpNodeLink
 from polar_gym.service.server import make_app
@@ -35,7 +35,7 @@ async def serving(
 
     Raises `ConfigError` before anything starts.
     """
-    check_exposure(settings.listen, settings.host, keys)
+    check_exposure(settings.listen, settings.host, {SERVICE_KEY: keys.service, NODE_KEY: keys.node})
     allowed = allowed_by(settings, config, keyed=keys.service is not None and keys.node is not None)
     if config is not None:
         check_network(config.runtime, allowed)

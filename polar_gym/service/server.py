@@ -26,9 +26,9 @@ from polar_gym.http.edge import (
     whole_number,
 )
 from polar_gym.http.guard import REFUSED, from_a_page
+from polar_gym.http.keys import Keys, bearer_is
 from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
-from polar_gym.service.auth import Keys, bearer_is
 from polar_gym.service.callbacks import check_url
 from polar_gym.service.fleet import ReplacedError
 from polar_gym.service.openapi import openapi_document
@@ -103,8 +103,8 @@ def _authorise(keys: Keys, url: str | None) -> Any:
             allowed, name = (keys.node,), "node"
             if path.endswith("/drain"):
                 allowed = (keys.node, keys.service)
-        if any(allowed):
-            if not bearer_is(request.headers.get("Authorization"), *allowed):
+        if given := [key for key in allowed if key is not None]:
+            if not bearer_is(request.headers.get("Authorization"), given):
                 raise AnswerError(401, f"this needs the {name} key: send 'Authorization: Bearer ...'")
         elif from_a_page(request, [url]):
             raise AnswerError(403, REFUSED)

@@ -19,7 +19,7 @@ from pathlib import Path
 import orjson
 from aiohttp import web
 
-from polar_gym.service.auth import CALLBACK_KEY
+from polar_gym.http.keys import CALLBACK_KEY
 from polar_gym.service.callbacks import ForgedCallbackError, verify
 
 UNANSWERED_EVERY = 10

@@ -16,9 +16,9 @@ from pathlib import Path
 import aiohttp
 
 from polar_gym.client import RolloutClient
+from polar_gym.http.keys import SERVICE_KEY
 from polar_gym.protocol import TaskState
 from polar_gym.schema import Episode, RuntimeSpec
-from polar_gym.service.auth import SERVICE_KEY
 from tests.faults import laws
 from tests.faults.kills import Killer
 from tests.faults.processes import KEYS, NODE_HEADERS, Service

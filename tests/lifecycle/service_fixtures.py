@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym.client import RolloutClient
-from polar_gym.service.auth import Keys
+from polar_gym.http.keys import Keys
 from polar_gym.service.process import serving
 from polar_gym.service.service import RolloutService
 from polar_gym.service.settings import serve_settings

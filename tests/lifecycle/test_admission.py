@@ -17,9 +17,8 @@ from polar_gym.client import RolloutClient
 from polar_gym.config.loading import load_config
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_request
-from polar_gym.http.keys import NODE_KEY, SERVICE_KEY
+from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest
-from polar_gym.service.auth import Keys
 from tests.lifecycle.nodes import KEY, Client, node_here, order
 from tests.lifecycle.service_fixtures import KEYS, rollout_server
 from tests.lifecycle.test_session_endings import task

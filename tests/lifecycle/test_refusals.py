@@ -19,9 +19,9 @@ from polar_gym.gateway.node import control, process
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy
 from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.http.keys import Keys
 from polar_gym.protocol import Callback
 from polar_gym.service import callbacks
-from polar_gym.service.auth import Keys
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.nodes import node_here, order
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request

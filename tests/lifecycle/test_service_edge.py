@@ -14,8 +14,8 @@ import pytest
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import Allowed
 from polar_gym.http import edge
+from polar_gym.http.keys import Keys
 from polar_gym.service import server
-from polar_gym.service.auth import Keys
 from polar_gym.service.openapi import ROUTES
 from polar_gym.service.service import RolloutService
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request

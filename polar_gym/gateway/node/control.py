@@ -23,7 +23,7 @@ from polar_gym.gateway.node.metrics import NodeMetrics
 from polar_gym.gateway.node.service import DrainingError, NodeService
 from polar_gym.gateway.node.state import Key
 from polar_gym.http.guard import REFUSED, from_a_page
-from polar_gym.http.keys import authorized
+from polar_gym.http.keys import bearer_is
 from polar_gym.protocol import Dispatch, ErrorAnswer, Generation, Weights
 from polar_gym.record import Record
 
@@ -133,7 +133,7 @@ def _authorize(key: str | None, url: str | None) -> Middleware:
     async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in OPEN:
             return await handler(request)
-        if not authorized(request.headers.get("Authorization"), key):
+        if key is not None and not bearer_is(request.headers.get("Authorization"), [key]):
             log.warning("refused without the node key: %s %s from %s", request.method, request.path, request.remote)
             raise _RefusedError(401, "the Authorization header does not hold the node key")
         if key is None and from_a_page(request, [url]):

@@ -35,7 +35,7 @@ from polar_gym.gateway.node.salvage import salvage
 from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.state import StateDirectory, StateError
-from polar_gym.http.keys import NODE_KEY, check_binding
+from polar_gym.http.keys import NODE_KEY, check_exposure
 from polar_gym.http.silence import SilentConnections
 from polar_gym.schema import PluginSpec
 
@@ -74,7 +74,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
 
     Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before it takes any session.
     """
-    check_binding(f"listen={settings.listen}", settings.host, key, NODE_KEY)
+    check_exposure(settings.listen, settings.host, {NODE_KEY: key})
     allowed = allowed_by(settings, config, keyed=key is not None)
     check_network(config.runtime, allowed)
     async with AsyncExitStack() as stack:

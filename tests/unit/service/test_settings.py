@@ -8,7 +8,6 @@ import pytest
 
 from polar_gym.client.requests import read_requests
 from polar_gym.errors import ConfigError
-from polar_gym.service.auth import Keys, load_keys
 from polar_gym.service.settings import split_settings
 from tests.lifecycle.peer_node import make_request
 
@@ -36,22 +35,6 @@ def test_own_settings_are_told_from_those_of_nodes() -> None:
 def test_wrong_settings_are_named(arguments: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         split_settings(arguments)
-
-
-def test_keys_come_from_the_environment_or_files_and_are_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "key").write_text("from-a-file-0123456789\n")
-    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY", "from-a-variable-0123456789")
-    monkeypatch.setenv("POLAR_GYM_NODE_KEY_FILE", str(tmp_path / "key"))
-    keys = load_keys()
-    assert keys == Keys("from-a-variable-0123456789", "from-a-file-0123456789")
-    assert "0123456789" not in repr(keys)
-    assert keys.signing == keys.service
-    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY", "short")
-    with pytest.raises(ConfigError, match="POLAR_GYM_SERVICE_KEY") as refused:
-        load_keys()
-    assert "short" not in str(refused.value).replace("shorter", "")
 
 
 def test_a_file_of_requests_is_checked_line_by_line(tmp_path: Path) -> None:
