@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -16,8 +15,9 @@ def doctor(
 ) -> None:
     """Say what this machine can run, and what to install for the rest."""
     from polar_gym.cli.doctor import can_run, diagnose, render
+    from polar_gym.http.urls import is_http_url
 
-    if engine_url is not None and not re.match(r"https?://[^/]", engine_url):
+    if engine_url is not None and not is_http_url(engine_url):
         raise ConfigError(f"--engine-url={engine_url!r}: expected a URL, e.g. http://127.0.0.1:8000")
     checks = diagnose(engine_url=engine_url)
     console.print(render(checks))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -24,6 +24,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from polar_gym.background_loop import BackgroundLoop
 from polar_gym.http.keys import SERVICE_KEY, read_key
 from polar_gym.http.no_answer import reason
+from polar_gym.http.urls import is_http_url
 from polar_gym.protocol import (
     ErrorAnswer,
     Event,
@@ -75,8 +76,7 @@ class RolloutClient:
         `keep_trying_seconds`: how long the server may be away. `notice` is told when it is, and when it is back.
 
         Raises `ValueError` for what is no URL, and `polar_gym.errors.ConfigError` for what is no key."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not is_http_url(url):
             raise ValueError(f"server={url!r}: expected a URL, e.g. {DEFAULT_URL}")
         self.url = url.rstrip("/")
         self._notice = notice or (lambda line: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import PATIENCE_SECONDS, Body, Http
+from polar_gym.http.urls import is_http_url
 from polar_gym.registry import Options
 from polar_gym.schema import Message
 
@@ -41,7 +41,7 @@ class ServerOptions(Options):
     @field_validator("url")
     @classmethod
     def _http(cls, value: str) -> str:
-        if value and not re.match(r"https?://[^/]", value):
+        if value and not is_http_url(value):
             raise ValueError("expected a URL, e.g. http://127.0.0.1:8000")
         return value
 

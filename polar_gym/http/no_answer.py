@@ -1,4 +1,4 @@
-"""Why an HTTP request got no answer, in words for whoever reads a log or a terminal."""
+"""Explains in plain words why an HTTP request got no answer, for logs and terminals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import aiohttp
 
 
 def reason(error: Exception) -> str:
-    """Of what aiohttp raises; its own words tell of connectors, and repeat the address."""
+    """Describe an aiohttp error; aiohttp's own messages mention connectors and repeat the URL."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, aiohttp.ServerDisconnectedError):

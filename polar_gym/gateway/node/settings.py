@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain
 from polar_gym.http.keys import is_loopback
+from polar_gym.http.urls import is_http_url
 from polar_gym.record import Record
 
 
@@ -49,7 +50,7 @@ class ListenSettings(Record):
     @field_validator("server", "url", check_fields=False)
     @classmethod
     def _http(cls, value: str | None) -> str | None:
-        if value is not None and not re.match(r"https?://[^/]", value):
+        if value is not None and not is_http_url(value):
             raise ValueError("expected a URL, e.g. http://127.0.0.1:8700")
         return value.rstrip("/") if value else value
 
