@@ -38,11 +38,11 @@ TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
 
 
 class UnreachableError(Exception):
-    """No answer."""
+    """The server did not answer."""
 
 
-class RefusedError(Exception):
-    """The server answered, and it was no."""
+class ServerRefusedError(Exception):
+    """The server answered with an error."""
 
 
 class Link:
@@ -77,7 +77,7 @@ class Link:
                 if not silent:
                     log.warning("the server is away: %s", error)
                 silent = True
-            except RefusedError as error:
+            except ServerRefusedError as error:
                 log.error("the server refuses this node's heartbeat: %s", error)
             at_least = min(AT_MOST_EVERY_SECONDS, self._pause)
             await asyncio.sleep(at_least)
@@ -86,7 +86,7 @@ class Link:
                     await changed.wait()
 
     async def heartbeat(self, http: aiohttp.ClientSession) -> None:
-        """Tell the server what there is, and follow what it says. Raises `UnreachableError` or `RefusedError`."""
+        """Tell the server what there is, and follow what it says. Raises `UnreachableError` or `ServerRefusedError`."""
         service = self._service
         orders = service.orders
         body = service.heartbeat(self._own_url).to_json()
@@ -110,7 +110,7 @@ class Link:
             key = await self._service.ended.get()
             try:
                 await self._until_reached(http, key)
-            except RefusedError as error:
+            except ServerRefusedError as error:
                 log.error("session %s: its episode is not taken, and is sent again: %s", key, error)
                 self._send_again(key)
             except Exception:
@@ -143,11 +143,11 @@ class Link:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnreachableError(f"{url}: {reason(error)}") from error
         if response.status != 200:
-            raise RefusedError(f"{url} answered {response.status}: {answer[:1000].decode(errors='replace')}")
+            raise ServerRefusedError(f"{url} answered {response.status}: {answer[:1000].decode(errors='replace')}")
         try:
             return kind.from_json(answer)
         except (orjson.JSONDecodeError, ValidationError) as error:
-            raise RefusedError(f"{url} answered what is no {kind.__name__}: {error}") from error
+            raise ServerRefusedError(f"{url} answered what is no {kind.__name__}: {error}") from error
 
 
 def _delivery(episode: Path, attempt: int) -> bytes:
