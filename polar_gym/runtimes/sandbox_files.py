@@ -12,7 +12,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from polar_gym.runtimes import SandboxError, agent, cgroups, copy_on_write, scratch_directory, tar
+from polar_gym.runtimes import SandboxError, agent, scratch_directory, tar
+from polar_gym.runtimes.kernel import cgroups, copy_on_write
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.threads import to_its_end
 

@@ -18,7 +18,7 @@ import docker
 import pytest
 
 from polar_gym.runtimes import Command, Mount, Runtime, Sandbox
-from polar_gym.runtimes.listener import listen_inside
+from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.schema import RuntimeSpec
 from tests.lifecycle.runtime_kinds import (
     MakeRuntime,

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.runtimes import Command, seccomp
+from polar_gym.runtimes import Command
 from polar_gym.runtimes.apptainer.seccomp import ENTERING
-from polar_gym.runtimes.syscalls import LAST, NAMESPACES
+from polar_gym.runtimes.kernel import seccomp
+from polar_gym.runtimes.kernel.syscalls import LAST, NAMESPACES
 from tests.lifecycle.other_gateway import NOBODY, outputs
 from tests.lifecycle.runtime_kinds import make, started
 from tests.support import apptainer

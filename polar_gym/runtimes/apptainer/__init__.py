@@ -29,8 +29,8 @@ from polar_gym.runtimes.apptainer.images import Form, Image, Images
 from polar_gym.runtimes.apptainer.instance import Instance, end_instances
 from polar_gym.runtimes.apptainer.sandbox import ApptainerSandbox, process_limits
 from polar_gym.runtimes.glibc import node_advice
+from polar_gym.runtimes.kernel.listener import serve_on_host
 from polar_gym.runtimes.limits import LimitOptions
-from polar_gym.runtimes.listener import serve_on_host
 from polar_gym.runtimes.threads import to_its_end
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from polar_gym.runtimes import GATEWAY_PORT, HOME, Mount, SandboxError, SandboxRequest, agent, glibc
 from polar_gym.runtimes.apptainer import seccomp
 from polar_gym.runtimes.apptainer.images import CONTAINED, Image, as_nobody, environment
-from polar_gym.runtimes.listener import listen_inside
+from polar_gym.runtimes.kernel.listener import listen_inside
 
 NAME = "sandbox"
 END_SECONDS = 30

@@ -15,12 +15,12 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
-    cgroups,
     processes,
     sandbox_files,
 )
 from polar_gym.runtimes.apptainer.images import Image
 from polar_gym.runtimes.apptainer.instance import Instance
+from polar_gym.runtimes.kernel import cgroups
 from polar_gym.runtimes.limits import MEBIBYTE
 from polar_gym.runtimes.output import Output, feed_stdin
 from polar_gym.runtimes.threads import to_its_end

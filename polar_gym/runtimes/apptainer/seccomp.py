@@ -11,8 +11,9 @@ import platform
 import subprocess
 import sys
 
-from polar_gym.runtimes import SandboxError, agent, seccomp
-from polar_gym.runtimes.syscalls import DENIED
+from polar_gym.runtimes import SandboxError, agent
+from polar_gym.runtimes.kernel import seccomp
+from polar_gym.runtimes.kernel.syscalls import DENIED
 
 ENTERING = ("chroot", "setns")
 

@@ -37,14 +37,13 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
-    cgroups,
-    copy_on_write,
     sandbox_files,
     scratch_directory,
 )
 from polar_gym.runtimes.bubblewrap.bwrap import BwrapProcess, system_call_filter
+from polar_gym.runtimes.kernel import cgroups, copy_on_write
+from polar_gym.runtimes.kernel.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
-from polar_gym.runtimes.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.threads import to_its_end
 

@@ -17,7 +17,8 @@ import platform
 import signal
 from collections.abc import Iterator, Sequence
 
-from polar_gym.runtimes import SandboxError, processes, seccomp
+from polar_gym.runtimes import SandboxError, processes
+from polar_gym.runtimes.kernel import seccomp
 from polar_gym.runtimes.output import Output, feed_stdin
 
 

@@ -38,7 +38,7 @@ from polar_gym.runtimes.docker import exec as docker_exec
 from polar_gym.runtimes.docker import relay
 from polar_gym.runtimes.docker.images import Image
 from polar_gym.runtimes.glibc import node_advice
-from polar_gym.runtimes.listener import listen_inside
+from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.runtimes.time_limit import until_its_end

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.runtimes import SandboxError, seccomp
-from polar_gym.runtimes.syscalls import DENIED, LAST, MACHINES
+from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes.kernel import seccomp
+from polar_gym.runtimes.kernel.syscalls import DENIED, LAST, MACHINES
 from tests.support.system_calls import numbers
 
 AUDIT_ARCH_I386, AUDIT_ARCH_ARM = 0x40000003, 0x40000028

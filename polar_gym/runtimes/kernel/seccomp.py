@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from polar_gym.runtimes import SandboxError
-from polar_gym.runtimes.syscalls import AF_ALG, AF_VSOCK, DENIED, LAST, MACHINES, NAMESPACES, PERSONALITIES
+from polar_gym.runtimes.kernel.syscalls import AF_ALG, AF_VSOCK, DENIED, LAST, MACHINES, NAMESPACES, PERSONALITIES
 
 Instruction = tuple[int, int, int, int]
 """Code, how many instructions to skip where a condition holds, how many where it does not, operand."""

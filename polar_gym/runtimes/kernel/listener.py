@@ -8,7 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
-from polar_gym.runtimes import Serve, namespace, processes
+from polar_gym.runtimes import Serve, processes
+from polar_gym.runtimes.kernel import namespace
 
 
 async def serve_on_host(serve: Serve) -> tuple[str, asyncio.Server]:

@@ -1,0 +1,6 @@
+"""What the Linux kernel offers to keep a sandbox apart, by itself and not through a daemon.
+
+`cgroups`: limits for a sandbox as a whole. `copy_on_write`: a writable view of a directory that stays as it is.
+`listener` and `namespace`: a listening socket inside a sandbox's network namespace. `seccomp` and `syscalls`: the
+filter of system calls, and the calls that the filter denies.
+"""
