@@ -13,7 +13,7 @@ import docker
 import pytest
 
 from polar_gym.runtimes import Command, Runtime, Sandbox
-from polar_gym.runtimes.docker import Starts
+from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SESSION_LABEL
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
 from tests.support.docker_daemon import docker_host

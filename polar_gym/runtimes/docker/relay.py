@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 
 from polar_gym.runtimes import TOOLCHAIN, SandboxError
-from polar_gym.runtimes.docker import exec as docker_exec
+from polar_gym.runtimes.docker import streams
 
 INSIDE = "/run/polar-gym"
 """Where the socket's directory is mounted inside the container."""
@@ -98,11 +98,11 @@ def listen(directory: Path) -> socket.socket:
 
 async def begin(host: str, exec_id: str) -> asyncio.StreamWriter:
     """Start the relay and wait until it listens; it lives as long as its container. Raises `SandboxError`."""
-    reader, writer = await docker_exec.start(host, exec_id)
+    reader, writer = await streams.start(host, exec_id)
     said = b""
     try:
         async with asyncio.timeout(30):
-            while not said.endswith(b"ready\n") and (frame := await docker_exec.next_frame(reader)):
+            while not said.endswith(b"ready\n") and (frame := await streams.next_frame(reader)):
                 said += await reader.readexactly(frame[1])
     except (TimeoutError, asyncio.IncompleteReadError):
         said += b" (and then nothing)"

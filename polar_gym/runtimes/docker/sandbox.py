@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker
 from docker import errors
@@ -34,17 +34,14 @@ from polar_gym.runtimes import (
     glibc,
     scratch_directory,
 )
-from polar_gym.runtimes.docker import exec as docker_exec
-from polar_gym.runtimes.docker import relay
+from polar_gym.runtimes.docker import relay, streams
+from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import Image
 from polar_gym.runtimes.glibc import node_advice
 from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.runtimes.time_limit import until_its_end
-
-if TYPE_CHECKING:
-    from polar_gym.runtimes.docker import Docker
 
 SESSION_LABEL = "polar-gym.session"
 NODE_LABEL = "polar-gym.node"
@@ -72,8 +69,8 @@ class DockerSandbox:
 
     base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
 
-    def __init__(self, runtime: Docker, request: SandboxRequest, image: Image) -> None:
-        self._runtime = runtime
+    def __init__(self, daemon: Daemon, request: SandboxRequest, image: Image) -> None:
+        self._daemon = daemon
         self._request = request
         self._image = image
         self._name = f"polar-gym-{uuid.uuid4().hex[:16]}"
@@ -85,9 +82,9 @@ class DockerSandbox:
 
     async def start(self) -> None:
         workspace = self._request.spec.workspace.path
-        if self._request.served is not None and self._runtime.options.gateway != "namespace":
+        if self._request.served is not None and self._daemon.options.gateway != "namespace":
             self._relay_directory = await to_its_end(self._make_relay_directory)
-        pid = await self._runtime.begin(self._create)
+        pid = await self._daemon.begin(self._create)
         prepared = await self._run(["/bin/sh", "-c", PREPARE, "sh", HOME, workspace], user="0")
         if prepared.exit_code != 0:
             raise SandboxError(
@@ -109,10 +106,10 @@ class DockerSandbox:
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
         async with self._one_at_a_time:
             exec_id = await self._create_exec(argv, AGENT, workdir, environment)
-            streams = asyncio.create_task(
-                docker_exec.communicate(self._runtime.host, exec_id, command.stdin, stdout, stderr)
+            running = asyncio.create_task(
+                streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
             )
-            timed_out = await until_its_end(streams, command, self._kill)
+            timed_out = await until_its_end(running, command, self._kill)
             if self._stopped:
                 raise SandboxError(f"the sandbox of session {self._request.session_id} was stopped during a command")
             exit_code = None if timed_out else await self._exit_code(exec_id)
@@ -122,21 +119,21 @@ class DockerSandbox:
         self._stopped = True
         if self._server is not None:
             self._server.close()
-        await self._runtime.call(lambda client: remove_container(client, self._name))
+        await self._daemon.call(lambda client: remove_container(client, self._name))
         if self._relay is not None:
             self._relay.close()
         if self._relay_directory is not None:
             await to_its_end(scratch_directory.remove, self._relay_directory)
 
     def _make_relay_directory(self) -> Path:
-        directory = scratch_directory.make(self._request.session_id, self._runtime.options.scratch)
+        directory = scratch_directory.make(self._request.session_id, self._daemon.options.scratch)
         (directory / "socket").mkdir()
         (directory / "socket").chmod(0o755)
         return directory
 
     def _create(self, client: docker.DockerClient) -> int:
         """Create and start the container; its PID 1 as the daemon counts."""
-        options = self._runtime.options
+        options = self._daemon.options
         memory = f"{options.memory_mb}m"
         container = client.containers.create(
             self._image.id,
@@ -156,7 +153,7 @@ class DockerSandbox:
             pids_limit=options.pids,
             nano_cpus=None if options.cpus is None else int(options.cpus * 1e9),
             log_config=docker_types.LogConfig(type="none"),
-            **self._runtime.disk_limit(),
+            **self._daemon.disk_limit(),
         )
         try:
             container.start()
@@ -181,15 +178,15 @@ class DockerSandbox:
         """Once for each image: the node of this machine must start in it. Raises `SandboxError`."""
         if self._request.spec.image is None or not any(mount.inside == NODE for mount in self._request.mounts):
             return
-        if self._image.id not in self._runtime.images.run_node:
+        if self._image.id not in self._daemon.images.run_node:
             result = await self._run([NODE, "--version"], user=AGENT)
             if result.exit_code != 0:
                 raise SandboxError(node_advice(self._image.name, _said(result)))
-            self._runtime.images.run_node.add(self._image.id)
+            self._daemon.images.run_node.add(self._image.id)
 
     async def _listen(self, pid: int) -> socket.socket:
         """The gateway's listening socket, in the container's network namespace or on this side of the relay."""
-        gateway = self._runtime.options.gateway
+        gateway = self._daemon.options.gateway
         if gateway != "relay":
             try:
                 # Daemon and gateway may count processes differently: then that number is something else's here.
@@ -205,7 +202,7 @@ class DockerSandbox:
         listener = relay.listen(self._relay_directory / "socket")
         try:
             exec_id = await self._create_exec(relay.argv(GATEWAY_PORT), "0", "/", {})
-            self._relay = await relay.begin(self._runtime.host, exec_id)
+            self._relay = await relay.begin(self._daemon.host, exec_id)
         except BaseException:
             listener.close()
             raise
@@ -221,12 +218,12 @@ class DockerSandbox:
             )
             return created["Id"]
 
-        return await self._runtime.call(create)
+        return await self._daemon.call(create)
 
     async def _exit_code(self, exec_id: str) -> int:
         """What a command whose streams have ended exited with: the daemon may learn it a moment later."""
         for _ in range(EXIT_POLLS):
-            state = await self._runtime.call(lambda client: client.api.exec_inspect(exec_id))
+            state = await self._daemon.call(lambda client: client.api.exec_inspect(exec_id))
             if not state["Running"] and state["ExitCode"] is not None:
                 return state["ExitCode"]
             await asyncio.sleep(0.05)
@@ -236,12 +233,12 @@ class DockerSandbox:
         """One of the runtime's own short commands."""
         stdout, stderr = Output(CHUNK), Output(CHUNK)
         exec_id = await self._create_exec(argv, user, "/", {})
-        await docker_exec.communicate(self._runtime.host, exec_id, b"", stdout, stderr)
+        await streams.communicate(self._daemon.host, exec_id, b"", stdout, stderr)
         return ExecResult(
             exit_code=await self._exit_code(exec_id), stdout=stdout.value(), stderr=stderr.value(), timed_out=False
         )
 
-    async def _kill(self, streams: asyncio.Task[Any]) -> None:
+    async def _kill(self, running: asyncio.Task[Any]) -> None:
         """Kill every process of the agent, until the running command's streams end.
 
         More than once, because the command may only be about to start. Raises `SandboxError` when it does not help, and
@@ -249,21 +246,14 @@ class DockerSandbox:
         """
         for _ in range(KILL_ATTEMPTS):
             if self._stopped:  # the container is being removed, and everything in it
-                await asyncio.wait({streams})
+                await asyncio.wait({running})
                 return
             await self._run(agent.KILL, user=AGENT)
-            await asyncio.wait({streams}, timeout=1)
-            if streams.done():
+            await asyncio.wait({running}, timeout=1)
+            if running.done():
                 return
-        await self._runtime.call(lambda client: remove_container(client, self._name))
+        await self._daemon.call(lambda client: remove_container(client, self._name))
         raise SandboxError("a command could not be killed at its time limit; its sandbox was removed")
-
-
-def _remove(client: docker.DockerClient, container: str) -> None:
-    try:
-        client.api.remove_container(container, force=True, v=True)
-    except errors.NotFound:
-        return
 
 
 def _said(result: ExecResult) -> str:

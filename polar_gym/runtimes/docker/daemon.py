@@ -1,0 +1,131 @@
+"""One Docker daemon, as the runtime and its sandboxes use it: SDK calls off the event loop.
+
+The SDK blocks, so all its calls run in threads of the runtime's own; containers are begun in fewer threads still and
+not faster than a daemon can, whatever the number of sessions that ask for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, TypeVar
+
+import docker
+import requests
+from docker import errors
+from docker import types as docker_types
+
+from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes.docker.images import Images
+from polar_gym.runtimes.docker.options import DockerOptions
+from polar_gym.runtimes.limits import MEBIBYTE
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SDK_SECONDS = 120
+CALL_THREADS = 16
+START_THREADS = 4
+
+
+class Starts:
+    """The beginnings of containers on one daemon, by all runtimes of this process: few at once, and paced."""
+
+    _of_daemons: ClassVar[dict[str, Starts]] = {}
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(max_workers=START_THREADS, thread_name_prefix="polar-gym-docker-start")
+        self._pacing = threading.Lock()
+        self._next = 0.0
+
+    @classmethod
+    def of(cls, host: str) -> Starts:
+        return cls._of_daemons.setdefault(host, cls())
+
+    def wait(self, per_second: float) -> None:
+        """Wait for this start's turn."""
+        with self._pacing:
+            turn = max(self._next, time.monotonic())
+            self._next = turn + 1 / per_second
+        time.sleep(max(0.0, turn - time.monotonic()))
+
+
+class Daemon:
+    """The daemon on this machine that the options name."""
+
+    def __init__(self, options: DockerOptions) -> None:
+        self.options = options
+        self.host = options.host or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        self.images = Images(options.pull)
+        # The event loop's default pool is shared with everything else and small.
+        self._executor = ThreadPoolExecutor(max_workers=CALL_THREADS, thread_name_prefix="polar-gym-docker")
+        self._starts = Starts.of(self.host)
+        self._deciding = threading.Lock()
+        self._client: docker.DockerClient | None = None
+        self._whole_disk = True
+        """Whether the daemon limits what a container writes; until it has refused to."""
+
+    def connected(self) -> docker.DockerClient:
+        """Return the SDK's client. Blocks the first time. Raises `docker.errors.DockerException`."""
+        with self._deciding:
+            if self._client is None:
+                self._client = docker.DockerClient(base_url=self.host, timeout=SDK_SECONDS)
+            return self._client
+
+    async def call(self, function: Callable[[docker.DockerClient], T]) -> T:
+        """Run SDK calls off the event loop. Cancelling waits for the call to end, so that nothing is made behind the
+        back of who cleans up. Raises `SandboxError`.
+        """
+        return await self._run(self._executor, function)
+
+    async def begin(self, function: Callable[[docker.DockerClient], T]) -> T:
+        """Like `call`, for what begins a container: in its turn."""
+
+        def in_turn(client: docker.DockerClient) -> T:
+            self._starts.wait(self.options.starts_per_second)
+            try:
+                return function(client)
+            except errors.APIError as error:
+                if "storage-opt" not in str(error.explanation):
+                    raise
+                self._refuse_disk_limit(str(error.explanation))
+                return function(client)
+
+        return await self._run(self._starts.executor, in_turn)
+
+    def _refuse_disk_limit(self, reason: str) -> None:
+        with self._deciding:
+            if self._whole_disk:
+                self._whole_disk = False
+                log.warning("docker: runtime.disk_mb limits each file alone: %s", reason)
+
+    def disk_limit(self) -> dict[str, Any]:
+        """What a new container is told about the disk."""
+        limit = self.options.disk_mb
+        if limit is None:
+            return {}
+        if self._whole_disk:
+            return {"storage_opt": {"size": f"{limit}m"}}
+        size = limit * MEBIBYTE
+        return {"ulimits": [docker_types.Ulimit(name="fsize", soft=size, hard=size)]}
+
+    async def _run(self, executor: ThreadPoolExecutor, function: Callable[[docker.DockerClient], T]) -> T:
+        running = asyncio.get_running_loop().run_in_executor(executor, lambda: function(self.connected()))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+        except (errors.DockerException, requests.RequestException) as error:
+            raise SandboxError(f"Docker at {self.host}: {error}") from error
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._executor.shutdown(wait=False)
