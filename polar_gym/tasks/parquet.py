@@ -6,14 +6,10 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from polar_gym.tasks import Task
-from polar_gym.tasks.rows import FileSelection, load_tasks
+from polar_gym.tasks.rows import FileOptions, FileTasks
 
 
-class ParquetOptions(FileSelection):
-    path: Path
-    """The file. `workspace` in its rows is relative to it."""
-
+class ParquetOptions(FileOptions):
     @field_validator("path")
     @classmethod
     def _is_parquet(cls, value: Path) -> Path:
@@ -22,14 +18,8 @@ class ParquetOptions(FileSelection):
         return value
 
 
-class ParquetTasks:
+class ParquetTasks(FileTasks):
     Options = ParquetOptions
-
-    def __init__(self, options: ParquetOptions) -> None:
-        self._options = options
-
-    def load(self) -> list[Task]:
-        return load_tasks(self._options.path, self._options)
 
 
 TASKS = ParquetTasks

@@ -61,6 +61,23 @@ class FileSelection(Selection):
         return value
 
 
+class FileOptions(FileSelection):
+    path: Path
+    """The file. `workspace` in its rows is relative to it."""
+
+
+class FileTasks:
+    """A task source that reads one file."""
+
+    Options = FileOptions
+
+    def __init__(self, options: FileOptions) -> None:
+        self._options = options
+
+    def load(self) -> list[Task]:
+        return load_tasks(self._options.path, self._options)
+
+
 def load_tasks(path: Path, selection: Selection) -> list[Task]:
     """The selected tasks of a JSONL or Parquet file, in its order. Raises `ValueError` naming the file, the line and
     the field."""
