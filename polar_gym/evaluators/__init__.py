@@ -1,10 +1,19 @@
-"""What a finished sandbox is worth.
+"""Grades finished sessions.
 
-Each plug-in here defines one class `EVALUATOR`, made from its validated options. Grading happens in a fresh sandbox,
-built from the same image and workspace, to which only the agent's diff is carried (`grading.carry`).
+Grading happens in a fresh sandbox, built from the same image and workspace. Only the harness's diff is carried into
+that sandbox.
 
-Who is to blame when grading fails is decided in one place, `judge.judge`: what fails before the diff is there, or
-without it too, is the grader's fault and masks the episode; what fails only with it is the agent's, and scored.
+An evaluator is one module that defines `EVALUATOR`: a class with the method `evaluate` (`Evaluator` below), made from
+its validated `Options`. The evaluators are `swe`, `test_on_output`, `session_completion` and `composite`. The tools:
+
+- `judge`: decides who is at fault when grading fails;
+- `grading`: carries the harness's diff into a grading sandbox; `patch` splits a diff into files;
+- `protected`: tells which files belong to the task;
+- `parsers`, `junit`, `swebench_report`: read the statuses of tests from logs and reports;
+- `canary`, `witness` (with `in_sandbox/`): detect forged reports; `verdict` compares all reports of a run;
+- `result`: shortens logs and words results.
+
+The room uses workspaces, runtimes, registry and schema. It does not import the gateway.
 """
 
 from __future__ import annotations
@@ -20,59 +29,65 @@ from polar_gym.schema import EvaluationResult, ModelCall, Session, TaskRequest
 
 
 class EvaluatorError(Exception):
-    """The grader itself is broken, through no fault of the agent: the episode is masked, not scored."""
+    """The grader itself is broken, and the harness did not break it: the episode is masked, not scored."""
 
 
 class SuspectError(Exception):
-    """Grading was cut short, or cannot be believed, with the agent's changes in place: `result` is what they are worth,
-    provided that the grader comes to its end without them."""
+    """Grading with the harness's changes was cut short or cannot be believed.
+
+    `result` counts if grading without the changes comes to its end.
+    """
 
     def __init__(self, result: EvaluationResult, *, unwitnessed: EvaluationResult | None = None) -> None:
         super().__init__(result.detail)
         self.result = result
         self.unwitnessed = unwitnessed
-        """The result that counts if the run without the changes is `Progress.unwitnessed` too; None: `result` does."""
+        """Counts instead of `result` if the run without the changes is `Progress.unwitnessed` too; None: `result`."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far an evaluation is."""
+    """The progress of one evaluation."""
 
     carried: bool = False
-    """The agent's diff is, at least in part, in a sandbox."""
+    """At least a part of the harness's diff is in a sandbox."""
     counted: list[str] = field(default_factory=list)
-    """Files that the agent changed and that are its own."""
+    """Files that the harness changed and that do not belong to the task."""
     not_counted: list[str] = field(default_factory=list)
-    """Files that the agent changed and that are the task's."""
+    """Files that the harness changed although they belong to the task."""
     unwitnessed: bool = False
     """The tests ran and told the witness nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationContext:
-    """What an evaluator may look at."""
+    """The facts that an evaluator may look at."""
 
     request: TaskRequest
     session: Session
     calls: list[ModelCall]
     diff: bytes
-    """The agent's changes since the base commit, as a binary-safe git patch."""
+    """The harness's changes since the base commit, as a binary-safe git patch."""
     final_message: str
     fresh_sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]]
     """A new sandbox from the same image with the workspace at its base commit and no network."""
     diff_problem: str = ""
-    """Why no diff could be taken, through the agent's own doing; `diff` is empty then."""
+    """Why no diff could be taken, where the harness caused that; `diff` is empty then."""
     control: bool = False
-    """Grade the workspace as it was before the agent (`diff` is empty): only to see whether the grader works."""
+    """Grade the workspace as it was before the harness ran (`diff` is empty), only to see whether the grader works."""
     progress: Progress = field(default_factory=Progress)
 
 
 class Evaluator(Protocol):
-    """With `needs_sandbox = True` on its class, a fresh sandbox is made while the agent runs, if there is a place."""
+    """A grader. For a class with `needs_sandbox = True`, the gateway makes the fresh sandbox while the harness runs, if
+    a place is free."""
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
-        """Raises `EvaluatorError` when the grader, not the agent, is at fault, and `SuspectError` when that depends on
-        whether it works without the agent's changes."""
+        """Return the grade of a session.
+
+        Raises `EvaluatorError` when the grader is at fault. Raises `SuspectError` when the fault is the grader's only
+        if grading fails without the harness's changes too.
+        """
         ...
 
 

@@ -1,8 +1,8 @@
-"""Tests that must fail, put among the hidden ones: a run that reports one as passed is forged, and worth nothing.
+"""Puts tests that must fail among the hidden tests: a run that reports one of them as passed is forged and worth 0.
 
-Whoever makes all tests pass (an altered assertion, a hook that rewrites results, a trace function that skips lines, a
-runner that prints what one hopes for) makes these pass too. They are ordinary tests with plausible names, chosen anew
-for every grading: a function, for runners that know only those, and a `unittest` class.
+Code that makes all tests pass makes these pass too. Such code is an altered assertion, a hook that rewrites results, a
+trace function that skips lines, or a runner that prints the wanted output. Canaries are ordinary tests with plausible
+names, newly chosen for every grading: a function, for runners that know only functions, and a `unittest` class.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class {klass}(__import__("unittest").TestCase):
 """
 
 _SELECTS = re.compile(r"::|(?:^|\s)(?:-k|-x|-f|--maxfail\S*|--exitfirst|--failfast|--lf|--ff|--deselect\S*)(?=[\s=]|$)")
-"""A command that does not run all tests of its files, or stops at the first failure, has no place for a canary."""
+"""Matches a command that skips tests of its files or stops at the first failure. Such a command gets no canary."""
 
 _INSERT = r"""
 import sys
@@ -55,13 +55,13 @@ with open(path, "w", newline="") as file:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The names of one grading's canaries, and their text."""
+    """The names and the text of one grading's canaries."""
 
     names: frozenset[str]
     text: str
 
     def script(self, files: Collection[str]) -> str:
-        """Shell commands that put the canaries into these Python files of the working directory."""
+        """Return shell commands that put the canaries into these Python files of the working directory."""
         insert = f"exec(__import__('base64').b64decode('{base64.b64encode(_INSERT.encode()).decode()}'))"
         text = shlex.quote(self.text)
         return "\n".join(
@@ -70,7 +70,7 @@ class Canary:
         )
 
     def problem(self, statuses: Mapping[str, str], source: str) -> str:
-        """Why `statuses` cannot be true; "" when every canary that was reported has failed, and one was."""
+        """Return why `statuses` cannot be true; "" when a canary was reported and every reported canary has failed."""
         mine = {test: status for test, status in statuses.items() if any(name in test for name in self.names)}
         if passed := [test for test, status in mine.items() if status == PASSED]:
             return f"a test that must fail is reported as passed by {source}: {passed[0]}"
@@ -93,5 +93,5 @@ def make_canary() -> Canary:
 
 
 def runs_whole_files(command: str) -> bool:
-    """Whether the command reports every test of its files: then a canary among them has to be reported."""
+    """Return whether the command reports every test of its files. Such a command has to report a canary in them."""
     return not _SELECTS.search(command)

@@ -1,7 +1,7 @@
 """Several evaluators together: the weighted mean of their rewards, each reported as a component.
 
-Each grades in sandboxes of its own, one after the other. If one of them is broken (not the agent), the whole is masked:
-a mean over what happened to work would be a different reward from one episode to the next.
+The evaluators grade one after the other, in separate sandboxes. If one of them is broken and the harness is not at
+fault, the episode is masked. A mean over the rest would be a different reward from one episode to the next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polar_gym.schema import EvaluationResult, EvaluatorSpec
 
 class CompositeOptions(Options):
     components: dict[str, EvaluatorSpec] = Field(min_length=1)
-    """Name of the component -> its evaluator, with options as they would be by itself."""
+    """Name of the component -> its evaluator, with the same options as outside of a composite."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Name of a component -> its share; default 1. They are divided by their sum."""
 

@@ -1,4 +1,4 @@
-"""From the agent's diff to a grading sandbox that holds it: the one way in which evaluators do it."""
+"""Carries the harness's diff into a grading sandbox. All evaluators use this one way."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polar_gym.workspaces.diff import apply_diff
 async def carry(
     context: EvaluationContext, sandbox: Sandbox, protects: Callable[[FileChange], bool] | None = None
 ) -> str:
-    """Apply the agent's diff, without the changes that `protects` names, to a fresh sandbox's workspace.
+    """Apply the harness's diff, without the changes that `protects` names, to a fresh sandbox's workspace.
 
-    Returns why that is not possible, which is the agent's doing; "" when it is done.
+    Return "" when the diff is applied, else the reason why it does not apply. The harness is at fault then.
     """
     if context.diff_problem:
         return context.diff_problem
@@ -33,7 +33,7 @@ async def carry(
 def _without_protected(
     diff: bytes, protects: Callable[[FileChange], bool] | None
 ) -> tuple[bytes, list[str], list[str]]:
-    """What is left of the diff, its paths, and the paths that are not in it any more."""
+    """Return the diff without the protected changes, the paths in it, and the paths that were dropped."""
     sections: list[bytes] = []
     kept: list[str] = []
     dropped: list[str] = []

@@ -1,11 +1,14 @@
-"""Who is to blame when grading fails.
+"""Decides who is at fault when grading fails.
 
-An agent that could make its grading fail would, if failures were masked, escape a zero at will. So a failure counts
-as the grader's only where it happened before the agent's diff was carried into the sandbox, or where it happens without
-any diff too: then the same evaluator grades the pristine workspace once more, and nothing but whether it gets to an end
-is looked at. That costs a second run only where the first was cut short, or where the tests passed and told the witness
-nothing: a runner that the witness does not know tells it nothing without the diff either. If that second run reports no
-test at all (the hidden tests import a name that only a solution has), its silence proves nothing: the run is masked.
+If every failed grading were masked, a harness that makes its grading fail could escape a reward of 0 at will. Therefore
+the grader is at fault in two cases only. Either the failure happened before the harness's diff was carried into the
+sandbox, or it happens without the diff too. For the second case, the same evaluator grades the pristine workspace
+(the control run), and only whether it comes to its end counts.
+
+The control run is needed only where the first run was cut short, or where the tests passed and told the witness
+nothing. A runner that the witness does not know tells the witness nothing without the diff either. If the control run
+reports no test at all (the hidden tests import a name that only a solution has), its silence proves nothing, and the
+run is masked.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class MaskedError(EvaluatorError):
-    """The verdict that the grader is at fault, with all that had to be tried for it."""
+    """The verdict that the grader is at fault, with the outcome of each attempt."""
 
 
 async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
-    """What the sandbox was worth; each attempt has the deadline. Raises `MaskedError`."""
+    """Return the grade of a session. Each attempt to grade has the deadline. Raises `MaskedError`."""
     try:
         return await _attempt(evaluator, context, deadline_seconds)
     except MaskedError:
@@ -48,14 +51,17 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
 
 
 def _worth(suspect: SuspectError, control: EvaluationContext) -> EvaluationResult:
-    """Return the result of a suspect run, now that the grader came to its end without the agent's changes."""
+    """Return the result of a suspect run, after the grader came to its end without the harness's changes."""
     return suspect.unwitnessed if suspect.unwitnessed and control.progress.unwitnessed else suspect.result
 
 
 async def _once_more(
     evaluator: Evaluator, context: EvaluationContext, control: EvaluationContext, deadline_seconds: float
 ) -> EvaluationResult:
-    """The sandbox was lost with the diff in it, which happens by itself too: only a second time it is the agent's."""
+    """Grade once more after the sandbox with the diff was lost.
+
+    A sandbox can be lost by chance. The harness is at fault only if that happens twice.
+    """
     try:
         return await _attempt(evaluator, context, deadline_seconds)
     except SuspectError as suspect:

@@ -1,4 +1,4 @@
-"""JUnit XML reports -> the status of each test."""
+"""Reads the status of each test from a JUnit XML report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ _WORST = (ERROR, FAILED, SKIPPED, PASSED)
 
 
 def parse_junit(report: bytes) -> dict[str, str]:
-    """Test id (`classname.name`, or `name` alone) -> PASSED | FAILED | ERROR | SKIPPED; the worse of two with one id.
-    Raises `ValueError` where it is no such report."""
+    """Return test id (`classname.name`, or `name` alone) -> PASSED | FAILED | ERROR | SKIPPED.
+
+    Where two results have one id, the worse counts. Raises `ValueError` where `report` is not a JUnit report.
+    """
     if b"<!DOCTYPE" in report or b"<!ENTITY" in report:
         raise ValueError("a JUnit report has no document type; this one could expand to any length")
     try:

@@ -1,10 +1,10 @@
-"""Test logs -> the status of each test.
+"""Reads the status of each test from a log.
 
-A parser is a total function: any text gives a dictionary, and a log that does not reach its end gives no passed tests
-at all. What a test runner prints is mixed with what the code under test prints, so the parsers are built such that
-stray or forged lines make results worse, never better, as long as the runner itself finishes: a failure named anywhere
-wins over a success, and there may be no more tests than the runner's own count says. Code under test runs in the
-runner's process and could replace the runner as a whole; no parser can see that.
+A parser is a total function: any text gives a dictionary. A log that does not reach its end gives no passed tests. The
+runner's output is mixed with the output of the code under test. Therefore stray or forged lines make results worse,
+never better, as long as the runner itself finishes. A failure named anywhere wins over a success, and the log may not
+name more tests than the runner counted. Code under test runs in the runner's process and could replace the runner as a
+whole. No parser can see that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def get_parser(name: str) -> Parser:
-    """The parser called `name`: `unittest`, `pytest` or `package.module:function`. Raises `ValueError`."""
+    """Return the parser called `name`: `unittest`, `pytest` or `package.module:function`. Raises `ValueError`."""
     if name in PARSERS:
         return PARSERS[name]
     module, colon, attribute = name.partition(":")
@@ -43,10 +43,10 @@ _FIXTURES = ("setUpClass", "tearDownClass", "setUpModule", "tearDownModule")
 
 
 def parse_unittest(log: str) -> dict[str, str]:
-    """`python -m unittest -v`. Ids are `module.Class.method`.
+    """Parse the log of `python -m unittest -v`. Ids are `module.Class.method`.
 
-    A success comes from the verbose line, a failure from the heading of its traceback, which also covers sub-tests and
-    clean-ups. A test that printed between its name and its `ok` is still found.
+    A success comes from the verbose line. A failure comes from the heading of its traceback, which also covers
+    sub-tests and clean-ups. A test that printed between its name and its `ok` is still found.
     """
     log = _COLORS.sub("", log.replace("\r\n", "\n"))
     endings = list(_RAN.finditer(log))
@@ -75,7 +75,7 @@ def parse_unittest(log: str) -> dict[str, str]:
 
 
 def _unittest_id(name: str, path: str) -> str:
-    """Python 3.11 prints `test (module.Class.test)`, older versions `test (module.Class)`."""
+    """Return the id of a test: Python 3.11 prints `test (module.Class.test)`, older versions `test (module.Class)`."""
     return path if path.endswith(f".{name}") else f"{path}.{name}"
 
 
@@ -94,7 +94,7 @@ _PYTEST = {"PASSED": PASSED, "XPASS": PASSED, "XFAIL": PASSED, "FAILED": FAILED,
 
 
 def parse_pytest(log: str) -> dict[str, str]:
-    """`pytest -rA`. Ids are `path::Class::method[parameters]`.
+    """Parse the log of `pytest -rA`. Ids are `path::Class::method[parameters]`.
 
     Only the last short summary counts, and only with the line of counts below it. Skipped tests have no id there.
     """
@@ -114,7 +114,7 @@ def parse_pytest(log: str) -> dict[str, str]:
 
 
 def _agree(statuses: dict[str, str], counts: str) -> bool:
-    """Whether no more tests are said to have passed than the runner counted."""
+    """Return whether at most as many tests are PASSED as the runner counted."""
     counted = re.findall(r"(\d{1,9}) (?:passed|xfailed|xpassed)\b", counts)
     return sum(status == PASSED for status in statuses.values()) <= sum(map(int, counted))
 

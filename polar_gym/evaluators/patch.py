@@ -1,4 +1,4 @@
-"""Taking a git patch apart into the files that it changes."""
+"""Splits a git patch into the files that it changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 _SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
-"""Inside a section every line begins with a blank, a sign, a keyword or a letter of base 85 text, so this is exact."""
+"""Exact: inside a section every line begins with a blank, a sign, a keyword or a letter of base 85 text."""
 
 _NEW = re.compile(rb"\Adiff --git [^\n]*\nnew file mode ")
 _ESCAPE = re.compile(rb'\\([0-7]{3}|[abtnvfr"\\])')
@@ -15,19 +15,21 @@ _CONTROL = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """What a patch does to one file."""
+    """The change of a patch to one file."""
 
     path: bytes
-    """As it is on disk, without git's quoting."""
+    """The file's name on disk, without git's quoting."""
     new: bool
     """The file does not exist before the patch."""
     section: bytes
-    """The part of the patch; joined, the parts are the patch again."""
+    """The part of the patch for this file; all parts joined are the patch again."""
 
 
 def file_changes(diff: bytes) -> list[FileChange]:
-    """The files that `diff` changes. The patch must have git's prefixes `a/` and `b/` and no renames; raises
-    `ValueError` for any other."""
+    """Return the files that `diff` changes.
+
+    The patch must have git's prefixes `a/` and `b/` and no renames. Raises `ValueError` for any other patch.
+    """
     head, *sections = _SECTION.split(diff)
     if head.strip():
         raise ValueError("the patch does not begin with 'diff --git'")
@@ -35,7 +37,7 @@ def file_changes(diff: bytes) -> list[FileChange]:
 
 
 def unquoted(name: bytes) -> bytes:
-    """A file name as git prints it, without the quoting that it uses for unusual ones."""
+    """Return a file name that git printed, without the quoting that git uses for unusual names."""
     if len(name) < 2 or not (name.startswith(b'"') and name.endswith(b'"')):
         return name
     return _ESCAPE.sub(
@@ -44,7 +46,7 @@ def unquoted(name: bytes) -> bytes:
 
 
 def _path(section: bytes) -> bytes:
-    """The path in `diff --git a/PATH b/PATH`: the two halves say the same."""
+    """Return the path in `diff --git a/PATH b/PATH`. Both halves must hold the same path."""
     header = section.split(b"\n", 1)[0].removeprefix(b"diff --git ")
     middle = len(header) // 2
     old, new = unquoted(header[:middle]), unquoted(header[middle + 1 :])

@@ -1,16 +1,17 @@
-"""Which files of a workspace are the task's, so that what an agent did to them does not count.
+"""Tells which files of a workspace belong to the task. A harness's changes to these files do not count.
 
-They are dropped from the agent's diff before it is applied, and stay as the base commit and the test patch have them:
+The changes are dropped from the harness's diff before the diff is applied. The files stay as the base commit and the
+test patch have them:
 
-- the files that the test patch touches, those that the listed tests' ids name, and the test directories around them
-  (their `conftest.py`, helpers and data);
+- files that the test patch touches, files that the listed tests' ids name, and the test directories around them (their
+  `conftest.py`, helpers and data);
 - files of the base commit that the test command itself names, such as `tests/runtests.py`;
-- what steers a test runner or the interpreter from anywhere in the tree: `conftest.py`, `pytest.ini`, `setup.cfg`,
-  `sitecustomize.py`, `.pth` files, package metadata with entry points;
-- what would be imported instead: a package or a compiled module beside a test module, a new `unittest.py`.
+- files that steer a test runner or the interpreter from anywhere in the tree: `conftest.py`, `pytest.ini`,
+  `setup.cfg`, `sitecustomize.py`, `.pth` files, package metadata with entry points;
+- files that Python would import instead: a package or a compiled module beside a test module, a new `unittest.py`.
 
-So a solution may change any source file. What it may want to say in `pyproject.toml` does not count either: the
-environment of the tests is built before the agent begins.
+A solution may change any source file. Its changes to `pyproject.toml` do not count: the environment of the tests is
+built before the harness begins.
 """
 
 from __future__ import annotations
@@ -42,20 +43,19 @@ _PATH_IN_ID = re.compile(r"([^\s:]+\.\w+)(?:::|$)")
 
 
 class TaskFiles:
-    """What is the task's own in its workspace."""
+    """The files of a workspace that belong to the task."""
 
     def __init__(self, *, owned: Iterable[str], tests: Sequence[str], command: str) -> None:
-        """`owned`: paths that the test patch touches; `tests`: ids of the tests that decide; `command`: what runs
-        them."""
+        """Take the paths that the test patch touches (`owned`), the ids of the tests that decide, and their command."""
         self._tests = tests
         self.test_files = {*owned, *(match[1] for test in tests if (match := _PATH_IN_ID.match(test)))}
-        """As far as patch and ids name them."""
+        """The test files that the patch and the ids name."""
         self._directories = {directory for file in self.test_files if (directory := _test_directory(file))}
         words = re.split(r"[\s\"'=;&|<>()]+", command)
         self._named_by_command = {str(PurePosixPath(word)) for word in words if word and not word.startswith("-")}
 
     def protects(self, change: FileChange) -> bool:
-        """Whether this change of the agent's does not count."""
+        """Return whether this change by the harness does not count."""
         path = PurePosixPath(change.path.decode(errors="surrogateescape"))
         return (
             _steers(path, change.new)
@@ -67,7 +67,7 @@ class TaskFiles:
         )
 
     def _holds_tests(self, path: PurePosixPath) -> bool:
-        """Whether an id like `tests.test_a.Class.test` means this module, relative to any directory above it."""
+        """Return whether an id like `tests.test_a.Class.test` names this module, relative to any directory above it."""
         parts = path.with_suffix("").parts
         if not is_test_module(str(path)):
             return False
@@ -76,7 +76,7 @@ class TaskFiles:
 
 
 def named_by(protected: Iterable[str]) -> Callable[[FileChange], bool]:
-    """Whether a change is to one of these files and directories, given relative to the workspace."""
+    """Return a test of whether a change touches one of these files and directories (relative to the workspace)."""
     mine = {PurePosixPath(path) for path in protected}
 
     def protects(change: FileChange) -> bool:
@@ -87,7 +87,7 @@ def named_by(protected: Iterable[str]) -> Callable[[FileChange], bool]:
 
 
 def is_test_module(file: str) -> bool:
-    """Whether a path looks like a Python file with tests."""
+    """Return whether a path looks like a Python file with tests."""
     path = PurePosixPath(file)
     return path.suffix == ".py" and _TEST_MODULE.fullmatch(path.stem) is not None
 
@@ -104,14 +104,16 @@ def _steers(path: PurePosixPath, new: bool) -> bool:
 
 
 def _test_directory(file: str) -> str | None:
-    """The outermost test directory around a test file."""
+    """Return the outermost test directory around a test file."""
     around = (parent for parent in reversed(PurePosixPath(file).parents) if parent.name in _TEST_DIRECTORIES)
     return next(map(str, around), None)
 
 
 def _imported_instead(path: PurePosixPath, test: PurePosixPath) -> bool:
-    """Whether Python could import `path` in place of a test file, or of a package above it: beside
-    `test_a.py` the package `test_a/` and the compiled `test_a.*.so`."""
+    """Return whether Python could import `path` in place of a test file, or of a package above it.
+
+    Beside `test_a.py`, these are the package `test_a/` and the compiled `test_a.*.so`.
+    """
     if test.suffix != ".py":
         return False
     above = {test.with_suffix(""), *(parent for parent in test.parents if parent.name)}

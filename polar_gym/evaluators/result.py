@@ -1,4 +1,4 @@
-"""What the evaluators that run a command have in common."""
+"""Logs and words that the evaluators share for the command that they run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ LOG_BYTES = 1024 * 1024
 
 
 def kept_log(log: str) -> str:
-    """What a result keeps of a grader's log: all of it in nearly every case, else its two ends."""
+    """Return the part of a grader's log that a result keeps: the whole log up to `LOG_BYTES`, else its two ends."""
     output = Output(LOG_BYTES)
     output.feed(log.encode(errors="replace"))
     return output.value().decode(errors="ignore")
 
 
 def full_log(result: ExecResult) -> str:
-    """stdout, then stderr: never interleaved, so that neither breaks a line of the other."""
+    """Return stdout, then stderr. They are never interleaved, so that neither breaks a line of the other."""
     stdout, stderr = (part.decode(errors="replace") for part in (result.stdout, result.stderr))
     return f"{stdout}\n{stderr}" if stdout and not stdout.endswith("\n") else stdout + stderr
 

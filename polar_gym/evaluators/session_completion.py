@@ -1,4 +1,4 @@
-"""Whether the harness came to its own end. No grading: for smoke tests and for tasks that have no tests."""
+"""Rewards a harness that ended by itself. Nothing is graded: for smoke tests and for tasks that have no tests."""
 
 from __future__ import annotations
 

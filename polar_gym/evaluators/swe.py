@@ -1,12 +1,12 @@
-"""Hidden tests decide, as in SWE-bench: all of FAIL_TO_PASS and PASS_TO_PASS must pass on what the agent left.
+"""Hidden tests decide, as in SWE-bench: all of FAIL_TO_PASS and PASS_TO_PASS must pass with the harness's changes.
 
-In a fresh sandbox the hidden tests are put in place first, on the pristine base commit, and canaries among them
-(`canary`); if that fails the task is broken, not the agent. Then the agent's diff is applied without the files that are
-the task's (`protected`). The tests run under a witness (`witness`). A test has passed if every report says so: the
-runner's log, read by our parsers or by swebench's own, and the witness's record.
+In a fresh sandbox the hidden tests are first put in place on the pristine base commit, with canaries among them
+(`canary`). If that fails, the task is at fault, not the harness. Then the harness's diff is applied without the files
+that belong to the task (`protected`). The tests run under a witness (`witness`). A test has passed if every report says
+so: the runner's log, read by our parsers or by swebench's, and the witness's record.
 
-A row either has a `test_command`, and its `test_patch` is applied here, or, as in swebench 5, an `eval_script` that
-applies the test patch itself and prints swebench's marks around the tests.
+A row has either a `test_command` or an `eval_script`. With a `test_command`, the row's `test_patch` is applied here. An
+`eval_script`, as in swebench 5, applies the test patch itself and prints swebench's marks around the tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from polar_gym.runtimes.files import write_files
 from polar_gym.schema import EvaluationResult
 
 _ENVIRONMENT = {"PYTHONPYCACHEPREFIX": "/tmp/polar-gym-pycache", "PYTHONNOUSERSITE": "1"}
-"""Python looks for compiled files only here, never beside the sources: one in the diff could replace a hidden test."""
+"""Python looks for compiled files only here, never beside the sources: a compiled file in the diff could replace a
+hidden test."""
 
 _UNDER_WITNESS = 'export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"; shift; exec "$@"'
 
@@ -49,14 +50,14 @@ git apply --cached --whitespace=nowarn /tmp/polar-gym-test.patch
 git diff-index --cached --name-only --no-renames HEAD
 rm /tmp/polar-gym-test.patch
 """
-"""Applies the test patch and lists the paths that it touches, old names of renamed files too."""
+"""Applies the test patch and lists the paths that the patch touches, old names of renamed files included."""
 
 _WITNESSED = re.compile(r"pytest|py\.test|unittest|runtests")
-"""Commands of runners that the witness knows; `tox` gives the tests an environment of its own."""
+"""Matches commands of runners that the witness knows. `tox` is excluded: it runs the tests in another environment."""
 
 
 def _test_list(value: Any) -> Any:
-    """Test ids as a list, or as the JSON text of one, as SWE-bench's own files have it."""
+    """Return test ids as a list; SWE-bench's files hold the JSON text of a list."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -67,11 +68,11 @@ class SweOptions(Options):
     test_command: str = ""
     """Run by `sh -c` in the workspace."""
     eval_script: str = ""
-    """Instead of `test_command`: swebench's own script, run by bash."""
+    """Instead of `test_command`: swebench's script, run by bash."""
     FAIL_TO_PASS: TestIds = Field(min_length=1)
     """Tests that the issue is about: each must pass."""
     PASS_TO_PASS: TestIds = Field(default_factory=list)
-    """Tests that passed before: each must still."""
+    """Tests that passed before: each must still pass."""
     test_patch: str = ""
     """Hidden tests, a git patch against the base commit."""
     log_parser: Annotated[str, Names.CODE] = "unittest"
@@ -79,11 +80,11 @@ class SweOptions(Options):
     eval_type: Literal["pass_and_fail", "fail_only"] = "pass_and_fail"
     """`fail_only`: a test that the log does not name has passed; for swebench's parsers that see only failures."""
     repo: str = ""
-    """As in the row: swebench's parsers may differ by it."""
+    """The row's repository: swebench's parsers may differ by repository."""
     version: str = ""
-    """As in the row: swebench's parsers may differ by it."""
+    """The row's version: swebench's parsers may differ by version."""
     canary: Literal["auto", "off"] = "auto"
-    """`auto`: tests that must fail are put among the hidden ones wherever the command runs whole Python test files."""
+    """`auto`: put tests that must fail among the hidden tests where the command runs whole Python test files."""
 
     @field_validator("log_parser")
     @classmethod
@@ -114,7 +115,7 @@ class SweOptions(Options):
 
     @property
     def command(self) -> str:
-        """What runs the tests, without what prepares them."""
+        """Return the command that runs the tests, without the lines that prepare them."""
         return self.test_command or self.eval_script.partition(START)[2].partition(END)[0]
 
     @property
@@ -149,7 +150,7 @@ class Swe:
         return await self._grade(context, result, testimony, canary)
 
     async def _place_hidden_tests(self, sandbox: Sandbox) -> set[str]:
-        """Apply the test patch to the pristine workspace, or leave that to the eval script; the paths it touches."""
+        """Apply the test patch to the pristine workspace, or leave that to the eval script. Return the paths in it."""
         options = self._options
         if not options.test_patch.strip():
             return set()
@@ -163,14 +164,14 @@ class Swe:
         return {unquoted(name).decode(errors="surrogateescape") for name in listed.splitlines()}
 
     def _canary(self, test_files: set[str]) -> tuple[Canary | None, list[str]]:
-        """A canary and the files that it goes into."""
+        """Return a canary and the files that it goes into."""
         options = self._options
         modules = sorted(file for file in test_files if is_test_module(file))
         wanted = options.canary == "auto" and options.eval_type == "pass_and_fail" and runs_whole_files(options.command)
         return (make_canary(), modules) if wanted and modules else (None, [])
 
     def _eval_script(self, context: EvaluationContext, canary: Canary | None, modules: list[str]) -> str:
-        """swebench's script, with the canaries put in before the tests, and the tests' exit code printed after them."""
+        """Return swebench's script with the canaries before the tests and a line that prints the tests' exit code."""
         lines = []
         for line in self._options.eval_script.strip().splitlines():
             if START in line and canary is not None:
@@ -193,7 +194,7 @@ class Swe:
     async def _grade(
         self, context: EvaluationContext, result: ExecResult, testimony: Testimony, canary: Canary | None
     ) -> EvaluationResult:
-        """Raises `SuspectError` where the tests did not run, or pass in a run that cannot be believed."""
+        """Return the result of a run. Raises `SuspectError` if no test ran, or if tests pass in a doubtful run."""
         options, timeout = self._options, context.request.evaluator.timeout_seconds
         log = full_log(result)
         instance = options.model_dump(exclude={"canary", "test_command", "test_patch"})
@@ -241,7 +242,7 @@ class Swe:
 
 
 async def _shell(sandbox: Sandbox, problem: str, script: str, *arguments: str, stdin: bytes = b"") -> bytes:
-    """The output of a script that prepares a pristine sandbox. Raises `EvaluatorError`."""
+    """Return the output of a script that prepares a pristine sandbox. Raises `EvaluatorError`."""
     result = await sandbox.exec(Command(argv=["sh", "-c", script, "sh", *arguments], stdin=stdin))
     if result.exit_code != 0:
         message = "timed out" if result.timed_out else result.stderr.decode(errors="replace").strip()

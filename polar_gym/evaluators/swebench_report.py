@@ -1,8 +1,8 @@
-"""swebench's own log parsers and report, in a process of their own.
+"""Runs swebench's log parsers and its report in a separate process.
 
-Importing swebench's grading takes seconds and brings a hundred packages along, and its parsers are regular expressions
-over whatever the tested code printed: neither belongs into the gateway's process. As a program, this reads one JSON
-object on stdin, `{"instance": {...}, "logs": [...]}`, and writes one report for each log.
+Importing swebench's grading takes seconds and imports a hundred packages. Its parsers are regular expressions over the
+output of the tested code. Neither belongs into the gateway's process. As a program, this module reads one JSON object
+on stdin, `{"instance": {...}, "logs": [...]}`, and writes one report for each log.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from polar_gym.evaluators import EvaluatorError
 from polar_gym.runtimes import processes
 
 START, END, EXIT_CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
-"""swebench's marks in a log: around what the tests printed, and what their command exited with."""
+"""swebench's marks in a log: around the output of the tests, and before their command's exit code."""
 
 TIMEOUT_SECONDS = 300.0
 INSTALL = "pip install 'polar-gym[swe]'"
 
 
 _PARSER = re.compile(r"^(?:def )?(parse_log_\w+)(?:\(| = parse_log_)", re.MULTILINE)
-"""A parser, or another name for one."""
+"""Matches the definition of a parser, or another name for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What swebench says to one log."""
+    """swebench's report on one log."""
 
     resolved: bool
     passed: frozenset[str]
-    """Of FAIL_TO_PASS and PASS_TO_PASS."""
+    """The tests of FAIL_TO_PASS and PASS_TO_PASS that passed."""
     statuses: dict[str, str]
-    """All that the log parser found."""
+    """Every status that the log parser found."""
 
 
 @cache
 def known_parsers() -> frozenset[str]:
-    """The names of swebench's log parsers, read from its files; empty where it is not installed."""
+    """Return the names of swebench's log parsers, read from its files; empty where swebench is not installed."""
     spec = importlib.util.find_spec("swebench")
     if spec is None or spec.origin is None:
         return frozenset()
@@ -54,7 +54,7 @@ def known_parsers() -> frozenset[str]:
 
 
 async def reports(instance: dict[str, Any], logs: list[str]) -> list[Report]:
-    """One report for each log. Raises `EvaluatorError`."""
+    """Return one report for each log. Raises `EvaluatorError`."""
     process = await processes.start(
         [sys.executable, "-m", __name__],
         stdin=asyncio.subprocess.PIPE,

@@ -1,10 +1,10 @@
-"""One command decides: it runs in a fresh sandbox on the files that the agent left.
+"""One command decides: it runs in a fresh sandbox on the files that the harness left.
 
-What is looked at is what the options name: the exit code always, and what the command printed, the tests that its log
-or its JUnit report names, or a reward that it wrote to a file. Files of results are removed before the command starts,
-so that none of them can be the agent's. The agent's last message is on the command's standard input, for tasks whose
-output is an answer and not a file. Code of the agent's that the command runs could forge all of these: tasks with
-hidden tests belong to `swe`.
+The exit code always counts. The options add the command's output, the tests that its log or its JUnit report names, or
+a reward that the command wrote to a file. Result files are removed before the command starts, so that none of them can
+come from the harness. The harness's last message is on the command's standard input, for tasks whose output is an
+answer and not a file. The command may run code that the harness wrote, and that code could forge all of these results:
+tasks with hidden tests belong to `swe`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class TestOnOutputOptions(Options):
     expected_output: str | None = None
     """A regular expression that must be found in standard output (`^` and `$` match at lines)."""
     exact_output: str | None = None
-    """What standard output must be, but for white space at its ends."""
+    """The text that standard output must be, apart from white space at its ends."""
     log_parser: Annotated[str | None, Names.CODE] = None
     """Reads the tests' statuses from the log: `unittest`, `pytest`, or `package.module:function`."""
     junit: str | None = None
     """The path of the JUnit XML report that the command writes, relative to `workdir`; instead of `log_parser`."""
     expected_tests: dict[str, str] | list[str] | None = None
-    """The tests that must pass, or test -> the status that it must have; null: there is a test, and all pass or are
-    skipped."""
+    """The tests that must pass, or test -> the status that it must have; null: at least one test is named, and all pass
+    or are skipped."""
     reward_file: str | None = None
     """The path of a file into which the command writes the reward, a number from 0 to 1, relative to `workdir`."""
     protected: list[str] = Field(default_factory=list)
-    """Files and directories of the workspace that are the task's: what the agent did to them does not count."""
+    """Files and directories of the workspace that belong to the task: the harness's changes to them do not count."""
 
     @field_validator("expected_output")
     @classmethod
@@ -111,7 +111,7 @@ class TestOnOutput:
         return _result(problem, reward, tests, log)
 
     async def _remove_old_results(self, sandbox: Sandbox, workdir: PurePosixPath) -> None:
-        """A result that is there before the command runs is not the command's."""
+        """Remove result files that exist before the command runs: the command did not write them."""
         paths = [path for path in (self._options.junit, self._options.reward_file) if path]
         if not paths:
             return
@@ -122,7 +122,7 @@ class TestOnOutput:
             raise EvaluatorError(f"{' and '.join(map(shlex.quote, paths))} cannot be cleared: {reason}")
 
     async def _tests(self, sandbox: Sandbox, workdir: PurePosixPath, result: ExecResult) -> tuple[dict[str, str], str]:
-        """The tests' statuses, and why there are none although there should be."""
+        """Return the tests' statuses, and the reason where expected statuses are missing."""
         if self._options.log_parser is not None:
             tests = await asyncio.to_thread(get_parser(self._options.log_parser), full_log(result))
             return tests, "" if tests else "the command's log names no test"
@@ -158,7 +158,7 @@ class TestOnOutput:
         return ""
 
     def _unexpected(self, tests: dict[str, str]) -> str:
-        """The first tests whose status is not the expected one."""
+        """Return a message about the tests whose status is not the expected one; "" if there are no such tests."""
         expected = self._options.expected_tests
         if expected is None:
             wrong = [test for test, status in tests.items() if status not in (PASSED, SKIPPED)]

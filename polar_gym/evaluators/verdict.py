@@ -1,4 +1,4 @@
-"""All reports of one test run, held against each other: a test has passed where every one of them says so."""
+"""Compares all reports of one test run: a test has passed where every report says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polar_gym.evaluators.witness import Testimony
 
 @dataclass(slots=True)
 class Verdict:
-    """What the reports say together."""
+    """The combined statement of the reports."""
 
     tests: dict[str, str]
     """Listed test -> its status; PASSED only if every report says so."""
@@ -28,7 +28,7 @@ class Verdict:
 
 
 async def read_reports(instance: dict[str, Any], log: str, testimony: Testimony, canary: Canary | None) -> Verdict:
-    """The verdict on a run with this log. `instance` has swebench's field names. Raises `EvaluatorError`."""
+    """Return the verdict on a run with this log. `instance` has swebench's field names. Raises `EvaluatorError`."""
     tests = [*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]]
     name = instance["log_parser"]
     if name.startswith("parse_log_"):
@@ -56,6 +56,6 @@ async def read_reports(instance: dict[str, Any], log: str, testimony: Testimony,
 
 
 def _failing(test: str, statuses: Mapping[str, str], testimony: Testimony) -> str:
-    """The status of a test that has not passed, though one of the reports may say so."""
+    """Return the status of a test that has not passed, even where one of the reports says that it passed."""
     said = [status for source in (statuses, testimony.tests) if (status := source.get(test)) not in (None, PASSED)]
     return said[0] if said and said[0] else FAILED if test in statuses and test in testimony.tests else MISSING

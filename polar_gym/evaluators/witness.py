@@ -1,11 +1,11 @@
 """The gateway's side of the witness: a second report of a test run, which printing cannot forge.
 
-The log of a test run is whatever its processes print, and some parsers let the last line win. So where the tests are
-Python's, `in_sandbox/` goes into the grading sandbox before the agent's diff does, and the first process that runs
-tests keeps a sealed record of each result. A test counts as passed only if log and record both say so.
+The log of a test run is the output of its processes, and some parsers let the last line win. Therefore, for Python
+tests, `in_sandbox/` goes into the grading sandbox before the harness's diff. The first process that runs tests then
+keeps a sealed record of each result. A test counts as passed only if log and record both say so.
 
-The record is made in the very process that the tested code runs in. Code that takes the test process apart from inside
-can still forge it, and is then caught only if it turns the canaries too, or leaves traces in the test machinery.
+The record is made in the process in which the tested code runs. Code that alters the test process from inside can still
+forge the record. Such code is caught only if it also makes the canaries pass, or leaves traces in the test machinery.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ _PYTEST = {"passed": PASSED, "failed": FAILED, "skipped": SKIPPED}
 
 @dataclass(slots=True)
 class Testimony:
-    """What the witness recorded."""
+    """The witness's record of a test run."""
 
     began: bool = False
-    """A Python process that runs tests was there, and started the record."""
+    """A Python process that runs tests started the record."""
     ended: bool = False
-    """The run came to its own end."""
+    """The test run reached its end."""
     broken: bool = False
-    """The record is not as the witness wrote it."""
+    """The record was altered after the witness wrote it."""
     altered: list[str] = field(default_factory=list)
     """Functions of the test machinery that were replaced while the tests ran."""
     tests: dict[str, str] = field(default_factory=dict)
     """Test id -> PASSED | FAILED | ERROR | SKIPPED; a failure at any time wins."""
     log: str = ""
-    """The same in the runner's own words, for parsers that read logs."""
+    """The same results in the runner's words, for parsers that read logs."""
 
     @property
     def silent(self) -> bool:
-        """The witness was there and heard neither of a test nor of an end: it does not know the runner, or the tested
-        code ended the run before its first test."""
+        """Return whether the witness began and heard of no test and no end.
+
+        Either the witness does not know the runner, or the tested code ended the run before its first test.
+        """
         return self.began and not (self.ended or self.broken or self.tests)
 
     @property
     def problem(self) -> str:
-        """Why nothing that this run reports can be believed; "" where there is no reason."""
+        """Return why no result of this run can be believed; "" where the results can be believed."""
         if self.broken:
             return "the record of the test run was altered"
         if self.altered:
@@ -72,25 +74,28 @@ class Testimony:
 
 
 class Witness:
-    """One grading's witness: `place` it, run the tests with its directory on PYTHONPATH, then `hear` it."""
+    """The witness of one grading: call `place`, run the tests with its directory on PYTHONPATH, then call `hear`."""
 
     def __init__(self) -> None:
         self.directory = f"/tmp/polar-gym-{secrets.token_hex(8)}"
-        """Where it is inside the sandbox; the tests need it on PYTHONPATH."""
+        """The witness's directory inside the sandbox. The tests need it on PYTHONPATH."""
         self._key = secrets.token_bytes(32)
 
     async def place(self, sandbox: Sandbox) -> None:
-        """Before the agent's diff. Raises `SandboxError`."""
+        """Write the witness into the sandbox, before the harness's diff is applied. Raises `SandboxError`."""
         programs = {f"{self.directory}/{path.name}": path.read_bytes() for path in _IN_SANDBOX.glob("*.py")}
         await write_files(sandbox, {**programs, f"{self.directory}/key": self._key})
 
     async def hear(self, sandbox: Sandbox, changed: Collection[str]) -> Testimony:
-        """After the tests, when none of their processes is left. `changed`: the agent's files in the workspace."""
+        """Return the testimony. Call this after the tests, when none of their processes is left.
+
+        `changed`: the files of the workspace that the harness changed.
+        """
         try:
             record = await read_file(sandbox, f"{self.directory}/record")
-        except FileNotFoundError:  # without the key, a record was begun and is gone
+        except FileNotFoundError:  # if the key is gone too, a record was begun and removed
             return Testimony(began=not await self._has_key(sandbox))
-        except SandboxError:  # it is there, but not the file that it was
+        except SandboxError:  # the record exists, but is not a regular file any more
             return Testimony(began=True, broken=True)
         return await asyncio.to_thread(heard, record, self._key, changed)
 
@@ -103,7 +108,7 @@ class Witness:
 
 
 def heard(record: bytes, key: bytes, changed: Collection[str] = ()) -> Testimony:
-    """A record that was begun with this key. Any bytes are one, though mostly a broken one."""
+    """Return the testimony in a record that was begun with this key. Bytes that are not a record give a broken one."""
     testimony = Testimony(began=True)
     lines: list[str] = []
     for line in record.splitlines():
@@ -133,10 +138,10 @@ def _hear_line(entry: dict[str, Any], testimony: Testimony, lines: list[str], ch
 
 
 def _status(entry: dict[str, Any], changed: tuple[str, ...]) -> tuple[str, str]:
-    """A result as a status, and as the line that the runner prints.
+    """Return a result as a status, and as the line that the runner prints.
 
-    An XFAIL that came through the agent's own files, or through code of no file, is a failure: tests decide what they
-    expect.
+    An XFAIL that came through files that the harness changed, or through code that is in no file, counts as a failure:
+    only tests decide which failures they expect.
     """
     test, says = entry["test"], entry["says"]
     if "text" in entry:

@@ -1,11 +1,11 @@
-"""A second report of a test run, beside the runner's log: what `unittest` and pytest said of each test, as it happened.
+"""Writes a second report of a test run beside the runner's log: each result that `unittest` or pytest reports.
 
-Each line is sealed with a key, and the key is then replaced by its hash: who gets hold of it later can neither change
-nor remove what was written before. The last line says that the run came to its own end, and which functions of the
-test machinery were no longer the ones that it began with. Runs on any Python from 3.5.
+Each line is sealed with a key, and the key is then replaced by its hash. Code that reads the key later can neither
+change nor remove earlier lines. The last line says that the run reached its end, and which functions of the test
+machinery were replaced during the run. The module runs on any Python from 3.5.
 
-A failure that was expected counts as a success: so it is one only where the test expects it, and not where the tested
-code says so as it fails (`pytest.xfail()` is there for every function to call).
+An expected failure counts as a success. Therefore only the test may expect a failure. The tested code may not declare
+its failure as expected, although every function can call `pytest.xfail()`.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class _Record:
 
     def write(self, entry):
         seal, sha256, dumps, write, getpid = self._needs
-        if getpid() != self._owner:  # a fork of the test process: its tests are its own
+        if getpid() != self._owner:  # a fork of the test process: its tests are not recorded
             return
         if "end" in entry:
             now = _machinery()
@@ -57,7 +57,7 @@ class _Record:
 
 
 def _machinery():
-    """Name -> the function and its code, for every function of the test machinery."""
+    """Return name -> the function and its code, for every function of the test machinery."""
     found = {}
     for name in MACHINERY:
         for attribute, value in list(vars(sys.modules.get(name, _Nothing)).items()):
@@ -111,7 +111,7 @@ def _saying(method, word, write):
 
 
 def _unless_it_failed(add_success):
-    """A test that failed after `unittest` was told, while it ran, to expect that, is no success."""
+    """Return an `addSuccess` that reports a failure where `unittest` was told only during the test to expect it."""
 
     def addSuccess(self, test):
         failure = getattr(getattr(test, "_outcome", None), "expectedFailure", None)
@@ -121,7 +121,7 @@ def _unless_it_failed(add_success):
 
 
 def _unittest_record(test, word):
-    """`text` is the test as `unittest -v` prints it."""
+    """Return the record of a result; its `text` is the test as `unittest -v` prints it."""
     description = getattr(test, "shortDescription", lambda: None)()
     text = "%s\n%s" % (test, description) if description else str(test)
     return {"test": test.id(), "says": word, "text": text}
@@ -145,7 +145,7 @@ def _watch_pytest(write):
     witness = _PytestWitness(write)
 
     def _prepareconfig(args, plugins=None, **more):
-        config._prepareconfig = prepare  # a pytest run inside of a test is not the run
+        config._prepareconfig = prepare  # a pytest run inside of a test is not watched
         return prepare(args, list(plugins or []) + [witness], **more)
 
     config._prepareconfig = _prepareconfig
@@ -158,10 +158,10 @@ class _PytestWitness:
         self._xfailed = {}
 
     def pytest_configure(self, config):
-        self._id = config.cwd_relative_nodeid  # as the log has it
+        self._id = config.cwd_relative_nodeid  # the form of ids in the log
 
     def pytest_runtest_makereport(self, item, call):
-        """Only a look, before pytest's own, at where an exception that means XFAIL comes from."""
+        """Note, before pytest's hook runs, where an exception that means XFAIL comes from. Report nothing."""
         self._xfailed = {}
         if call.excinfo is not None and call.excinfo.typename == "XFailed":
             self._xfailed = _origin(call.excinfo.tb, getattr(item, "obj", None))
@@ -178,8 +178,11 @@ class _PytestWitness:
 
 
 def _origin(traceback, test):
-    """`through`: the files whose code an XFAIL came through, the machinery's aside. No XFAIL (`xfail`: False) is one
-    whose last caller does not name `xfail`, or that comes from `unittest` for a test that expects no failure."""
+    """Return the files whose code an XFAIL came through (`through`), without those of the test machinery.
+
+    The result is not an XFAIL (`xfail`: False) where its last caller does not name `xfail`, or where it comes from
+    `unittest` for a test that expects no failure.
+    """
     files = [sys.modules[name].__file__ or "" for name in ("_pytest", "unittest")]
     machinery = tuple(os.path.dirname(file) + os.sep for file in files)
     codes = []

@@ -1,8 +1,8 @@
 """Runs at the start of every Python in a grading sandbox, before any file of the workspace can be imported.
 
-It does two things in the first process that runs tests. The runner's own modules are imported now, so that none in the
-workspace can take their place. And `polar_gym_witness` begins its record. A process without the key has no witness.
-Any Python can read this file; from 3.5 on it has an effect.
+In the first process that runs tests, two things happen. The runner's modules are imported now, so that no module of the
+workspace can take their place. Then `polar_gym_witness` begins its record. A process that finds no key has no witness.
+Any Python can parse this file; it takes effect from Python 3.5 on.
 """
 
 import os
@@ -23,7 +23,7 @@ def _begin():
         with open(path, "rb") as file:
             key = file.read()
         os.unlink(path)
-    except OSError:  # another process has it
+    except OSError:  # another process took the key
         return
     import polar_gym_witness
 
