@@ -26,7 +26,7 @@ async def carry(
         context.progress.counted, context.progress.not_counted = counted, not_counted
         await apply_diff(sandbox, context.request.runtime.workspace.path, diff)
     except ValueError as error:
-        return f"the agent's diff does not apply: {error}"
+        return f"the harness's diff does not apply: {error}"
     return ""
 
 

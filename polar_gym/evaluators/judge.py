@@ -44,7 +44,7 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
         await _attempt(evaluator, control, deadline_seconds)
     except Exception as error:
         also = _say(error, control, deadline_seconds)
-        raise MaskedError(f"{reason}; and without the agent's changes: {also}") from error
+        raise MaskedError(f"{reason}; and without the harness's changes: {also}") from error
     if isinstance(failure, SandboxError | OSError) and not isinstance(failure, TimeoutError):
         return await _once_more(evaluator, context, control, deadline_seconds)
     return _worth(failure, control) if isinstance(failure, SuspectError) else _worthless(context, reason)
@@ -80,7 +80,7 @@ def _worthless(context: EvaluationContext, reason: str) -> EvaluationResult:
         evaluator=context.request.evaluator.name,
         reward=0.0,
         resolved=False,
-        detail=f"grading fails with the agent's changes, and not without them: {reason}",
+        detail=f"grading fails with the harness's changes, and not without them: {reason}",
     )
 
 

@@ -132,7 +132,7 @@ class Swe:
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         if not context.control and not context.diff.strip():
-            return self._worthless(context.diff_problem or "the agent changed nothing")
+            return self._worthless(context.diff_problem or "the harness changed nothing")
         options, timeout = self._options, context.request.evaluator.timeout_seconds
         witness = Witness()
         async with context.fresh_sandbox() as sandbox:
@@ -217,7 +217,7 @@ class Swe:
         if problem and (verdict.resolved or context.control):
             raise SuspectError(graded)
         if graded.resolved and context.progress.unwitnessed:
-            doubt = "the witness heard of no test, which it does without the agent's changes"
+            doubt = "the witness heard of no test, which it does without the harness's changes"
             raise SuspectError(self._result(verdict, doubt, log, ended), unwitnessed=graded)
         return graded
 

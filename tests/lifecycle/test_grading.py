@@ -72,7 +72,7 @@ async def test_solution_that_breaks_something_else_is_worth_nothing(bench, name)
 
 async def test_empty_diff_is_worth_nothing_and_runs_nothing(bench):
     result = await bench.evaluate(INTERVALS, b"", test_patch="broken, and never looked at")
-    assert (result.reward, result.detail) == (0.0, "the agent changed nothing")
+    assert (result.reward, result.detail) == (0.0, "the harness changed nothing")
     assert set(result.tests.values()) == {"MISSING"}
 
 

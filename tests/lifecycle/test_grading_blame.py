@@ -62,7 +62,7 @@ async def test_only_what_fails_with_the_diff_alone_is_scored(
     if sandboxes is None:
         result = await grading
         assert result.reward == 0.0
-        assert "with the agent's changes, and not without them" in result.detail
+        assert "with the harness's changes, and not without them" in result.detail
     else:
         with pytest.raises(MaskedError):
             await grading
@@ -92,7 +92,7 @@ class LosesOne:
 
 
 async def test_tests_that_hang_by_themselves_mask(bench: Bench) -> None:
-    with pytest.raises(EvaluatorError, match=r"timed out after 2 s; and without the agent's changes: .* timed out"):
+    with pytest.raises(EvaluatorError, match=r"timed out after 2 s; and without the harness's changes: .* timed out"):
         await bench.evaluate(INTERVALS, INTERVALS.patch.encode(), test_command="sleep 60", timeout_seconds=2)
 
 

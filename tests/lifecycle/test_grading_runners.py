@@ -174,7 +174,7 @@ async def test_silence_is_not_believed_where_the_run_without_the_diff_reports_no
     runner = Runner("python3 tests/test_prices.py -v", "unittest", "__main__.Prices.{}")
     task = task_for(runner, bench.directory, new)
     diff = await bench.diff_after(task, f"cat >> prices/total.py {heredoc(forged(task))}")
-    with pytest.raises(EvaluatorError, match=r"the witness heard of no test.*; and without the agent's changes: "):
+    with pytest.raises(EvaluatorError, match=r"the witness heard of no test.*; and without the harness's changes: "):
         await bench.evaluate(task, diff, canary="off")
     solve = (f"git apply {heredoc(task.patch)}", "echo CURRENCY=1 >> prices/total.py")
     result = await bench.evaluate(task, await bench.diff_after(task, *solve), canary="off")
