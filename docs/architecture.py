@@ -102,8 +102,8 @@ BOXES = [
         (
             "reaches one socket: its session's proxy.",
             "An unmodified harness: Codex, Claude",
-            "Code, Gemini CLI, Qwen Code, OpenCode,",
-            "Pi, a command, or a Python function",
+            "Code, Gemini CLI, Qwen Code,",
+            "OpenCode, Pi, a command, a function",
         ),
         "outside",
     ),
