@@ -1,39 +1,11 @@
-"""What rollout server, gateway nodes and clients say to each other over HTTP: the contract of the service.
+"""The records that rollout server, gateway nodes and clients exchange over HTTP: the contract of the service.
 
-The server pushes sessions to the node with most room; the node reports by heartbeat, and delivers each episode until
-the server has said that it is stored. A session may be tried more than once (its node died): everything is keyed by
-(session id, attempt), one attempt is accepted, and the others are kept as excluded.
+The routes that take and give these records are `polar_gym.http.server_routes` (trainer or node to server) and
+`polar_gym.http.node_routes` (server to node). The server describes its own at /openapi.json.
 
-Trainer to server, with the service key as `Authorization: Bearer`:
-
-    POST   /v1/tasks                        TaskRequest -> TaskState; 201 new, 200 the same again, 409 another body
-    GET    /v1/tasks                        ?limit= ?after= ?status= -> TaskPage, newest first
-    GET    /v1/tasks/{task_id}              -> TaskState
-    DELETE /v1/tasks/{task_id}              cancels -> TaskState
-    GET    /v1/tasks/{task_id}/events       server-sent events, each an Event; Last-Event-ID resumes
-    GET    /v1/tasks/{task_id}/episodes     one Episode a line, in order of arrival; ?after={session_id} ?wait= ?follow=
-    GET    /v1/episodes/{session_id}        the accepted Episode; ?attempt= any other
-    GET    /v1/nodes                        -> list of NodeState
-    POST   /v1/generation                   Generation -> GenerationState
-    POST   /v1/weights                      Weights -> GenerationState
-    POST   /v1/nodes/{node}/drain           finishes what it has, takes nothing new -> NodeState
-
-Node to server, with the node key:
-
-    POST   /v1/nodes/{node}/heartbeat       Heartbeat -> HeartbeatAnswer; 409: another process took this node's name
-    POST   /v1/nodes/{node}/episodes        Delivery -> DeliveryAnswer
-    POST   /v1/nodes/{node}/drain           -> NodeState
-    DELETE /v1/nodes/{node}                 ?incarnation= it is known to be dead: its sessions go elsewhere -> 204
-
-Server to node, at the heartbeat's `url`, with the node key:
-
-    PUT    /v1/sessions/{session_id}/{attempt}   Dispatch -> Session; 422: it cannot be run anywhere; 503: not here
-    DELETE /v1/sessions/{session_id}/{attempt}   cancels -> 204, also when the node has no such session
-    POST   /v1/generation                        Generation -> GenerationAnswer
-    POST   /v1/weights                           Weights -> GenerationAnswer
-    POST   /v1/drain                             -> 204
-
-Anyone: GET /healthz, /readyz, /metrics, and the server's /openapi.json. Every error's body is an ErrorAnswer.
+The server pushes each session to the node with the most free places. The node reports by heartbeat, and delivers each
+episode until the server has said that the episode is stored. A session may have more than one attempt, because its node
+may die: the key of everything is (session id, attempt). One attempt is accepted, and the others are kept as excluded.
 """
 
 from __future__ import annotations

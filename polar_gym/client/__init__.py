@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -22,8 +21,10 @@ from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from polar_gym.background_loop import BackgroundLoop
+from polar_gym.http import server_routes as routes
 from polar_gym.http.keys import SERVICE_KEY, read_key
 from polar_gym.http.no_answer import reason
+from polar_gym.http.route import Route
 from polar_gym.http.urls import is_http_url
 from polar_gym.protocol import (
     ErrorAnswer,
@@ -95,17 +96,17 @@ class RolloutClient:
 
     async def submit(self, request: TaskRequest) -> TaskState:
         """Raises `RolloutServiceError` (409) when the task id was used for another request."""
-        return await self._ask("POST", "/v1/tasks", TaskState, request)
+        return await self._ask(routes.SUBMIT, request)
 
     async def task(self, task_id: str) -> TaskState:
-        return await self._ask("GET", _path(task_id), TaskState)
+        return await self._ask(routes.TASK, task_id=task_id)
 
     async def tasks(self, limit: int = 50, after: str | None = None, status: TaskStatus | None = None) -> TaskPage:
         query = {"limit": str(limit), **({"after": after} if after else {}), **({"status": status} if status else {})}
-        return await self._ask("GET", "/v1/tasks", TaskPage, query=query)
+        return await self._ask(routes.TASKS, query=query)
 
     async def cancel(self, task_id: str) -> TaskState:
-        return await self._ask("DELETE", _path(task_id), TaskState)
+        return await self._ask(routes.CANCEL, task_id=task_id)
 
     async def wait(self, task_id: str) -> TaskState:
         """The task when it has ended."""
@@ -121,7 +122,7 @@ class RolloutClient:
         while True:
             started = {"after": after} if after is not None and not excluded else {}
             try:
-                async for line in self._lines(f"{_path(task_id)}/episodes", {**query, **started}, {}):
+                async for line in self._lines(routes.EPISODES, task_id, {**query, **started}, {}):
                     episode = await asyncio.to_thread(Episode.from_json, line)
                     session = episode.session
                     if (session.session_id, session.attempt) not in seen:
@@ -135,13 +136,13 @@ class RolloutClient:
     async def episode(self, session_id: str, attempt: int | None = None) -> Episode:
         """Raises `RolloutServiceError` (404, or 410 when it was evicted)."""
         query = {"attempt": str(attempt)} if attempt is not None else {}
-        return await self._ask("GET", f"/v1/episodes/{quote(session_id, safe='')}", Episode, query=query)
+        return await self._ask(routes.EPISODE, query=query, session_id=session_id)
 
     async def events(self, task_id: str, after: int = 0) -> AsyncGenerator[Event]:
         """What happens to the task, from the beginning (or behind event `after`) until it has ended."""
         while True:
             try:
-                async for line in self._lines(f"{_path(task_id)}/events", {}, {"Last-Event-ID": str(after)}):
+                async for line in self._lines(routes.EVENTS, task_id, {}, {"Last-Event-ID": str(after)}):
                     if line.startswith(b"data: "):
                         event = Event.from_json(line.removeprefix(b"data: "))
                         after = event.id
@@ -151,7 +152,7 @@ class RolloutClient:
                 await self._until_back(task_id)
 
     async def nodes(self) -> list[NodeState]:
-        body = await self._body("GET", "/v1/nodes")
+        body = await self._body(routes.NODES)
         return [NodeState.model_validate(state) for state in orjson.loads(body)]
 
     async def pause(
@@ -164,7 +165,7 @@ class RolloutClient:
         return await self._generation(Generation(paused=False))
 
     async def set_weights(self, version: str) -> GenerationState:
-        return await self._ask("POST", "/v1/weights", GenerationState, Weights(version=version))
+        return await self._ask(routes.WEIGHTS, Weights(version=version))
 
     async def _until_back(self, task_id: str) -> None:
         await asyncio.sleep(0.2)
@@ -172,35 +173,35 @@ class RolloutClient:
 
     async def _generation(self, order: Generation) -> GenerationState:
         timeout = _timeout(order.timeout_seconds)
-        return await self._ask("POST", "/v1/generation", GenerationState, order, timeout=timeout)
+        return await self._ask(routes.GENERATION, order, timeout=timeout)
 
     async def _ask(
         self,
-        method: str,
-        path: str,
-        gives: type[R],
+        route: Route[R],
         body: Record | None = None,
         query: dict[str, str] | None = None,
         timeout: aiohttp.ClientTimeout | None = None,
+        **parts: str,
     ) -> R:
-        answer = await self._body(method, path, body, query, timeout)
-        return await asyncio.to_thread(gives.from_json, answer)
+        assert route.gives is not None
+        answer = await self._body(route, body, query, timeout, **parts)
+        return await asyncio.to_thread(route.gives.from_json, answer)
 
     async def _body(
         self,
-        method: str,
-        path: str,
+        route: Route[Any],
         body: Record | None = None,
         query: dict[str, str] | None = None,
         timeout: aiohttp.ClientTimeout | None = None,
+        **parts: str,
     ) -> bytes:
         async def once() -> bytes:
             headers = {"Content-Type": "application/json"} if body else {}
             data = body.to_json() if body else None
             try:
                 async with self._http.request(
-                    method,
-                    self.url + path,
+                    route.method,
+                    route.url(self.url, **parts),
                     data=data,
                     params=query or {},
                     headers=headers,
@@ -238,10 +239,13 @@ class RolloutClient:
     def _unanswered(self, error: Exception) -> _TryAgainError:
         return _TryAgainError(f"{self.url}: {reason(error)}; is `polar-gym serve` running there?")
 
-    async def _lines(self, path: str, query: dict[str, str], headers: dict[str, str]) -> AsyncGenerator[bytes]:
+    async def _lines(
+        self, route: Route[Any], task_id: str, query: dict[str, str], headers: dict[str, str]
+    ) -> AsyncGenerator[bytes]:
         """The lines of a stream. Raises `_TryAgainError` where it breaks off."""
+        url = route.url(self.url, task_id=task_id)
         try:
-            async with self._http.get(self.url + path, params=query, headers=headers) as response:
+            async with self._http.get(url, params=query, headers=headers) as response:
                 if response.status != 200:
                     _checked(response.status, await response.read())
                 async for line in _split(response.content):
@@ -252,10 +256,6 @@ class RolloutClient:
 
 def _timeout(patience_seconds: float = 0.0) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENT_SECONDS + patience_seconds)
-
-
-def _path(task_id: str) -> str:
-    return f"/v1/tasks/{quote(task_id, safe='')}"
 
 
 async def _split(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:

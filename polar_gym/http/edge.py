@@ -7,11 +7,9 @@ that is slow on purpose is cut off: the head of its first request, and every bod
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 from aiohttp import web
@@ -19,13 +17,9 @@ from pydantic import ValidationError
 
 from polar_gym.errors import explain
 from polar_gym.http.silence import SilentConnections
-from polar_gym.protocol import ErrorAnswer
 from polar_gym.record import Record
 
-log = logging.getLogger(__name__)
-
 R = TypeVar("R", bound=Record)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """Task ids, session ids and names of nodes: they become paths and lines of logs."""
@@ -94,35 +88,6 @@ def query_flag(request: web.Request, name: str) -> bool:
 
 def answer(record: Record, status: int = 200) -> web.Response:
     return web.Response(body=record.to_json(), status=status, content_type="application/json")
-
-
-def refusals(known: dict[type[Exception], int]) -> Any:
-    """A middleware: exceptions of the service become answers; what nobody expected is logged, and told as such."""
-
-    @web.middleware
-    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except AnswerError as error:
-            status, said = error.status, str(error)
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise
-            status, said = error.status, f"{request.method} {request.path[:200]}: {error.reason}"
-        except tuple(known) as error:
-            status, said = next(code for kind, code in known.items() if isinstance(error, kind)), str(error)
-        except ConnectionError:  # who asked is gone, and nobody gets this: what aiohttp is raised, it logs as an error
-            return web.Response(status=499)
-        except Exception:  # the server goes on; the message may hold what is not for everybody
-            log.exception("%s %s failed", request.method, request.path)
-            status, said = 500, "internal error; the server's log says more"
-        if status in (401, 403, 408, 413):
-            log.warning("%s %s from %s refused: %s", request.method, request.path[:200], request.remote, said)
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-        body = ErrorAnswer(error=said).to_json()
-        return web.Response(body=body, status=status, content_type="application/json", headers=headers)
-
-    return refuse
 
 
 class Listener:

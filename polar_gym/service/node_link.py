@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 from pydantic import ValidationError
 
+from polar_gym.http import node_routes as routes
 from polar_gym.http.no_answer import reason
+from polar_gym.http.route import Route
 from polar_gym.protocol import Dispatch, ErrorAnswer, Generation, GenerationAnswer, Weights
 
 TIMEOUT_SECONDS = 20.0
@@ -52,7 +54,6 @@ class HttpNodeLink:
     async def __aenter__(self) -> HttpNodeLink:
         self._http = aiohttp.ClientSession(
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=32),
         )
         return self
@@ -62,7 +63,7 @@ class HttpNodeLink:
 
     async def dispatch(self, url: str, order: Dispatch) -> None:
         body = await asyncio.to_thread(order.to_json)
-        status, answer = await self._ask("PUT", f"{url}/v1/sessions/{order.session_id}/{order.attempt}", body)
+        status, answer = await self._ask(routes.DISPATCH, url, body, session_id=order.session_id, attempt=order.attempt)
         if status in (400, 413, 422):
             raise RequestRefusedError(_error(answer))
         if status in (409, 429, 503):
@@ -70,26 +71,26 @@ class HttpNodeLink:
         _expect_success(status, answer)
 
     async def cancel(self, url: str, session_id: str, attempt: int) -> None:
-        status, answer = await self._ask("DELETE", f"{url}/v1/sessions/{session_id}/{attempt}")
+        status, answer = await self._ask(routes.CANCEL, url, session_id=session_id, attempt=attempt)
         if status != 404:
             _expect_success(status, answer)
 
     async def generation(self, url: str, order: Generation) -> GenerationAnswer:
-        timeout = aiohttp.ClientTimeout(total=order.timeout_seconds + TIMEOUT_SECONDS)
-        status, answer = await self._ask("POST", f"{url}/v1/generation", order.to_json(), timeout)
-        return _acknowledgement(status, answer)
+        seconds = order.timeout_seconds + TIMEOUT_SECONDS
+        return _acknowledgement(*await self._ask(routes.GENERATION, url, order.to_json(), seconds))
 
     async def weights(self, url: str, order: Weights) -> GenerationAnswer:
-        status, answer = await self._ask("POST", f"{url}/v1/weights", order.to_json())
-        return _acknowledgement(status, answer)
+        return _acknowledgement(*await self._ask(routes.WEIGHTS, url, order.to_json()))
 
     async def _ask(
-        self, method: str, url: str, body: bytes | None = None, timeout: aiohttp.ClientTimeout | None = None
+        self, route: Route[Any], base: str, body: bytes | None = None, seconds: float = TIMEOUT_SECONDS, **parts: object
     ) -> tuple[int, bytes]:
+        """Return the status and the body of an answer."""
+        url, timeout = route.url(base, **parts), aiohttp.ClientTimeout(total=seconds)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
             async with self._http.request(
-                method, url, data=body, headers=headers, timeout=timeout or self._http.timeout, allow_redirects=False
+                route.method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:

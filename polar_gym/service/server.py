@@ -1,5 +1,4 @@
-"""The rollout service over HTTP: handlers that parse, call the service, and answer. The routes are those of
-`polar_gym.protocol`."""
+"""The rollout service over HTTP: handlers that parse, call the service, and answer."""
 
 from __future__ import annotations
 
@@ -7,26 +6,24 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from aiohttp import web
 
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.state import MAX_ATTEMPT
+from polar_gym.http import server_routes as routes
+from polar_gym.http.application import Served, application
 from polar_gym.http.edge import (
     AnswerError,
-    Handler,
     answer,
     check_identifier,
     query_flag,
     query_number,
     read_record,
-    refusals,
     whole_number,
 )
-from polar_gym.http.guard import REFUSED, from_a_page
-from polar_gym.http.keys import Keys, bearer_is
+from polar_gym.http.keys import Keys
 from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.callbacks import check_url
@@ -46,12 +43,10 @@ KEEP_ALIVE_SECONDS = 15.0
 MAX_EVENT_ID = 2**63 - 1
 """SQLite's largest number."""
 
-OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
-
 
 def make_app(service: RolloutService, keys: Keys, allowed: Allowed, url: str | None = None) -> web.Application:
-    """`url`: where nodes reach the server, if that is not where it listens."""
-    known = {
+    """Return the rollout server's application. `url`: where nodes reach the server, if that is not where it listens."""
+    statuses = {
         ConfigError: 422,
         UnknownTaskError: 404,
         UnknownNodeError: 404,
@@ -60,57 +55,37 @@ def make_app(service: RolloutService, keys: Keys, allowed: Allowed, url: str | N
         OverloadedError: 503,
         StoreError: 503,
     }
-    handlers = _Handlers(service, keys, allowed)
-    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[refusals(known), _authorise(keys, url)])
-    app.add_routes(
-        [
-            web.post("/v1/tasks", handlers.submit),
-            web.get("/v1/tasks", handlers.list_tasks),
-            web.get("/v1/tasks/{task_id}", handlers.get_task),
-            web.delete("/v1/tasks/{task_id}", handlers.cancel_task),
-            web.get("/v1/tasks/{task_id}/events", handlers.events),
-            web.get("/v1/tasks/{task_id}/episodes", handlers.episodes),
-            web.get("/v1/episodes/{session_id}", handlers.episode),
-            web.get("/v1/nodes", handlers.nodes),
-            web.post("/v1/generation", handlers.generation),
-            web.post("/v1/weights", handlers.weights),
-            web.post("/v1/nodes/{node}/heartbeat", handlers.heartbeat),
-            web.post("/v1/nodes/{node}/episodes", handlers.deliver),
-            web.post("/v1/nodes/{node}/drain", handlers.drain),
-            web.delete("/v1/nodes/{node}", handlers.node_died),
-            web.get("/healthz", handlers.healthz),
-            web.get("/readyz", handlers.readyz),
-            web.get("/metrics", handlers.metrics),
-            web.get("/openapi.json", handlers.openapi),
-        ]
+    served = _served(_Handlers(service, keys, allowed))
+    return application(
+        served, {"service": keys.service, "node": keys.node}, statuses, max_bytes=MAX_REQUEST_BYTES, url=url
     )
-    return app
 
 
-def _authorise(keys: Keys, url: str | None) -> Any:
-    """Nodes' routes want the node key, draining either, all others the service key. A server without keys asks for
-    none: `check_exposure` has seen to it that only this machine reaches it, and web pages shown on it do not
-    (`polar_gym.http.guard`)."""
+def _served(handlers: _Handlers) -> Served:
+    async def openapi(http: web.Request) -> web.Response:
+        return web.Response(body=openapi_document(tuple(served)), content_type="application/json")
 
-    @web.middleware
-    async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        path = resource.canonical if resource is not None else ""
-        if path in OPEN:
-            return await handler(request)
-        allowed, name = (keys.service,), "service"
-        if path.startswith("/v1/nodes/{node}"):
-            allowed, name = (keys.node,), "node"
-            if path.endswith("/drain"):
-                allowed = (keys.node, keys.service)
-        if given := [key for key in allowed if key is not None]:
-            if not bearer_is(request.headers.get("Authorization"), given):
-                raise AnswerError(401, f"this needs the {name} key: send 'Authorization: Bearer ...'")
-        elif from_a_page(request, [url]):
-            raise AnswerError(403, REFUSED)
-        return await handler(request)
-
-    return authorise
+    served: Served = {
+        routes.SUBMIT: handlers.submit,
+        routes.TASKS: handlers.list_tasks,
+        routes.TASK: handlers.get_task,
+        routes.CANCEL: handlers.cancel_task,
+        routes.EVENTS: handlers.events,
+        routes.EPISODES: handlers.episodes,
+        routes.EPISODE: handlers.episode,
+        routes.NODES: handlers.nodes,
+        routes.GENERATION: handlers.generation,
+        routes.WEIGHTS: handlers.weights,
+        routes.HEARTBEAT: handlers.heartbeat,
+        routes.DELIVER: handlers.deliver,
+        routes.DRAIN: handlers.drain,
+        routes.NODE_DIED: handlers.node_died,
+        routes.HEALTHZ: handlers.healthz,
+        routes.READYZ: handlers.readyz,
+        routes.METRICS: handlers.metrics,
+        routes.OPENAPI: openapi,
+    }
+    return served
 
 
 class _Handlers:
@@ -298,9 +273,6 @@ class _Handlers:
         return web.Response(
             body=self._service.book.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"}
         )
-
-    async def openapi(self, http: web.Request) -> web.Response:
-        return web.Response(body=openapi_document(), content_type="application/json")
 
 
 def _task_id(http: web.Request) -> str:

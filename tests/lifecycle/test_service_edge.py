@@ -12,14 +12,13 @@ import orjson
 import pytest
 
 from polar_gym.errors import ConfigError
-from polar_gym.gateway.node.admission import Allowed
-from polar_gym.http import edge
+from polar_gym.http import edge, server_routes
 from polar_gym.http.keys import Keys
+from polar_gym.http.route import Route
 from polar_gym.service import server
-from polar_gym.service.openapi import ROUTES
 from polar_gym.service.service import RolloutService
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
-from tests.lifecycle.service_fixtures import CALLBACK_KEY, KEYS, NODE_KEY, SERVICE_KEY, rollout_server
+from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY, rollout_server
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -35,38 +34,47 @@ def same_as_before(service: RolloutService) -> bool:
     return not service.book.live and not service.fleet.members
 
 
-OPEN = {route.path for route in ROUTES if route.key is None}
+ROUTES = [route for route in vars(server_routes).values() if isinstance(route, Route)]
 FILLED = {"task_id": "t", "session_id": "s", "node": "a"}
+ALL_KEYS = {"service": SERVICE_KEY, "node": NODE_KEY}
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if route.key], ids=lambda route: route.method + route.path)
-async def test_every_route_wants_its_key(tmp_path: Path, route: Any, caplog: pytest.LogCaptureFixture) -> None:
-    path = route.path.format(**FILLED)
-    wrong = {"service": NODE_KEY, "node": SERVICE_KEY}[route.key] if not path.endswith("/drain") else CALLBACK_KEY
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+async def test_every_route_answers_and_wants_its_key(
+    tmp_path: Path, route: Route[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = [bearer(key) for name, key in ALL_KEYS.items() if name not in route.keys]
+    wrong += [{}, bearer(CALLBACK_KEY), bearer(SERVICE_KEY[:-1]), {"Authorization": f"Basic {SERVICE_KEY}"}]
     async with rollout_server(tmp_path) as (service, client):
-        for headers in ({}, bearer(wrong), bearer(SERVICE_KEY[:-1]), {"Authorization": f"Basic {SERVICE_KEY}"}):
+        path = route.url("", **FILLED)
+        for headers in wrong if route.keys else []:
             status, text = await ask(client.url, route.method, path, headers=headers, data=b"{}")
             assert status == 401, headers
             assert "key" in orjson.loads(text)["error"]
             assert not any(key in text + caplog.text for key in (SERVICE_KEY, NODE_KEY, CALLBACK_KEY))
-        right = SERVICE_KEY if route.key == "service" else NODE_KEY
-        status, _ = await ask(client.url, route.method, path, headers=bearer(right), data=b"{}")
-        assert status != 401
+        for headers in [bearer(ALL_KEYS[name]) for name in route.keys] or [{}]:
+            status, text = await ask(client.url, route.method, path, headers=headers, data=b"{}")
+            assert status != 401
+            assert f"{route.method} {path}: " not in text, "no handler has this route"
         assert same_as_before(service)
 
 
-async def test_the_documented_routes_are_the_ones_that_are_served(tmp_path: Path) -> None:
-    async with rollout_server(tmp_path) as (service, client):
-        served = {
-            (route.method.lower(), route.resource.canonical)
-            for route in server.make_app(service, KEYS, Allowed()).router.routes()
-            if route.resource is not None and route.method != "HEAD"
-        }
-        assert served == {(route.method, route.path) for route in ROUTES}
+async def test_a_path_without_a_route_is_told_to_those_with_a_key(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client):
+        for path in ("/v1/nothing", "/v1/nodes/a/nothing"):
+            assert (await ask(client.url, "GET", path))[0] == 401
+            status, text = await ask(client.url, "GET", path, headers=bearer(SERVICE_KEY))
+            assert (status, orjson.loads(text)["error"]) == (404, f"GET {path}: Not Found")
+
+
+async def test_the_document_describes_every_route(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client):
         status, text = await ask(client.url, "GET", "/openapi.json")
         document = orjson.loads(text)
         assert (status, document["openapi"]) == (200, "3.1.0")
-        assert set(document["paths"]) == {path for _, path in served}
+        for route in ROUTES:
+            operation = document["paths"][route.path][route.method.lower()]
+            assert operation.get("security", []) == [{f"{name}Key": []} for name in route.keys]
         schemas = document["components"]["schemas"]
         assert {"TaskRequest", "TaskState", "Heartbeat", "Episode", "Callback", "ErrorAnswer"} <= set(schemas)
         used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}

@@ -19,7 +19,9 @@ from pydantic import ValidationError
 from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.state import Key
 from polar_gym.http.no_answer import reason
-from polar_gym.protocol import DeliveryAnswer, HeartbeatAnswer
+from polar_gym.http.route import Route
+from polar_gym.http.server_routes import DELIVER, HEARTBEAT
+from polar_gym.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ DELIVERIES = 4
 """Episodes on their way at once."""
 REFUSED_AGAIN_SECONDS = 30.0
 """When an episode is sent again that the server did not take."""
-R = TypeVar("R", HeartbeatAnswer, DeliveryAnswer)
+R = TypeVar("R", bound=Record)
 TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
 """Of a delivery. A heartbeat is given half a lease at most: a dead connection must not silence the node."""
 
@@ -52,7 +54,7 @@ class Link:
         self._service = service
         self._own_url = url
         self._pause = HEARTBEAT_SECONDS
-        self._base = f"{server}/v1/nodes/{service.node.name}"
+        self._server = server
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -91,7 +93,7 @@ class Link:
         orders = service.orders
         body = service.heartbeat(self._own_url).to_json()
         timeout = aiohttp.ClientTimeout(total=2 * self._pause)
-        answer = await self._post(http, "heartbeat", body, HeartbeatAnswer, timeout)
+        answer = await self._post(http, HEARTBEAT, body, timeout)
         self._pause = min(HEARTBEAT_SECONDS, answer.lease_seconds / BEATS_IN_A_LEASE)
         service.cancel_all_of(answer.cancel)
         if answer.draining:
@@ -126,17 +128,13 @@ class Link:
     )
     async def _until_reached(self, http: aiohttp.ClientSession, key: Key) -> None:
         body = await asyncio.to_thread(_delivery, self._service.state.files(key).episode, key.attempt)
-        await self._service.delivered(key, await self._post(http, "episodes", body, DeliveryAnswer))
+        await self._service.delivered(key, await self._post(http, DELIVER, body))
 
     async def _post(
-        self,
-        http: aiohttp.ClientSession,
-        path: str,
-        body: bytes,
-        kind: type[R],
-        timeout: aiohttp.ClientTimeout = TIMEOUT,
+        self, http: aiohttp.ClientSession, route: Route[R], body: bytes, timeout: aiohttp.ClientTimeout = TIMEOUT
     ) -> R:
-        url = f"{self._base}/{path}"
+        assert route.gives is not None
+        url = route.url(self._server, node=self._service.node.name)
         try:
             async with http.post(url, data=body, timeout=timeout) as response:
                 answer = await response.read()
@@ -145,9 +143,9 @@ class Link:
         if response.status != 200:
             raise ServerRefusedError(f"{url} answered {response.status}: {answer[:1000].decode(errors='replace')}")
         try:
-            return kind.from_json(answer)
+            return route.gives.from_json(answer)
         except (orjson.JSONDecodeError, ValidationError) as error:
-            raise ServerRefusedError(f"{url} answered what is no {kind.__name__}: {error}") from error
+            raise ServerRefusedError(f"{url} answered, but not with a {route.gives.__name__}: {error}") from error
 
 
 def _delivery(episode: Path, attempt: int) -> bytes:
