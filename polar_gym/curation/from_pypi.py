@@ -25,6 +25,7 @@ from polar_gym.curation.issue import write_issue
 from polar_gym.curation.pypi import fetch_sdist, metadata, requirements, unpack
 from polar_gym.curation.releases import Comparison, compare
 from polar_gym.curation.validation import validate
+from polar_gym.durable import json_lines
 from polar_gym.evaluators.parsers import PASSED, get_parser
 from polar_gym.evaluators.result import full_log
 from polar_gym.runtimes import Command
@@ -205,7 +206,8 @@ async def _run(task: Task, bench: Bench, patch: str) -> str:
 def _instance_ids(out: Path) -> set[str]:
     if not out.exists():
         return set()
-    return {json.loads(line)["instance_id"] for line in out.read_text().splitlines() if line.strip()}
+    with out.open("rb") as lines:
+        return {row["instance_id"] for _, row in json_lines(lines, out)}
 
 
 def _write(task: Task, old: Path, out: Path) -> Task:

@@ -13,18 +13,16 @@ them has no ledger is removed by the next run, which sees those episodes as new.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import orjson
 import pyarrow.parquet as pq
-from pydantic import ValidationError
 
+from polar_gym import durable
 from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.ledger import EpisodeEntry
@@ -79,11 +77,11 @@ class SftDataset:
         for split in SPLITS:
             chosen = [row for name, row in rows if name == split]
             if chosen:
-                with _replacing(self.directory / "parquet" / f"{split}-{part}.parquet") as file:
+                with durable.replacing(self.directory / "parquet" / f"{split}-{part}.parquet") as file:
                     pq.write_table(to_table(chosen), file, compression="zstd")
-                with _replacing(self.directory / "jsonl" / f"{split}-{part}.jsonl") as file:
+                with durable.replacing(self.directory / "jsonl" / f"{split}-{part}.jsonl") as file:
                     file.writelines(map(to_json_line, chosen))
-        with _replacing(self.directory / "ledger" / f"{part}.jsonl") as file:
+        with durable.replacing(self.directory / "ledger" / f"{part}.jsonl") as file:
             file.writelines(entry.to_json() + b"\n" for entry in entries)
         self._parts += 1
         self.entries += entries
@@ -93,7 +91,7 @@ class SftDataset:
         present = [split for split in SPLITS if list((self.directory / "parquet").glob(f"{split}-*.parquet"))]
         files = "\n".join(f"  - split: {split}\n    path: parquet/{split}-*.parquet" for split in present)
         count = sum(len(entry.examples) for entry in self.entries)
-        with _replacing(self.directory / "README.md") as file:
+        with durable.replacing(self.directory / "README.md") as file:
             file.write(_CARD.format(files=files or "    []", count=count).encode())
 
     def _ledgers(self) -> list[Path]:
@@ -104,7 +102,7 @@ class SftDataset:
         for path in [*self.directory.glob("parquet/*"), *self.directory.glob("jsonl/*")]:
             if path.stem.rpartition("-")[2] not in committed:
                 path.unlink()
-        for path in self.directory.rglob(".*.partial"):
+        for path in self.directory.rglob(durable.PARTIAL):
             path.unlink()
 
 
@@ -117,19 +115,13 @@ def open_dataset(directory: Path, filters: Filters) -> Iterator[SftDataset]:
             raise ConfigError(f"--out={directory}: holds something else than a dataset of this command; name a new one")
         for name in ("parquet", "jsonl", "ledger"):
             (directory / name).mkdir(parents=True, exist_ok=True)
-        with (directory / "filters.json").open("ab+") as lock:
-            _lock(lock, directory)
-            _check_filters(lock, directory, filters)
+        with durable.locked(directory / "filters.json", wait=False) as said:
+            _check_filters(said, directory, filters)
             yield SftDataset(directory)
-    except OSError as error:
-        raise ConfigError(f"--out={directory}: {error.strerror}: {error.filename}") from error
-
-
-def _lock(file: IO[bytes], directory: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigError(f"--out={directory}: another export is writing there; wait for it") from error
+    except OSError as error:
+        raise ConfigError(f"--out={directory}: {error.strerror}: {error.filename}") from error
 
 
 def _check_filters(file: IO[bytes], directory: Path, filters: Filters) -> None:
@@ -155,16 +147,7 @@ def _check_filters(file: IO[bytes], directory: Path, filters: Filters) -> None:
 
 def _read_ledger(path: Path) -> list[EpisodeEntry]:
     try:
-        return [EpisodeEntry.from_json(line) for line in path.read_bytes().splitlines()]
-    except (orjson.JSONDecodeError, ValidationError) as error:
-        raise ConfigError(f"{path}: not a ledger of this version: {error}; export to a new directory") from error
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    partial = path.with_name(f".{path.name}.partial")  # hidden: readers pass it over
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+        with path.open("rb") as lines:
+            return list(durable.records(lines, path, EpisodeEntry, "an entry of a ledger of this version"))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; export to a new directory") from error

@@ -7,15 +7,13 @@ scripts are not run. All of this blocks: call it in a thread.
 
 from __future__ import annotations
 
-import fcntl
 import platform
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from polar_gym.durable import make_once
 from polar_gym.harnesses import Harness
 from polar_gym.runtimes import TOOLCHAIN, Mount
 
@@ -43,11 +41,7 @@ def install(harness: Harness, cache: Path) -> Path:
     if not target.exists():
         npm = _npm()
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_name(f"{target.name}.lock")):
-            if not target.exists():
-                for leftover in target.parent.glob(f".{target.name}.*"):
-                    shutil.rmtree(leftover)  # of an installation that was killed: we hold its lock
-                _install_into(target, harness, npm)
+        make_once(target, partial(_install_into, harness=harness, npm=npm))
     return target / "node_modules"
 
 
@@ -129,32 +123,25 @@ def _npm() -> str:
     return npm
 
 
-def _install_into(target: Path, harness: Harness, npm: str) -> None:
+def _install_into(scratch: Path, harness: Harness, npm: str) -> Path:
+    """Return the directory in `scratch` that becomes the installation. Raises `InstallError`."""
     wanted = f"{harness.npm_package}@{harness.version}"
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
-        command = [npm, "install", "--prefix", temporary, "--no-audit", "--no-fund", "--ignore-scripts", wanted]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NPM_TIMEOUT_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            raise InstallError(
-                f"npm install {wanted} took over {NPM_TIMEOUT_SECONDS} s; is its registry reachable?"
-            ) from error
-        if done.returncode != 0:
-            raise InstallError(f"npm install {wanted} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
-        program = _program(harness)
-        if not Path(temporary, "node_modules", program).is_file():
-            raise InstallError(f"{wanted} has no {program}: the harness's `script` does not fit its version")
-        # npm's own files stay behind; a sandbox's user must be able to read the rest.
-        ready = Path(temporary, "ready")
-        ready.mkdir(mode=0o755)
-        Path(temporary, "node_modules").rename(ready / "node_modules")
-        ready.rename(target)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    command = [npm, "install", "--prefix", str(scratch), "--no-audit", "--no-fund", "--ignore-scripts", wanted]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NPM_TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InstallError(
+            f"npm install {wanted} took over {NPM_TIMEOUT_SECONDS} s; is its registry reachable?"
+        ) from error
+    if done.returncode != 0:
+        raise InstallError(f"npm install {wanted} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
+    program = _program(harness)
+    if not (scratch / "node_modules" / program).is_file():
+        raise InstallError(f"{wanted} has no {program}: the harness's `script` does not fit its version")
+    # npm's own files stay behind; a sandbox's user must be able to read the rest.
+    ready = scratch / "ready"
+    ready.mkdir(mode=0o755)
+    (scratch / "node_modules").rename(ready / "node_modules")
+    return ready

@@ -10,10 +10,10 @@ which that answer carries the tokens.
 from __future__ import annotations
 
 import hashlib
-import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from polar_gym import durable
 from polar_gym.paths import shipped_dir
 
 AGENT = Path("responses_api_agents") / "polar_agent"
@@ -57,19 +57,12 @@ def component_root_for(gym: str | None, cache: Path) -> Path:
     place = hashlib.sha256(f"{component_root()}\n{config}\n{declared}".encode()).hexdigest()[:16]
     root = cache / "nemo" / "roots" / place
     (root / ENVIRONMENT).mkdir(parents=True, exist_ok=True)
-    _replace(root / ENVIRONMENT / "config.yaml", f"{config}\n{declared}")
+    durable.write(root / ENVIRONMENT / "config.yaml", f"{config}\n{declared}".encode())
     _link(root / AGENT, component_root() / AGENT)
     for file in sorted(shipped.iterdir()):
         if file.name not in ("config.yaml", "environment_server.yaml"):
             _link(root / ENVIRONMENT / file.name, file)
     return root
-
-
-def _replace(file: Path, text: str) -> None:
-    """In one step: another process may be reading it."""
-    new = file.with_name(f".{file.name}.{os.getpid()}")
-    new.write_text(text, encoding="utf-8")
-    new.replace(file)
 
 
 def recipes() -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from pathlib import Path
+
+from polar_gym import durable
 
 
 class EpisodeFiles:
@@ -17,15 +18,9 @@ class EpisodeFiles:
     def write(self, session_id: str, attempt: int, episode: bytes) -> int:
         """It is on the disk when this returns; the bytes that it takes there. Raises `OSError`."""
         path = self._path(session_id, attempt)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        durable.make_directory(path.parent, mode=0o700)
         packed = gzip.compress(episode, compresslevel=1, mtime=0)
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            file.write(packed)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-        _sync_directory(path.parent)
+        durable.write(path, packed)
         return len(packed)
 
     def read(self, session_id: str, attempt: int) -> bytes:
@@ -41,12 +36,3 @@ class EpisodeFiles:
 
     def _path(self, session_id: str, attempt: int) -> Path:
         return self._directory / session_id[:2] / f"{session_id}.{attempt}.json.gz"
-
-
-def _sync_directory(directory: Path) -> None:
-    """A name is on the disk when its directory is."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

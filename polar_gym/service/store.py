@@ -8,7 +8,6 @@ commit is synced before it is acknowledged to anybody.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from polar_gym import durable
 from polar_gym.protocol import Event, Generation, TaskStatus
 from polar_gym.schema import TaskRequest
 from polar_gym.service.change import Change, NewEpisode, OutboxEntry
@@ -84,8 +84,7 @@ class Store:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (directory / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = durable.locked(directory / "lock", wait=False)
             self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=1)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from polar_gym.durable import json_lines
 from polar_gym.registry import Options
 from polar_gym.runtimes.image_names import image_file
 from polar_gym.tasks import Task
@@ -108,22 +109,12 @@ def select(source: str, rows: Iterable[PlacedRow], directory: Path | None, selec
 
 
 def _json_rows(path: Path) -> Iterator[PlacedRow]:
-    """Every line that is not blank."""
+    """Yield every line that is not blank."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        with path.open("rb") as lines:
+            yield from json_lines(lines, path, loads=json.loads)  # a data set may hold NaN, which orjson refuses
     except OSError as error:
         raise ValueError(f"{path}: cannot read the task file: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{place}: not JSON: {error}; the file must hold one object a line") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{place}: expected a JSON object, got {type(row).__name__}")
-        yield place, row
 
 
 def _parquet_rows(path: Path) -> Iterator[PlacedRow]:

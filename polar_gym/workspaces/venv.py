@@ -13,7 +13,6 @@ which is unpacking, and no program of a finished environment is started here: no
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from polar_gym.durable import locked
 from polar_gym.workspaces.requirements import check_requirement
 
 INTERPRETER = "/usr/bin/python3"
@@ -62,8 +62,7 @@ def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     venv = cache / hashlib.sha256(key.encode()).hexdigest()[:16]
     finished = venv / "polar-gym.json"
-    with Path(f"{venv}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(Path(f"{venv}.lock")):
         if not finished.exists():
             if venv.exists():
                 shutil.rmtree(venv)

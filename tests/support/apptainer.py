@@ -6,16 +6,16 @@ with a libc of its own beside it, which its two programs are told to use; the re
     python -m tests.support.apptainer install
 """
 
-import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from polar_gym.durable import make_once
 from polar_gym.paths import cache_dir
 from tests.support.requirements import need
 
@@ -48,16 +48,15 @@ def program() -> str:
 def install(place: Path) -> None:
     """Unpack it at `place`, once, whoever else does the same."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_name(f"{place.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if place.exists():
-            return
-        with tempfile.TemporaryDirectory(prefix=".apptainer.", dir=place.parent) as temporary:
-            unpacked, made = Path(temporary, "unpacked"), Path(temporary, "made")
-            _unpack(Path(temporary), unpacked)
-            _arrange(unpacked, made)
-            _patch(made, place)
-            made.rename(place)
+    make_once(place, partial(_installed, place=place))
+
+
+def _installed(scratch: Path, place: Path) -> Path:
+    unpacked, made = scratch / "unpacked", scratch / "made"
+    _unpack(scratch, unpacked)
+    _arrange(unpacked, made)
+    _patch(made, place)
+    return made
 
 
 def copy(program: str, place: Path) -> str:

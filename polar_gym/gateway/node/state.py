@@ -12,14 +12,14 @@ A directory without an episode is a session that was running when its process di
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from polar_gym import durable
 from polar_gym.protocol import DeliveryAnswer
 from polar_gym.record import Record
 from polar_gym.schema import EngineInfo, Episode, Session, TaskRequest
@@ -90,29 +90,25 @@ class StateDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.sessions = root / "sessions"
-        self._lock: int | None = None
+        self._lock: IO[bytes] | None = None
 
     def lock(self) -> None:
         """Raises `StateError` when another process serves this directory, or when it cannot be written."""
         try:
             self.sessions.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StateError(f"state={self.root}: {error.strerror}; name a directory that can be written") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
+            self._lock = durable.locked(self.root / "lock", wait=False, mode=0o600)
+        except BlockingIOError as error:
             raise StateError(
                 f"state={self.root}: another gateway process serves it; stop that one, or set state= to a directory "
                 "of this one's own"
             ) from error
-        self._lock = lock
+        except OSError as error:
+            raise StateError(f"state={self.root}: {error.strerror}; name a directory that can be written") from error
 
     def unlock(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
-            os.close(lock)
+            lock.close()
 
     def files(self, key: Key) -> SessionFiles:
         return SessionFiles(self.sessions / str(key))
@@ -126,17 +122,17 @@ class StateDirectory:
 
     def begin(self, key: Key, manifest: Manifest) -> None:
         files = self.files(key)
-        files.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(files.manifest, manifest.to_json())
+        durable.make_directory(files.directory, mode=0o700)
+        _write(files.manifest, manifest)
 
     def read_manifest(self, key: Key) -> Manifest:
         return Manifest.from_json(self.files(key).manifest.read_bytes())
 
     def finish(self, key: Key, episode: Episode) -> None:
-        write_atomically(self.files(key).episode, episode.to_json())
+        _write(self.files(key).episode, episode)
 
     def mark_delivered(self, key: Key, answer: DeliveryAnswer) -> None:
-        write_atomically(self.files(key).delivered, answer.to_json())
+        _write(self.files(key).delivered, answer)
 
     def evict(self, keys: Sequence[Key], now: float, keep_seconds: float, keep_bytes: int) -> list[Key]:
         """Remove those of these finished sessions that ended too long ago, then the oldest until the others fit."""
@@ -153,26 +149,6 @@ class StateDirectory:
         return gone
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or none, and on the disk when this returns. Raises `OSError`."""
-    temporary = path.with_name(f".{path.name}.new")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    temporary.rename(path)
-    for directory in (path.parent, path.parent.parent):
-        _sync(directory)
-
-
-def _sync(directory: Path) -> None:
-    """Names are on the disk when their directory is."""
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+def _write(path: Path, record: Record) -> None:
+    """Write a file that only the gateway's user may read."""
+    durable.write(path, record.to_json(), mode=0o600)

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from polar_gym.durable import json_lines
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.shared_prompts import SharedPrompts
 from polar_gym.schema import ModelCall
 
@@ -26,7 +28,7 @@ LOOK_BACK = 8
 """How many earlier calls are tried as the one to build on: parallel conversations interleave."""
 
 
-class JournalError(ValueError):
+class JournalError(ConfigError):
     """A journal is damaged before its last line."""
 
     def __init__(self, message: str, calls: list[ModelCall]) -> None:
@@ -112,12 +114,12 @@ def read_journal(path: Path) -> list[ModelCall]:
     """
     calls: list[ModelCall] = []
     prompts = SharedPrompts()
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            _decode(orjson.loads(line), calls, prompts)
-        except (ValueError, LookupError, TypeError) as error:
-            raise JournalError(f"{path}:{number}: not a line of a journal: {error!r}", calls) from error
+    try:
+        with path.open("rb") as lines:
+            for place, line in json_lines(lines, path, may_be_cut=True):
+                _decode(place, line, calls, prompts)
+    except ConfigError as error:
+        raise JournalError(str(error), calls) from error
     return calls
 
 
@@ -148,7 +150,15 @@ def _common_prefix(known: np.ndarray, new: np.ndarray) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _decode(line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> None:
+def _decode(place: str, line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> None:
+    """Add the call of a line, or amend the one that the line names. Raises `ConfigError` naming the place."""
+    try:
+        _follow(line, calls, prompts)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{place}: not a line of a journal: {error!r}") from error
+
+
+def _follow(line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> None:
     if "amend" in line:
         call = {call.call_id: call for call in calls}[line["amend"]]
         for name in line.keys() - {"amend"}:

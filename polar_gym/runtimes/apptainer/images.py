@@ -7,17 +7,16 @@ a lock file lets many processes wait for one conversion. All of this blocks.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
 import os
-import shutil
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +24,7 @@ import docker
 import requests
 from docker import errors
 
+from polar_gym.durable import make_once
 from polar_gym.runtimes import SandboxError, agent, tar
 from polar_gym.runtimes.glibc import LOADERS
 from polar_gym.runtimes.image_names import ARCHIVE
@@ -130,28 +130,21 @@ class Images:
 
     def _converted(self, key: str, source: str) -> Path:
         target = self.cache / f"{key[:16]}{'.sif' if self.form == 'sif' else ''}"
-        if target.exists():
-            return target
-        with Path(f"{target}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.exists():
-                for leftover in self.cache.glob(f".{target.name}.*"):
-                    shutil.rmtree(leftover)  # of a conversion that was killed: we hold its lock
-                self._convert(source, target)
+        make_once(target, partial(self._convert, source))
         return target
 
-    def _convert(self, source: str, target: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=self.cache) as temporary:
-            made = Path(temporary, "image")
-            form = ("--sandbox",) if self.form == "directory" else ("--mksquashfs-args", "-comp lz4")
-            done = self._run("build", "--disable-cache", *form, str(made), source, scratch=temporary)
-            if done.returncode != 0:
-                raise SandboxError(
-                    f"runtime.image: {source!r} could not be converted: {_said(done)}; name a SIF file or a sandbox "
-                    "directory by its absolute path, an archive as docker-archive:/path, an image of the Docker "
-                    "daemon, or one of a registry that can be reached"
-                )
-            made.rename(target)
+    def _convert(self, source: str, scratch: Path) -> Path:
+        """Return the converted image, made in `scratch`. Raises `SandboxError`."""
+        made = scratch / "image"
+        form = ("--sandbox",) if self.form == "directory" else ("--mksquashfs-args", "-comp lz4")
+        done = self._run("build", "--disable-cache", *form, str(made), source, scratch=str(scratch))
+        if done.returncode != 0:
+            raise SandboxError(
+                f"runtime.image: {source!r} could not be converted: {_said(done)}; name a SIF file or a sandbox "
+                "directory by its absolute path, an archive as docker-archive:/path, an image of the Docker "
+                "daemon, or one of a registry that can be reached"
+            )
+        return made
 
     def _look_into(self, name: str, path: Path, *, own_usr: bool) -> Image:
         if not own_usr:

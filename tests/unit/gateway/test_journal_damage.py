@@ -140,5 +140,5 @@ async def test_a_damaged_journal_is_named_by_what_reads_episodes(tmp_path: Path,
     Path(str(episode.artifacts.journal)).write_text("5\n")
     file = tmp_path / "episodes.jsonl"
     file.write_bytes(episode.to_json() + b"\n")
-    with pytest.raises(ConfigError, match=r"s\.jsonl:1: not a line of a journal"):
+    with pytest.raises(ConfigError, match=r"s\.jsonl:1: expected a JSON object, got int"):
         await verify([episode], None) if reader is None else reader([file])

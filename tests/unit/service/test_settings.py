@@ -43,7 +43,7 @@ def test_a_file_of_requests_is_checked_line_by_line(tmp_path: Path) -> None:
     file.write_bytes(good + b"\n\n" + good + b"\n")
     assert [request.task_id for request in read_requests(str(file))] == ["t", "t"]
     for bad, said in [
-        (b'{"task_id": "t"}', r"tasks\.jsonl:2: instruction: is required"),
+        (b'{"task_id": "t"}', r"tasks\.jsonl:2: not a task request: instruction: is required"),
         (b"nonsense", r"tasks\.jsonl:2: not JSON"),
     ]:
         file.write_bytes(good + b"\n" + bad)

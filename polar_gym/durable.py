@@ -1,0 +1,145 @@
+"""Files on a disk that several processes share: written whole, locked, made once, and read as JSON lines.
+
+A file is written beside its place, synced, and renamed. A reader therefore sees the old file or the new one, never a
+part of it, and the new file survives a stop of the machine. A process that is killed while it writes leaves a hidden
+file that matches `PARTIAL`. All functions here block: call them off the event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+
+from polar_gym.errors import ConfigError, explain
+from polar_gym.record import Record
+
+R = TypeVar("R", bound=Record)
+
+PARTIAL = ".*.partial"
+"""The glob pattern of files that are being written."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Open a new file that takes the place of `path` at the end of the block, and is on the disk by then.
+
+    An exception leaves `path` as it was. Writers need no lock: each writes a separate file, and the last one stays.
+    `mode` is the file's, less the umask. Raises `OSError`.
+    """
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a whole file as `replacing` does."""
+    with replacing(path, mode) as file:
+        file.write(data)
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Make a directory and its missing parents, and put their names on the disk. `mode` is that of `path` only."""
+    if not path.parent.is_dir():
+        make_directory(path.parent)
+    path.mkdir(mode, exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Put the names in a directory on the disk: a synced file is lost with its name."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def locked(path: Path, *, wait: bool = True, mode: int = 0o666) -> IO[bytes]:
+    """Return the file at `path`, made if it is missing, open to read and to append, and locked for this process.
+
+    The lock lasts until the file is closed, or the process ends. Another process waits for it; with `wait=False` it
+    gets a `BlockingIOError`. Raises `OSError` where the file cannot be opened.
+    """
+    file = open(path, "ab+", opener=partial(os.open, mode=mode))  # noqa: SIM115 (the caller closes it)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def make_once(target: Path, make: Callable[[Path], Path]) -> None:
+    """Make a file or a directory that processes of this machine share, unless it is there.
+
+    `make` gets an empty directory beside `target`, and returns the path in it that is renamed to `target`. A `target`
+    that exists is therefore whole. Other processes wait meanwhile. The directories that killed processes left are
+    removed. The content is not synced, because `target` is part of a cache.
+    """
+    if target.exists():
+        return
+    with locked(target.with_name(f"{target.name}.lock")):
+        if target.exists():
+            return
+        for leftover in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+            make(Path(temporary)).rename(target)
+
+
+def json_lines(
+    lines: Iterable[bytes],
+    name: object,
+    *,
+    loads: Callable[[bytes], Any] = orjson.loads,
+    may_be_cut: bool = False,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place (`name:number`) and the object of each line that is not blank.
+
+    `may_be_cut` leaves out a last line without a newline: its writer was killed. Raises `ConfigError` naming the file,
+    the line and the problem.
+    """
+    for number, line in enumerate(lines, start=1):
+        if may_be_cut and not line.endswith(b"\n"):
+            return
+        if not line.strip():
+            continue
+        place = f"{name}:{number}"
+        try:
+            value = loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{place}: not JSON: {error}; the file must hold one object a line") from error
+        if not isinstance(value, dict):
+            raise ConfigError(f"{place}: expected a JSON object, got {type(value).__name__}")
+        yield place, value
+
+
+def records(lines: Iterable[bytes], name: object, kind: type[R], what: str) -> Iterator[R]:
+    """Yield the record of each line that is not blank; `what` is its name in errors, e.g. "an episode".
+
+    Raises `ConfigError` as `json_lines` does, and where an object is no such record: then it names the fields.
+    """
+    for place, value in json_lines(lines, name):
+        try:
+            yield kind.model_validate(value)
+        except ValidationError as error:
+            raise ConfigError(f"{place}: not {what}: {explain(error, kind)}") from error
