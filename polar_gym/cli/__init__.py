@@ -1,59 +1,111 @@
-"""The command line: one module for each family of commands, registered here by name."""
+"""The command line: one module for each family of commands, loaded when one of them is called.
+
+`polar-gym --help` loads none: it reads the summary of each command from the docstring in the module's source.
+"""
 
 from __future__ import annotations
 
+import ast
 import logging
 import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import typer
 from rich.logging import RichHandler
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
-from polar_gym.cli import episodes, evaluate, export, gateway, machine, nemo, service, tasks
 from polar_gym.console import errors
-from polar_gym.engines import EngineError
-from polar_gym.errors import ConfigError
 
-app = typer.Typer(
-    help="Reinforcement learning over unmodified agent command-line harnesses.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("rollout", add_help_option=False)(episodes.rollout)  # their own say more
-app.command("eval")(evaluate.evaluate)
-app.command("inspect")(episodes.inspect)
-app.command("verify")(episodes.verify)
-app.add_typer(export.app, name="export")
-app.add_typer(tasks.app, name="tasks")
-app.command("doctor")(machine.doctor)
-app.command("serve", add_help_option=False)(service.serve)
-app.command("gateway", add_help_option=False)(gateway.gateway)
-app.command("submit")(service.submit)
-app.command("status")(service.status)
-app.command("cancel")(service.cancel)
-app.command("watch")(service.watch)
-app.command("nemo-root")(nemo.nemo_root)
-app.command("nemo-recipes")(nemo.nemo_recipes)
-app.command("nemo-link")(nemo.nemo_link)
+COMMANDS = {
+    "rollout": "rollout.rollout",
+    "eval": "evaluate.evaluate",
+    "inspect": "episodes.inspect",
+    "verify": "episodes.verify",
+    "doctor": "doctor.doctor",
+    "serve": "serve.serve",
+    "gateway": "gateway.gateway",
+    "submit": "service.submit",
+    "status": "service.status",
+    "cancel": "service.cancel",
+    "watch": "service.watch",
+    "nemo-root": "nemo.nemo_root",
+    "nemo-recipes": "nemo.nemo_recipes",
+    "nemo-link": "nemo.nemo_link",
+    "export": "export.export",
+    "tasks": "tasks.tasks",
+}
+"""Command -> its module in this room and its function, in the order of `--help`. Each module holds a `typer.Typer`
+called `app`. The function of `export` and `tasks` is the callback of such an app, whose commands are sub-commands."""
 
 
-def _say(what: str, message: str) -> None:
-    """Plain text, not markup: what a user typed may hold brackets."""
-    errors.print(Text.assemble((f"{what}: ", "bold red"), message), soft_wrap=True)
+class _Commands(TyperGroup):
+    """Lists the commands by name and summary, and loads the module of the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=_summary(place)) for name, place in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and _load(str(name)), rest
+
+
+def _summary(place: str) -> str:
+    """Return the first paragraph of the docstring of a function of this room, without importing its module."""
+    module, _, function = place.partition(".")
+    (found,) = (node for node in _source(module).body if isinstance(node, ast.FunctionDef) and node.name == function)
+    return (ast.get_docstring(found) or "").partition("\n\n")[0]
+
+
+@cache
+def _source(module: str) -> ast.Module:
+    return ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+
+
+def _load(name: str) -> Any:
+    module = import_module(f"{__name__}.{COMMANDS[name].partition('.')[0]}")
+    family = typer.main.get_group(module.app)
+    return family.commands.get(name, family)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def polar_gym() -> None:
+    """Reinforcement learning over unmodified agent command-line harnesses."""
+
+
+def _explanation(error: Exception) -> Text | None:
+    """Return the line for an error of the user or of the engine, None for any other error.
+
+    The line is plain text, not markup: the user's own words may hold brackets.
+    """
+    from polar_gym.engines import EngineError  # these load much that `--help` does not need
+    from polar_gym.errors import ConfigError
+
+    if isinstance(error, ConfigError):
+        return Text.assemble(("error: ", "bold red"), str(error))
+    if isinstance(error, EngineError):
+        return Text.assemble(("engine: ", "bold red"), error.message)
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script. Exit codes: 0 done, 1 some sessions failed, 2 the request was wrong, 130 interrupted."""
+    """Run the console script. Exit codes: 0 done, 1 some sessions failed, 2 a wrong request, 130 interrupted."""
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False)]
     )
     try:
         app(args=list(arguments) if arguments is not None else None)
-    except ConfigError as error:
-        _say("error", str(error))
-        sys.exit(2)
-    except EngineError as error:
-        _say("engine", error.message)
+    except Exception as error:
+        said = _explanation(error)
+        if said is None:
+            raise
+        errors.print(said, soft_wrap=True)
         sys.exit(2)

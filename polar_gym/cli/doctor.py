@@ -1,4 +1,4 @@
-"""What this machine can run, and what to install for the rest: the logic of `polar-gym doctor`.
+"""`polar-gym doctor`: what this machine can run, and what to install for the rest.
 
 Every part answers for itself (a runtime by its own `check`, a harness by its place in the cache), so a new plug-in
 shows up here without a change. Nothing is installed and nothing is written.
@@ -18,19 +18,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import orjson
+import typer
 from rich.table import Table
 from rich.text import Text
 
+from polar_gym.console import console
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 from polar_gym.engines.vllm.own_grammar import CURE, own_grammar
+from polar_gym.errors import ConfigError
 from polar_gym.harnesses import HARNESSES, Harness, install
+from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import RUNTIMES, Runtime
 from polar_gym.schema import PluginSpec
+
+app = typer.Typer()
 
 GIB = 1024**3
 MEMORY_WANTED = 4 * GIB
@@ -50,6 +56,19 @@ class Check:
     found: str
     needed_for: str
     fix: str = ""
+
+
+@app.command()
+def doctor(
+    engine_url: Annotated[str | None, typer.Option(help="Also ask the vLLM at this URL.")] = None,
+) -> None:
+    """Say what this machine can run, and what to install for the rest."""
+    if engine_url is not None and not is_http_url(engine_url):
+        raise ConfigError(f"--engine-url={engine_url!r}: expected a URL, e.g. http://127.0.0.1:8000")
+    checks = diagnose(engine_url=engine_url)
+    console.print(render(checks))
+    if not can_run(checks):
+        raise typer.Exit(1)
 
 
 def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[Check]:

@@ -14,15 +14,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.cli.episodes import episodes_of
-from polar_gym.config.composition import split_recipe
-from polar_gym.config.loading import load_config
 from polar_gym.console import console, errors
 from polar_gym.episodes.pass_at_k import Tally, pass_at_k, tally, usual_ks
+from polar_gym.episodes.report import read_episodes
 from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
 
+app = typer.Typer()
 
+
+@app.command("eval")
 def evaluate(
     arguments: Annotated[
         list[str] | None,
@@ -57,12 +58,14 @@ def evaluate(
 
 def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Console) -> list[Episode]:
     """Raises `ConfigError` for what is neither files nor a recipe with settings."""
-    from polar_gym.episodes.report import read_episodes
-
     if arguments and all(_is_file(argument) for argument in arguments):
         return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
     if any(_is_file(argument) for argument in arguments):
         raise ConfigError(f"{' '.join(arguments)}: give files of episodes, or a recipe and settings, not both")
+    from polar_gym.cli.rollout import episodes_of
+    from polar_gym.config.composition import split_recipe
+    from polar_gym.config.loading import load_config
+
     return episodes_of(load_config(*split_recipe(arguments), config_dir=config_dir), progress)
 
 

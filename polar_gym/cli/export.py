@@ -10,14 +10,17 @@ import typer
 from rich.text import Text
 
 from polar_gym.console import console
+from polar_gym.episodes.report import read_episodes
 from polar_gym.errors import ConfigError
+from polar_gym.export.acceptance import Filters
+from polar_gym.export.summary import acceptance_table, splits_line, statistics_table
 
-app = typer.Typer(help="Turn episodes into files that trainers read.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def export() -> None:
-    """Keeps `sft` a command of its own."""
+    """Turn episodes into files that trainers read."""
 
 
 @app.command("sft")
@@ -38,9 +41,6 @@ def sft(
         from polar_gym.export.sft import export_sft
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[export]'") from error
-    from polar_gym.episodes.report import read_episodes
-    from polar_gym.export.acceptance import Filters
-    from polar_gym.export.summary import acceptance_table, splits_line, statistics_table
 
     filters = Filters(
         min_reward=min_reward, max_tokens=max_tokens, allow_truncated=truncated, allow_scripted=allow_scripted

@@ -11,14 +11,18 @@ from rich.text import Text
 from polar_gym.cli.settings_help import help_option, print_own_settings
 from polar_gym.config.loading import load_config
 from polar_gym.console import errors
+from polar_gym.gateway.node.process import serve
+from polar_gym.gateway.node.settings import GatewaySettings, gateway_settings, split_own
+from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, take_key
+
+app = typer.Typer()
 
 
 def _print_settings() -> None:
-    from polar_gym.gateway.node.settings import GatewaySettings
-
     print_own_settings("gateway", GatewaySettings)
 
 
+@app.command(add_help_option=False)  # its own says more
 def gateway(
     settings: Annotated[
         list[str] | None,
@@ -36,10 +40,6 @@ def gateway(
 
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
-    from polar_gym.gateway.node.process import serve
-    from polar_gym.gateway.node.settings import GatewaySettings, gateway_settings, split_own
-    from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, take_key
-
     key = take_key(NODE_KEY)
     take_key(SERVICE_KEY)  # not a node's: nothing that runs here shall see it
     own, others = split_own(settings or [], GatewaySettings)

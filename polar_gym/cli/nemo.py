@@ -8,36 +8,36 @@ from typing import Annotated
 import typer
 
 from polar_gym.errors import ConfigError
+from polar_gym.nemo import component_root_for, installed_gym, link_agent, recipes
 from polar_gym.paths import cache_dir
 
+app = typer.Typer()
 
+
+@app.command()
 def nemo_root(
     gym: Annotated[
         str | None, typer.Option(metavar="VERSION", help="NeMo Gym's version, where it is installed elsewhere.")
     ] = None,
 ) -> None:
     """Print NeMo Gym's component root: gym env start --search-dir "$(polar-gym nemo-root)" ..."""
-    from polar_gym.nemo import component_root_for, installed_gym
-
     try:
         typer.echo(component_root_for(gym or installed_gym(), cache_dir()))
     except ValueError as error:
         raise ConfigError(f"--gym: {error}") from error
 
 
+@app.command()
 def nemo_recipes() -> None:
     """Print where the configs for NeMo RL are: --config "$(polar-gym nemo-recipes)/grpo_codex.yaml"."""
-    from polar_gym.nemo import recipes
-
     typer.echo(recipes())
 
 
+@app.command()
 def nemo_link(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where `gym` will be run.")] = Path(),
 ) -> None:
     """Link the NeMo Gym agent server into a directory: NeMo Gym 0.4 finds it nowhere else."""
-    from polar_gym.nemo import link_agent
-
     try:
         typer.echo(link_agent(directory))
     except FileExistsError as error:

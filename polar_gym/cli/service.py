@@ -1,23 +1,24 @@
-"""`polar-gym serve | submit | status | cancel | watch`: the rollout service and its tasks."""
+"""`polar-gym submit | status | cancel | watch`: the tasks of a rollout service."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
 
-from polar_gym.cli.settings_help import help_option, print_own_settings
+from polar_gym.client import DEFAULT_URL, RolloutClient, RolloutServiceError, UnreachableError
+from polar_gym.client.requests import read_requests
+from polar_gym.client.watch import follow, node_table, sample_table, task_table
 from polar_gym.console import console, errors
 from polar_gym.errors import ConfigError
 from polar_gym.paths import check_writable
+from polar_gym.schema import TaskRequest
 
-if TYPE_CHECKING:
-    from polar_gym.client import RolloutClient
-    from polar_gym.schema import TaskRequest
+app = typer.Typer()
 
 T = TypeVar("T")
 
@@ -28,7 +29,6 @@ KEEP_TRYING_SECONDS = 20.0
 """How long a command waits for a server that does not answer."""
 FOLLOWING_SECONDS = 300.0
 """The same while tasks are followed: a server may be restarted."""
-DEFAULT_SERVER = "http://127.0.0.1:8700"
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -37,44 +37,7 @@ Output = Annotated[
 ]
 
 
-def _print_settings() -> None:
-    from polar_gym.service.settings import ServeSettings
-
-    print_own_settings("serve", ServeSettings, {"cluster": {"name": "local"}})
-
-
-def serve(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="The server's own settings, below, and what a rollout's config says of its nodes' engine, proxy and "
-            "pools, e.g. engine=vllm engine.url=... pools.run=8",
-        ),
-    ] = None,
-    _: Annotated[bool, help_option(_print_settings)] = False,
-) -> None:
-    """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when something dies.
-
-    Requests name no code and no files of this machine, but what `imports` and `directories` allow.
-
-    Keys: POLAR_GYM_SERVICE_KEY (trainers), POLAR_GYM_NODE_KEY (nodes), POLAR_GYM_CALLBACK_KEY (signs callbacks).
-
-    Each may be in a file that <NAME>_FILE names. Without a callback key the service key signs.
-    """
-    from polar_gym.config.loading import load_config
-    from polar_gym.http.keys import load_keys
-    from polar_gym.service.process import serve as run_server
-    from polar_gym.service.settings import split_settings
-
-    own, others = split_settings(settings or [])
-    if own.cluster.name == "none" and others:
-        raise ConfigError(f"{others[0]}: unknown setting; with cluster=none the nodes have their own")
-    config = load_config(None, others) if own.cluster.name != "none" else None
-    keys = load_keys()
-    asyncio.run(run_server(own, config, keys, lambda line: errors.print(Text(line), soft_wrap=True)))
-
-
+@app.command()
 def submit(
     arguments: Annotated[
         list[str] | None,
@@ -83,7 +46,7 @@ def submit(
             help="A .jsonl file of TaskRequests (-: stdin), or a rollout: a recipe's name and settings.",
         ),
     ] = None,
-    server: Server = DEFAULT_SERVER,
+    server: Server = DEFAULT_URL,
     prefix: Annotated[str, typer.Option(help="Put before every task id, e.g. run7-: ids are used once.")] = "",
     output: Output = None,
 ) -> None:
@@ -103,14 +66,14 @@ def submit(
         _follow(server, [request.task_id for request in requests], output)
 
 
+@app.command()
 def status(
     task_id: Annotated[str | None, typer.Argument(help="One task; none: the newest tasks, and the nodes.")] = None,
-    server: Server = DEFAULT_SERVER,
+    server: Server = DEFAULT_URL,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many tasks.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
 ) -> None:
     """Show how far tasks are, and what the nodes hold."""
-    from polar_gym.client.watch import node_table, sample_table, task_table
 
     async def work(client: RolloutClient) -> list[Any]:
         if task_id is not None:
@@ -126,9 +89,10 @@ def status(
         console.print(task_table(found[0].tasks), node_table(found[1]))
 
 
+@app.command()
 def cancel(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID", help="Tasks, as `submit` named them.")],
-    server: Server = DEFAULT_SERVER,
+    server: Server = DEFAULT_URL,
 ) -> None:
     """Cancel tasks: what runs is stopped; what was captured is kept, excluded."""
 
@@ -143,9 +107,10 @@ def cancel(
     _run(server, work)
 
 
+@app.command()
 def watch(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID", help="Tasks, as `submit` named them.")],
-    server: Server = DEFAULT_SERVER,
+    server: Server = DEFAULT_URL,
     output: Output = None,
 ) -> None:
     """Watch tasks until they have ended. Exit code 1: some are not completed."""
@@ -155,8 +120,6 @@ def watch(
 
 
 def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
-    from polar_gym.client.watch import follow, task_table
-
     ended = _run(server, lambda client: follow(client, task_ids, output, console), FOLLOWING_SECONDS)
     console.print(task_table(ended))
     if any(task.status != "COMPLETED" or task.failures for task in ended):
@@ -164,7 +127,6 @@ def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
 
 
 def _requests(arguments: list[str] | None) -> list[TaskRequest]:
-    from polar_gym.client.requests import read_requests
     from polar_gym.config.composition import split_recipe
     from polar_gym.config.loading import load_config
     from polar_gym.gateway.node.assemble import load_tasks, make_request
@@ -182,8 +144,6 @@ def _run(
     server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]], keep_trying: float = KEEP_TRYING_SECONDS
 ) -> T:
     """What `work` gives; the service's refusals become complaints with exit code 2."""
-    from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError
-
     try:
         connection = RolloutClient(server, keep_trying_seconds=keep_trying, notice=_complain)
     except ValueError as error:

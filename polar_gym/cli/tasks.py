@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import orjson
 import typer
@@ -13,23 +13,28 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.config.loading import load_config
-from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
+from polar_gym.curation.bench import Bench
+from polar_gym.curation.errors import CurationError
+from polar_gym.curation.prepare import prepare, read_overrides
+from polar_gym.curation.validation import Verdict, validate_all
 from polar_gym.errors import ConfigError
 from polar_gym.paths import cache_dir, check_writable
-from polar_gym.tasks.rows import Form
+from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks
 
-if TYPE_CHECKING:
-    from polar_gym.curation.validation import Verdict
-
-app = typer.Typer(help="Make tasks, and prove that they mean what they say.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where the tests run, e.g. runtime=docker.")
 ]
 
 
-@app.command("from-pypi")
+@app.callback()
+def tasks() -> None:
+    """Make tasks, and prove that they mean what they say."""
+
+
+@app.command()
 def from_pypi(
     package: Annotated[str, typer.Argument(help="A pure-Python package.")],
     old: Annotated[str, typer.Argument(help="The release that is the workspace.")],
@@ -45,8 +50,6 @@ def from_pypi(
         from polar_gym.curation.from_pypi import Release, make_task
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[swe]'") from error
-    from polar_gym.curation.bench import Bench
-    from polar_gym.curation.errors import CurationError
 
     config = load_config(None, settings or [])
     check_writable("--out", out)
@@ -66,7 +69,7 @@ def from_pypi(
 
 
 @app.command("prepare")
-def prepare(
+def prepare_rows(
     file: Annotated[Path, typer.Argument(help="Rows of SWE-bench, SWE-Gym or SWE-smith: JSONL or Parquet.")],
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")],
     form: Annotated[
@@ -88,10 +91,6 @@ def prepare(
 
     When a row cannot be prepared, nothing is written, and the exit code is 2.
     """
-    from polar_gym.curation.errors import CurationError
-    from polar_gym.curation.prepare import prepare, read_overrides
-    from polar_gym.tasks.rows import FileSelection
-
     check_writable("--out", out)
     try:
         template = FileSelection(image=image).image
@@ -111,7 +110,7 @@ def prepare(
     console.print(f"{len(prepared.rows)} tasks in {out}{left}; now: polar-gym tasks validate {out}", soft_wrap=True)
 
 
-@app.command("validate")
+@app.command()
 def validate(
     file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
     settings: Settings = None,
@@ -120,22 +119,18 @@ def validate(
 
     Exit code 1 when a task is not valid.
     """
-    from polar_gym.curation.bench import Bench
-    from polar_gym.curation.validation import validate_all
-    from polar_gym.tasks.rows import Selection, load_tasks
-
-    config: RunConfig = load_config(None, settings or [])
+    config = load_config(None, settings or [])
     try:
-        tasks = load_tasks(file, Selection())
+        loaded = load_tasks(file, Selection())
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if not tasks:
+    if not loaded:
         raise ConfigError(f"{file}: it holds no task")
 
     async def run() -> list[Verdict]:
         async with Bench(config.runtime, cache_dir()) as bench:
             _check(bench.check())
-            return [verdict async for verdict in validate_all(tasks, bench)]
+            return [verdict async for verdict in validate_all(loaded, bench)]
 
     verdicts = asyncio.run(run())
     console.print(verdict_table(verdicts, config.runtime.name))

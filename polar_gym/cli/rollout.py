@@ -1,0 +1,102 @@
+"""`polar-gym rollout`: make episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.text import Text
+
+from polar_gym.cli.settings_help import help_option, print_run_settings
+from polar_gym.config.composition import SweepRun, compose_config, readable, split_recipe, sweep, without_hydra
+from polar_gym.config.loading import load_config
+from polar_gym.config.run_config import RunConfig
+from polar_gym.console import console, errors
+from polar_gym.episodes.report import print_summary
+from polar_gym.errors import ConfigError
+from polar_gym.runs.run import roll_out
+from polar_gym.runs.sweep import plan, print_sweep, run_sweep
+from polar_gym.schema import Episode
+
+app = typer.Typer()
+
+
+@app.command(add_help_option=False)  # its own says more
+def rollout(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE KEY=VALUE", help="A recipe's name, then settings, e.g. harness=codex"),
+    ] = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Run every combination of the values, e.g. harness=codex,pi")
+    ] = False,
+    cfg: Annotated[str | None, typer.Option("--cfg", metavar="job", help="Show the composed config and stop.")] = None,
+    resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: interpolations as their values.")] = False,
+    config_dir: Annotated[
+        Path | None, typer.Option("--config-dir", help="A directory with recipes and groups of your own.")
+    ] = None,
+    _: Annotated[bool, help_option(print_run_settings)] = False,
+) -> None:
+    """Roll out tasks x samples and write one episode a line."""
+    recipe, overrides = split_recipe(arguments or [])
+    if cfg is not None:
+        named = [*([f"recipe={recipe}"] if recipe else []), *overrides]
+        runs = sweep(named) if multirun else [SweepRun(named, [])]
+        _show_configs(cfg, runs, config_dir, resolve)
+    elif multirun:
+        _sweep(recipe, overrides, config_dir)
+    else:
+        _roll_out(load_config(recipe, overrides, config_dir=config_dir))
+
+
+def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, resolve: bool) -> None:
+    """A sweep's are YAML documents, each below what tells it from the others."""
+    if what != "job":
+        raise ConfigError(f"--cfg={what!r}: only the job's config can be shown: --cfg job")
+    for run in runs:
+        recipe, overrides = split_recipe(run.overrides)
+        composed = compose_config(recipe, overrides, config_dir)
+        if len(runs) > 1:
+            typer.echo(f"--- # {' '.join(run.varied)}")
+        try:
+            typer.echo(OmegaConf.to_yaml(without_hydra(composed), resolve=resolve), nl=False)
+        except OmegaConfBaseException as error:
+            raise ConfigError(readable(error)) from error
+
+
+def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None) -> None:
+    runs = plan(overrides, recipe, config_dir)
+    try:
+        finished = run_sweep(runs, console)
+    except KeyboardInterrupt as error:
+        said = f"interrupted: what was run is in {runs[0].directory.parent}; no sandbox is left"
+        errors.print(Text(said), soft_wrap=True)
+        raise typer.Exit(130) from error
+    print_sweep(finished, console)
+    if any(run.failed for run in finished):
+        raise typer.Exit(1)
+
+
+def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
+    """Roll out; whoever interrupts it is told where what was captured is."""
+    try:
+        return asyncio.run(roll_out(config, progress))
+    except KeyboardInterrupt as error:
+        state = config.rollout.state or config.rollout.output.parent / "state"
+        said = f"interrupted: {config.rollout.output} holds the episodes that ended, {state} the calls of all sessions"
+        errors.print(Text(f"{said}; no sandbox is left"), soft_wrap=True)
+        raise typer.Exit(130) from error
+
+
+def _roll_out(config: RunConfig) -> None:
+    episodes = episodes_of(config, console)
+    print_summary(episodes, console)
+    console.print(Text(f"look at them with: polar-gym inspect {config.rollout.output}", "dim"))
+    if any(episode.session.failure is not None for episode in episodes):
+        raise typer.Exit(1)

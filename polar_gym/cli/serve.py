@@ -1,0 +1,51 @@
+"""`polar-gym serve`: the server of the rollout service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from polar_gym.cli.settings_help import help_option, print_own_settings
+from polar_gym.config.loading import load_config
+from polar_gym.console import errors
+from polar_gym.errors import ConfigError
+from polar_gym.http.keys import load_keys
+from polar_gym.service import process
+from polar_gym.service.settings import ServeSettings, split_settings
+
+app = typer.Typer()
+
+
+def _print_settings() -> None:
+    print_own_settings("serve", ServeSettings, {"cluster": {"name": "local"}})
+
+
+@app.command(add_help_option=False)  # its own says more
+def serve(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="The server's own settings, below, and what a rollout's config says of its nodes' engine, proxy and "
+            "pools, e.g. engine=vllm engine.url=... pools.run=8",
+        ),
+    ] = None,
+    _: Annotated[bool, help_option(_print_settings)] = False,
+) -> None:
+    """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when something dies.
+
+    Requests name no code and no files of this machine, but what `imports` and `directories` allow.
+
+    Keys: POLAR_GYM_SERVICE_KEY (trainers), POLAR_GYM_NODE_KEY (nodes), POLAR_GYM_CALLBACK_KEY (signs callbacks).
+
+    Each may be in a file that <NAME>_FILE names. Without a callback key the service key signs.
+    """
+    own, others = split_settings(settings or [])
+    if own.cluster.name == "none" and others:
+        raise ConfigError(f"{others[0]}: unknown setting; with cluster=none the nodes have their own")
+    config = load_config(None, others) if own.cluster.name != "none" else None
+    keys = load_keys()
+    asyncio.run(process.serve(own, config, keys, lambda line: errors.print(Text(line), soft_wrap=True)))

@@ -1,0 +1,41 @@
+"""The environments are known to gymnasium, whichever of the two packages is imported first; in a fresh process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MAKE = (
+    "name = {name!r}\n"
+    "settings = dict(harness={{'name': 'command', 'command': 'true'}}, runtime='bubblewrap')\n"
+    "print(type(gymnasium.make(name, **settings).unwrapped).__name__)\n"
+    "print(type(gymnasium.make_vec(name, num_envs=2, **settings).unwrapped).__name__)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("imports", "name"),
+    [
+        ("import polar_gym, gymnasium", "polar/swe"),
+        ("import gymnasium, polar_gym", "polar/swe"),
+        ("import gymnasium", "polar_gym:polar/swe"),
+        ("import polar_gym.client, gymnasium.spaces, gymnasium", "polar/swe"),
+    ],
+)
+def test_gymnasium_makes_the_environments(imports: str, name: str) -> None:
+    program = f"{imports}\n{MAKE.format(name=name)}"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["SweEnv", "SweVectorEnv"]
+
+
+def test_importing_the_package_again_registers_nothing_twice() -> None:
+    """Guards against gymnasium's warning that an environment is replaced."""
+    program = "import gymnasium, importlib, polar_gym\nimportlib.reload(polar_gym)\nprint(gymnasium.spec('polar/task'))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    assert "polar_gym.envs.task:TaskEnv" in done.stdout
