@@ -40,8 +40,9 @@ class Gateway:
         """The recorded call, and the CPU seconds that it took."""
         started = time.process_time()
         request = openai_chat.parse(orjson.loads(body))
-        plan = asyncio.run(self.splicer.prepare(self.thread, request))
-        call = _call(turn, request.messages, prompt, plan.parent_id)
+        asked = self.splicer.in_engine_terms(self.thread, request)
+        plan = asyncio.run(self.splicer.prepare(self.thread, request, asked))
+        call = _call(turn, asked.messages, prompt, plan.parent_id)
         self.journal.append(call)
         self.thread.remember(call, plan)
         return call, time.process_time() - started

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from polar_gym.schema import Message, OwnGrammar, ToolDefinition, WeightVersion
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A model call in chat form, whatever wire it came in by."""
+    """A model call in chat form, whatever wire format it came in by. Nothing changes a request on its way: what is
+    decided about it makes another one, and the lists and mappings in it are left alone."""
 
     model: str
     messages: list[Message]
@@ -39,8 +40,6 @@ class ChatRequest:
     """The prompt, already tokenised: the engine conditions on exactly these ids and `messages` only explain them."""
     prefix_length: int = 0
     """How many of `prompt_ids`, from the first, are the prompt and answer of the call that it continues."""
-    new_messages: int = 0
-    """How many of `messages`, to the last, come after that answer."""
     withheld_tools: list[str] = field(default_factory=list)
     """Server-side tools that the harness asked for and that no engine can execute."""
 

@@ -36,6 +36,10 @@ class Engine(Protocol):
     weight_version: str | None
     """The version of the weights, as whoever updates them says (`Node.set_weight_version`); None: never said."""
 
+    takes_prefix_only: bool
+    """Whether the engine takes only `prefix_length` of a request's `prompt_ids`, and templates everything after the
+    last answer itself. Then a request with an answer among its new messages cannot be spliced."""
+
     async def start(self) -> None:
         """Connect or load, and set `info`. Raises `EngineError` naming what is wrong."""
         ...

@@ -36,6 +36,7 @@ from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 class SglangEngine:
     Options = ServerOptions
+    takes_prefix_only = False
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options

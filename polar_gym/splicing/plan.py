@@ -17,7 +17,7 @@ from polar_gym.chat import ChatRequest, has_media
 from polar_gym.engines import Engine, EngineError
 from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall
-from polar_gym.splicing.conversation import Continuation, Conversations
+from polar_gym.splicing.conversation import Conversations
 from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a request's prompt is made, for the record."""
+    """How a request is put to the engine."""
 
+    request: ChatRequest
+    """In the engine's terms, with `prompt_ids` where the prompt is spliced."""
     parent_id: str | None = None
     continuation: Literal["root", "spliced", "canonical"] = "root"
     cause: str | None = None
@@ -111,52 +113,50 @@ class Splicer:
             told = "in place of an image it is told that there was one" if self._reads_text_only else "images are sent"
             log.info("the model was asked whether it reads images: %s; %s", error.message, told)
 
-    async def prepare(self, thread: Thread, request: ChatRequest) -> Plan:
-        """Put `request` into the engine's terms, with `prompt_ids` where it is spliced."""
+    def in_engine_terms(self, thread: Thread, request: ChatRequest) -> ChatRequest:
+        """Return the request with the engine's tool-call ids, and with roles and content that its template takes."""
+        messages = thread.in_engine_terms(request.messages)
+        if self._reads_text_only:
+            messages = [_in_words(message) if has_media(message) else message for message in messages]
+        messages = [
+            {**message, "role": self._late_system_role} if index and message["role"] == "system" else message
+            for index, message in enumerate(messages)
+        ]
+        return replace(request, messages=messages)
+
+    async def prepare(self, thread: Thread, request: ChatRequest, asked: ChatRequest) -> Plan:
+        """Return how `asked`, which is `request` in the engine's terms, is put to the engine."""
         continuation = thread.conversations.continuation(request.messages, request.tools, request.origins)
-        request.messages = self._in_engine_terms(thread, request.messages)
         parent = continuation.parent
-        plan = Plan(cause=continuation.cause, history=continuation.history)
+        plan = Plan(request=asked, cause=continuation.cause, history=continuation.history)
         if parent is None:
             return plan
-        plan = replace(plan, parent_id=parent.call_id)
+        plan = replace(plan, parent_id=parent.call_id, continuation="canonical", cause="off")
         if not self.enabled:
-            return replace(plan, continuation="canonical", cause="off")
+            return plan
+        new_messages = asked.messages[len(asked.messages) - len(continuation.new_messages) :]
         try:
-            request.prompt_ids = await self._spliced(request, parent, continuation)
-            request.prefix_length = len(parent.prompt_ids) + len(parent.response_ids)
-            request.new_messages = len(continuation.new_messages)
+            prompt_ids = await self._spliced(parent, asked.messages, new_messages)
         except NoSplice as problem:
-            return replace(plan, continuation="canonical", cause=problem.cause)
-        return replace(plan, continuation="spliced", cause=None)
+            return replace(plan, cause=problem.cause)
+        if self._engine.takes_prefix_only and any(message["role"] == "assistant" for message in new_messages):
+            return replace(plan, cause="engine")
+        prefix_length = len(parent.prompt_ids) + len(parent.response_ids)
+        spliced = replace(asked, prompt_ids=prompt_ids, prefix_length=prefix_length)
+        return replace(plan, request=spliced, continuation="spliced", cause=None)
 
-    async def _spliced(self, request: ChatRequest, parent: ModelCall, continuation: Continuation) -> np.ndarray:
+    async def _spliced(self, parent: ModelCall, messages: list[Message], new_messages: list[Message]) -> np.ndarray:
         if not self._keep_reasoning and _has_reasoning(parent):
             raise NoSplice("template")
-        start = len(request.messages) - len(continuation.new_messages)
-        new_messages = request.messages[start:]
-        return await spliced_prompt(self._engine, parent, request.messages, new_messages, self._learned)
+        return await spliced_prompt(self._engine, parent, messages, new_messages, self._learned)
 
-    def _in_engine_terms(self, thread: Thread, messages: Sequence[Message]) -> list[Message]:
-        translated = thread.in_engine_terms(messages)
-        if self._reads_text_only:
-            translated = [_in_words(message) if has_media(message) else message for message in translated]
-        return [
-            {**message, "role": self._late_system_role} if index and message["role"] == "system" else message
-            for index, message in enumerate(translated)
-        ]
-
-    def confirm(self, plan: Plan, request: ChatRequest, prompt_ids: np.ndarray) -> Plan:
+    def confirm(self, plan: Plan, prompt_ids: np.ndarray) -> Plan:
         """The plan as it was carried out: the engine's echo says which prompt it conditioned on. One that adds its own
         templating to the ids already seen (NeMo RL's) may differ in what is new, and breaks nothing."""
-        if plan.continuation != "spliced":
+        spliced, seen = plan.request.prompt_ids, plan.request.prefix_length
+        if spliced is None or np.array_equal(spliced, prompt_ids):
             return plan
-        if request.prompt_ids is None:  # the engine could not be asked for it
-            return replace(plan, continuation="canonical", cause="engine")
-        if np.array_equal(request.prompt_ids, prompt_ids):
-            return plan
-        seen = request.prefix_length
-        if not np.array_equal(request.prompt_ids[:seen], prompt_ids[:seen]):
+        if not np.array_equal(spliced[:seen], prompt_ids[:seen]):
             self.enabled = False
             log.warning("the engine ignores pre-tokenised prompts: splicing is off from here on; traces may fork")
         return replace(plan, continuation="canonical", cause="engine")

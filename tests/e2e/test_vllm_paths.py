@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import aiohttp
@@ -97,7 +98,7 @@ async def test_both_paths_answer_the_same(
             engine.says = says
             request = ChatRequest(model="m", messages=ASK, **fields)
             if spliced:  # a prompt that no messages are templated to
-                request.prompt_ids = np.tile(await engine.template(ASK, []), 2)
+                request = replace(request, prompt_ids=np.tile(await engine.template(ASK, []), 2))
             answers.append(await engine.chat(request, SEED))
             if request.prompt_ids is not None:
                 assert answers[-1].prompt_ids.tolist() == request.prompt_ids.tolist()

@@ -55,6 +55,7 @@ class EmbeddedOptions(Options):
 
 class EmbeddedEngine:
     Options = EmbeddedOptions
+    takes_prefix_only = False
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self.model = options.model

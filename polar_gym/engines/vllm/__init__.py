@@ -77,6 +77,7 @@ class VllmEngine:
         self.url = self._http.url
         self.model = options.model or ""
         self.max_model_len = options.max_model_len or 0
+        self.takes_prefix_only = options.prefix_field == "required_prefix_token_ids"
         self.logprobs_mode: Literal["processed", "raw"] | None = None
         self.own_grammar: OwnGrammar | None = None
         self.path: Literal["chat", "generate", "plain"] = "plain"
@@ -88,7 +89,7 @@ class VllmEngine:
     async def start(self) -> None:
         self._http.open()
         try:
-            if self._options.prefix_field == "required_prefix_token_ids":
+            if self.takes_prefix_only:
                 await self._start_with_nemo_rl()
                 return
             entry = await served_model(self._http, self._options.model)
@@ -127,8 +128,6 @@ class VllmEngine:
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         self._warn_of_logprobs(sampling)
         fields = sampling_fields(sampling, request)
-        if self._tokenizer is not None and _has_answer_among_new(request):
-            request.prompt_ids = None  # NeMo RL's server puts the prefix in place of all up to the last answer
         try:
             return await self._complete(request, fields, on_delta)
         except EngineError as error:
@@ -205,10 +204,10 @@ class VllmEngine:
             body["cache_salt"] = self.weight_version  # what was cached under other weights must not serve
         if request.prompt_ids is None:
             return body
-        if self._options.prefix_field == "kv_transfer_params":
-            body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids}
-        else:
+        if self.takes_prefix_only:
             body["required_prefix_token_ids"] = request.prompt_ids[: request.prefix_length]
+        else:
+            body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids}
         return body
 
     def _completion(self, answer: Body, fields: dict[str, Any]) -> Completion:
@@ -299,11 +298,6 @@ class VllmEngine:
         # The sampled token takes the last place in the list when it is not among the likeliest itself.
         likeliest = sorted((entry["logprob"] for entry in top), reverse=True)[: PROBE_TOP_LOGPROBS - 1]
         return (likeliest[0] - likeliest[-1] if likeliest else 0.0), prompt
-
-
-def _has_answer_among_new(request: ChatRequest) -> bool:
-    new = request.messages[len(request.messages) - request.new_messages :]
-    return any(message["role"] == "assistant" for message in new)
 
 
 ENGINE = VllmEngine

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -60,10 +61,12 @@ class SessionCapture:
         """The task that answers each call -> how much of the token budget it may use up."""
 
     @asynccontextmanager
-    async def admit(self, request: ChatRequest) -> AsyncIterator[int | None]:
-        """The index of a new call, which is in flight as long as the context; None when the session has ended or its
-        budget is used up. The call's `max_tokens` is cut to what is left of the budget: what calls in flight may still
-        use is not left, so that parallel calls cannot overdraw it. Where they may use all, this waits for one to end.
+    async def admit(self, request: ChatRequest) -> AsyncIterator[tuple[int, ChatRequest] | None]:
+        """Let a new call in, which is in flight as long as the context: its index, and the request with `max_tokens`
+        cut to what is left of the budget. None when the session has ended or its budget is used up.
+
+        Tokens are reserved for calls in flight, so that parallel calls cannot exceed the budget. If only reservations
+        are left, wait until a call ends.
         """
         while (granted := self._grant(request)) == 0:
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
@@ -71,13 +74,13 @@ class SessionCapture:
             yield None
             return
         if self.budget.max_sampled_tokens is not None:
-            request.max_tokens = granted
+            request = replace(request, max_tokens=granted)
         task = asyncio.current_task()
         assert task is not None
         self._in_flight[task] = granted
         self.admitted += 1
         try:
-            yield self.admitted - 1
+            yield self.admitted - 1, request
         finally:
             del self._in_flight[task]
 

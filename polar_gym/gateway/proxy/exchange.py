@@ -26,12 +26,13 @@ class Exchange:
     provider: Provider
     capture: SessionCapture
     request: ChatRequest
+    """As the harness asked, within the budget."""
+    plan: Plan
     hints: dict[str, str]
     sampling_mismatch: list[str]
     call_id: str
     index: int
     started_at: float
-    plan: Plan = field(default_factory=Plan)
     weight_version: str | None = None
     """The one that was set when the engine was asked."""
     received: Received = field(default_factory=Received)
@@ -49,7 +50,7 @@ class Exchange:
             call_id=self.call_id,
             index=self.index,
             provider=self.provider.name,
-            request=self.request,
+            request=self.plan.request,
             hints=self.hints,
             sampling_mismatch=self.sampling_mismatch,
             plan=self.plan,

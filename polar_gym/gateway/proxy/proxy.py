@@ -32,7 +32,7 @@ from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import ModelCall
-from polar_gym.splicing.plan import Splicer
+from polar_gym.splicing.plan import Plan, Splicer
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +125,10 @@ class Proxy:
                 countable = (provider.parse_countable or provider.parse)(body)
                 return await self._count_tokens(provider, capture, countable)
             request = provider.parse(body)
-            async with capture.admit(request) as index:
-                if index is None:
+            async with capture.admit(request) as admitted:
+                if admitted is None:
                     raise RefusedError(403, "permission", "this session has ended, or its budget is used up")
-                return await self._chat(http, provider, capture, request, body, index)
+                return await self._chat(http, provider, capture, *admitted, body)
         except BadRequestError as error:
             return _error(provider, 400, error.code, str(error))
         except RefusedError as error:
@@ -176,10 +176,10 @@ class Proxy:
         """The length of the prompt that the request would have as a call, spliced or not: harnesses compact by it."""
         if provider.token_count is None:
             raise RefusedError(404, "not_found", "this API has no token counting")
-        await self.splicer.prepare(capture.thread, request)
-        prompt_ids = request.prompt_ids
+        asked = self.splicer.in_engine_terms(capture.thread, request)
+        prompt_ids = (await self.splicer.prepare(capture.thread, request, asked)).request.prompt_ids
         if prompt_ids is None:
-            prompt_ids = await self.engine.template(request.messages, request.tools)
+            prompt_ids = await self.engine.template(asked.messages, asked.tools)
         return web.json_response(provider.token_count(len(prompt_ids)))
 
     async def _chat(
@@ -187,9 +187,9 @@ class Proxy:
         http: web.BaseRequest,
         provider: Provider,
         capture: SessionCapture,
+        index: int,
         request: ChatRequest,
         body: dict[str, Any],
-        index: int,
     ) -> web.StreamResponse:
         if request.withheld_tools:
             log.info("session %s: withheld from the model: %s", capture.session_id, ", ".join(request.withheld_tools))
@@ -198,6 +198,7 @@ class Proxy:
             provider=provider,
             capture=capture,
             request=request,
+            plan=Plan(request=request),
             hints=capture.harness.classify(http.headers, body),
             sampling_mismatch=sampling_deviations(request, self.engine.info.own_grammar),
             call_id=uuid.uuid4().hex,
@@ -222,11 +223,13 @@ class Proxy:
         """The engine's answer, recorded: before it returns, the call is in the journal."""
         try:
             async with self.generation.call():
-                exchange.plan = await self.splicer.prepare(exchange.capture.thread, exchange.request)
-                check_room(exchange.request, self.engine.info.max_model_len)
+                asked = self.splicer.in_engine_terms(exchange.capture.thread, exchange.request)
+                exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
+                exchange.plan = await self.splicer.prepare(exchange.capture.thread, exchange.request, asked)
+                check_room(exchange.plan.request, self.engine.info.max_model_len)
                 on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
                 exchange.weight_version = self.engine.weight_version
-                completion = await self.engine.chat(exchange.request, exchange.capture.sampling, on_delta)
+                completion = await self.engine.chat(exchange.plan.request, exchange.capture.sampling, on_delta)
             if completion.finish_reason not in FINISHED:
                 raise _given_up(exchange, completion)
         except asyncio.CancelledError:
@@ -239,7 +242,7 @@ class Proxy:
             log.exception("session %s: the engine's answer could not be read", exchange.capture.session_id)
             self._record_cut_off(exchange, "failed", repr(error))
             raise EngineError(502, f"the engine's answer could not be read: {error!r}", kind="server") from error
-        exchange.plan = self.splicer.confirm(exchange.plan, exchange.request, completion.prompt_ids)
+        exchange.plan = self.splicer.confirm(exchange.plan, completion.prompt_ids)
         call = exchange.call(completion=completion)
         self._record(exchange, call)
         exchange.capture.thread.remember(call, exchange.plan)
@@ -249,7 +252,7 @@ class Proxy:
         self, exchange: Exchange, outcome: Literal["abandoned", "failed"], error: str, kind: str | None = None
     ) -> None:
         if exchange.received.prompt_ids is not None:
-            exchange.plan = self.splicer.confirm(exchange.plan, exchange.request, exchange.received.prompt_ids)
+            exchange.plan = self.splicer.confirm(exchange.plan, exchange.received.prompt_ids)
         self._record(exchange, exchange.cut_off(outcome, error, kind))
 
     def _record(self, exchange: Exchange, call: ModelCall) -> None:

@@ -93,16 +93,16 @@ async def second_turn(
     """A conversation's second turn, whose first the engine answered in ids of its own."""
     thread, splicer = Thread(), Splicer(engine, enabled=True)
     first = ChatRequest(model="m", messages=[USER])
-    plan = await splicer.prepare(thread, first)
+    plan = await splicer.prepare(thread, first, first)
     completion = await engine.chat(first, Sampling())
     ids = (completion.prompt_ids.tolist(), completion.response_ids.tolist())
     parent = make_call(0, *ids, messages=[USER], response=completion.message)
     parent.finish_reason = "stop"
     thread.remember(parent, plan)
     request = ChatRequest(model="m", messages=[USER, completion.message, *new])
-    plan = await splicer.prepare(thread, request)
-    completion = await engine.chat(request, Sampling())
-    return splicer.confirm(plan, request, completion.prompt_ids).continuation, request, completion, splicer
+    plan = await splicer.prepare(thread, request, splicer.in_engine_terms(thread, request))
+    completion = await engine.chat(plan.request, Sampling())
+    return splicer.confirm(plan, completion.prompt_ids).continuation, plan.request, completion, splicer
 
 
 async def test_the_ids_already_seen_are_sent_and_echoed() -> None:
@@ -131,6 +131,7 @@ async def test_an_answer_among_the_new_messages_is_not_lost() -> None:
     said: list[Message] = [{"role": "user", "content": "Rewritten."}, {"role": "assistant", "content": "Oh."}, USER]
     async with started(server) as engine:
         continuation, request, completion, splicer = await second_turn(engine, said)
+    assert request.prompt_ids is None, "the plan knows before the engine is asked"
     assert completion.prompt_ids.tolist() == CHATML.prompt_ids(request.messages, [])
     assert (continuation, splicer.enabled) == ("canonical", True)
 

@@ -39,6 +39,8 @@ TOOLS: list[ToolDefinition] = [{"type": "function", "function": {"name": "bash",
 
 
 class Engine:
+    takes_prefix_only = False
+
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
         return np.asarray(CHATML.prompt_ids(list(messages), list(tools)), np.int32)
 
@@ -112,10 +114,11 @@ class Sessions(RuleBasedStateMachine):
         self, messages: list[Message], kind: str, outcome: Any = "delivered", purpose: str = "main"
     ) -> tuple[ModelCall, Plan]:
         request = ChatRequest(model="policy", messages=list(messages), tools=TOOLS)
-        plan = asyncio.run(self.splicer.prepare(self.thread, request))
-        prompt = request.prompt_ids
+        asked = self.splicer.in_engine_terms(self.thread, request)
+        plan = asyncio.run(self.splicer.prepare(self.thread, request, asked))
+        prompt = plan.request.prompt_ids
         if prompt is None:
-            prompt = CHATML.prompt_ids(request.messages, TOOLS)
+            prompt = CHATML.prompt_ids(asked.messages, TOOLS)
         sampled = answer(kind, len(self.calls))
         sampled = sampled[: len(sampled) // 2] if outcome == "abandoned" else sampled
         call = ModelCall(
@@ -124,7 +127,7 @@ class Sessions(RuleBasedStateMachine):
             index=len(self.calls),
             provider="openai_chat",
             model="policy",
-            messages=request.messages,
+            messages=asked.messages,
             tools=TOOLS,
             response=parse_answer(CHATML.pieces(sampled), calls=True),
             prompt_ids=np.asarray(prompt, np.int32),

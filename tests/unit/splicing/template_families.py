@@ -68,6 +68,8 @@ class Family:
 class FamilyEngine:
     """What splicing needs of an engine that serves a model of the family."""
 
+    takes_prefix_only = False
+
     def __init__(self, family: Family) -> None:
         self._tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
         self._tokenizer.add_special_tokens(list(family.special))

@@ -21,6 +21,8 @@ USER: Message = {"role": "user", "content": "Hello."}
 
 
 class Engine:
+    takes_prefix_only = False
+
     def __init__(self, *, one_system_message: bool) -> None:
         self._strict = one_system_message
 
@@ -36,9 +38,13 @@ class Engine:
 async def prepared(engine: Engine, thread: Thread, messages: list[Message]) -> tuple[list[Message], str]:
     splicer = Splicer(engine, enabled=True)  # pyright: ignore[reportArgumentType]
     await splicer.probe()
+    plan = await planned(splicer, thread, messages)
+    return plan.request.messages, plan.continuation
+
+
+async def planned(splicer: Splicer, thread: Thread, messages: list[Message]) -> Plan:
     request = ChatRequest(model="policy", messages=messages)
-    plan = await splicer.prepare(thread, request)
-    return request.messages, plan.continuation
+    return await splicer.prepare(thread, request, splicer.in_engine_terms(thread, request))
 
 
 async def test_a_late_system_message_stays_in_place_as_what_the_template_takes() -> None:
@@ -48,6 +54,12 @@ async def test_a_late_system_message_stays_in_place_as_what_the_template_takes()
     assert kept == asked
     changed, _ = await prepared(Engine(one_system_message=True), Thread(), asked)
     assert changed == [asked[0], USER, {"role": "user", "content": "Be kind."}]
+
+
+def answered(thread: Thread) -> Plan:
+    """The plan of a first request, which was answered."""
+    history = thread.conversations.continuation([USER], [], {}).history
+    return Plan(request=ChatRequest(model="policy", messages=[USER]), history=history)
 
 
 class Seeing(Engine):
@@ -92,7 +104,7 @@ async def test_a_continuation_with_a_late_system_message_is_spliced_all_the_same
     answer: Message = {"role": "assistant", "content": "Hi."}
     parent = make_call(0, CHATML.prompt_ids([USER], []), CHATML.answer_ids(answer), messages=[USER], response=answer)
     parent.finish_reason = "stop"
-    thread.remember(parent, Plan(history=thread.conversations.continuation([USER], [], {}).history))
+    thread.remember(parent, answered(thread))
     _, continuation = await prepared(Engine(one_system_message=True), thread, [USER, answer, LATE])
     assert continuation == "spliced"
 
@@ -102,7 +114,7 @@ async def test_the_engine_sees_its_own_tool_call_ids() -> None:
     thread = Thread()
     call = {"id": "functions.bash:0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     response: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    thread.remember(make_call(0, [1], [2], messages=[USER], response=response), Plan())
+    thread.remember(make_call(0, [1], [2], messages=[USER], response=response), answered(thread))
     minted = ids.tool_call("call0", 0)
     asked: list[Message] = [
         USER,
@@ -119,8 +131,8 @@ async def test_where_reasoning_is_not_to_be_kept_the_template_decides() -> None:
     answer: Message = {"role": "assistant", "content": "Hi.", "reasoning": "They greet."}
     parent = make_call(0, CHATML.prompt_ids([USER], []), CHATML.answer_ids(answer), messages=[USER], response=answer)
     parent.finish_reason = "stop"
-    thread.remember(parent, Plan(history=thread.conversations.continuation([USER], [], {}).history))
+    thread.remember(parent, answered(thread))
     for keep, expected in ((True, ("spliced", None)), (False, ("canonical", "template"))):
         splicer = Splicer(engine, enabled=True, keep_reasoning=keep)  # pyright: ignore[reportArgumentType]
-        plan = await splicer.prepare(thread, ChatRequest(model="policy", messages=[USER, answer, USER]))
+        plan = await planned(splicer, thread, [USER, answer, USER])
         assert (plan.continuation, plan.cause) == expected

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,13 +105,15 @@ class Session:
     async def _turn(self, new: list[Message], said: Said) -> str:
         asked = [*self._messages, *new]
         request = ChatRequest(model="policy", messages=list(asked), tools=TOOLS)
-        plan = await self._splicer.prepare(self._thread, request)
+        in_engine_terms = self._splicer.in_engine_terms(self._thread, request)
+        plan = await self._splicer.prepare(self._thread, request, in_engine_terms)
+        request = plan.request
         if request.prompt_ids is None and self._last is not None:
             self._messages = asked
             return f"-- not spliced: {plan.cause}\n"
         shown = "" if request.prompt_ids is None else await self._added(request, new)
         if request.prompt_ids is None:
-            request.prompt_ids = await self._engine.template(request.messages, TOOLS)
+            request = replace(request, prompt_ids=await self._engine.template(request.messages, TOOLS))
         self._messages = asked
         call = self._answered(request, plan, said)
         return f"{shown}-- sampled\n{visible(await self._engine.decode(call.response_ids.tolist()))}"
