@@ -9,13 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
-
-from polar_gym.chat import ChatRequest, Completion
+from polar_gym.chat import ChatRequest
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.harnesses import Harness
 from polar_gym.schema import Budget, ModelCall, Sampling
-from polar_gym.splicing.plan import Plan, Thread
+from polar_gym.splicing.plan import Thread
 
 
 class CaptureError(Exception):
@@ -150,51 +148,3 @@ class SessionCapture:
         if not self.exhausted.done():
             self.exhausted.set_exception(CaptureError(f"call {call.call_id}: {call.error}"))
         return CaptureError(call.error)
-
-
-def make_call(
-    *,
-    capture: SessionCapture,
-    call_id: str,
-    index: int,
-    provider: str,
-    request: ChatRequest,
-    hints: dict[str, str],
-    sampling_mismatch: list[str],
-    started_at: float,
-    duration: float,
-    plan: Plan,
-    completion: Completion | None = None,
-    outcome: Literal["delivered", "abandoned", "failed"] = "delivered",
-    error: str | None = None,
-    error_kind: str | None = None,
-) -> ModelCall:
-    """The record of one request: with its answer, or with why there is none."""
-    no_ids = np.empty(0, dtype=np.int32)
-    return ModelCall(
-        call_id=call_id,
-        session_id=capture.session_id,
-        index=index,
-        provider=provider,
-        model=request.model,
-        messages=request.messages,
-        tools=request.tools,
-        response=completion.message if completion else None,
-        sampling=completion.sampling if completion else {},
-        sampling_mismatch=sampling_mismatch,
-        single_tool_call=bool(request.tools) and request.parallel_tool_calls is False,
-        prompt_ids=completion.prompt_ids if completion else no_ids,
-        response_ids=completion.response_ids if completion else no_ids,
-        logprobs=completion.logprobs if completion else np.empty(0, dtype=np.float32),
-        finish_reason=completion.finish_reason if completion else None,
-        parent_id=plan.parent_id,
-        continuation=plan.continuation,
-        splice_cause=plan.cause,
-        weight_versions=completion.weight_versions if completion else [],
-        outcome=outcome,
-        hints=hints,
-        started_at=started_at,
-        duration=duration,
-        error=error,
-        error_kind=error_kind,
-    )

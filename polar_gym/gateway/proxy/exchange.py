@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from aiohttp import web
 
-from polar_gym.chat import ChatRequest, Delta
+from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.chat.received import Received
-from polar_gym.gateway.proxy.capture import SessionCapture, make_call
+from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.providers import Provider
 from polar_gym.schema import ModelCall
 from polar_gym.splicing.plan import Plan
@@ -44,27 +44,49 @@ class Exchange:
         self.received.add(delta)
         self.deltas.put_nowait(delta)
 
-    def call(self, **fields: Any) -> ModelCall:
-        return make_call(
-            capture=self.capture,
-            call_id=self.call_id,
-            index=self.index,
-            provider=self.provider.name,
-            request=self.plan.request,
-            hints=self.hints,
-            sampling_mismatch=self.sampling_mismatch,
-            plan=self.plan,
-            started_at=self.started_at,
-            duration=time.time() - self.started_at,
-            **fields,
+    def answered(self, completion: Completion) -> ModelCall:
+        """Return the record of a call with its whole answer."""
+        return self._record(
+            response=completion.message,
+            sampling=completion.sampling,
+            prompt_ids=completion.prompt_ids,
+            response_ids=completion.response_ids,
+            logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            weight_versions=completion.weight_versions,
         )
 
     def cut_off(self, outcome: Literal["abandoned", "failed"], error: str, kind: str | None) -> ModelCall:
-        """The record of an answer that did not come to its end, with what was received of it."""
-        call, received = self.call(outcome=outcome, error=error, error_kind=kind), self.received
-        if received.prompt_ids is not None:
-            call.prompt_ids = received.prompt_ids
-            call.response_ids = np.asarray(received.response_ids, np.int32)
-            call.logprobs = np.asarray(received.logprobs, np.float32)
-            call.response = received.message()
-        return call
+        """Return the record of a call whose answer did not come to its end, with what was received of it."""
+        received = self.received
+        begun = received.prompt_ids is not None
+        return self._record(
+            outcome=outcome,
+            error=error,
+            error_kind=kind,
+            response=received.message() if begun else None,
+            prompt_ids=received.prompt_ids if begun else np.empty(0, np.int32),
+            response_ids=np.asarray(received.response_ids, np.int32),
+            logprobs=np.asarray(received.logprobs, np.float32),
+        )
+
+    def _record(self, **answer: Any) -> ModelCall:
+        asked = self.plan.request
+        return ModelCall(
+            call_id=self.call_id,
+            session_id=self.capture.session_id,
+            index=self.index,
+            provider=self.provider.name,
+            model=asked.model,
+            messages=asked.messages,
+            tools=asked.tools,
+            sampling_mismatch=self.sampling_mismatch,
+            single_tool_call=bool(asked.tools) and asked.parallel_tool_calls is False,
+            parent_id=self.plan.parent_id,
+            continuation=self.plan.continuation,
+            splice_cause=self.plan.cause,
+            hints=self.hints,
+            started_at=self.started_at,
+            duration=time.time() - self.started_at,
+            **answer,
+        )

@@ -243,7 +243,7 @@ class Proxy:
             self._record_cut_off(exchange, "failed", repr(error))
             raise EngineError(502, f"the engine's answer could not be read: {error!r}", kind="server") from error
         exchange.plan = self.splicer.confirm(exchange.plan, completion.prompt_ids)
-        call = exchange.call(completion=completion)
+        call = exchange.answered(completion)
         self._record(exchange, call)
         exchange.capture.thread.remember(call, exchange.plan)
         return completion, call
