@@ -24,6 +24,14 @@ from tests.faults.kills import Killer
 from tests.faults.processes import KEYS, NODE_HEADERS, Service
 from tests.faults.sessions import request
 
+LAWS = (
+    "every kind of process was killed",
+    "every session ends, with an episode",
+    "no captured call is lost",
+    "balances are exact",
+    "no sandbox is left",
+    "every result arrives exactly once",
+)
 SAMPLES = 10
 """Of each task, at most."""
 TURNS = 4
@@ -93,14 +101,15 @@ async def run(faults: Faults, directory: Path) -> Outcome:
         outcome = Outcome(killer, found, time.monotonic() - begun)
         lost, outcome.answers = laws.no_call_is_lost(found, killer)
         session_ids = [session.session_id for state in states for session in state.sessions]
-        outcome.breaches = {
-            "every kind of process was killed": [kind for kind in killer.kinds if not killer.done[kind]],
-            "every session ends, with an episode": laws.every_session_ends(found),
-            "no captured call is lost": lost,
-            "balances are exact": laws.balances_are_exact(found),
-            "no sandbox is left": await _nothing_left(killer, session_ids),
-            "every result arrives exactly once": laws.every_result_arrives_once(found),
-        }
+        breaches = (
+            [kind for kind in killer.kinds if not killer.done[kind]],
+            laws.every_session_ends(found),
+            lost,
+            laws.balances_are_exact(found),
+            await _nothing_left(killer, session_ids),
+            laws.every_result_arrives_once(found),
+        )
+        outcome.breaches = dict(zip(LAWS, breaches, strict=True))
     return outcome
 
 

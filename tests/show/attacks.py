@@ -1,8 +1,6 @@
-"""Try every attack on the grader, on each way to run tests, and print what became of it.
+"""Try every attack on the grader, on each way to run tests, and print what stopped each one: `make show-attacks`.
 
-    python -m tests.show.attacks [GROUND...]
-
-`unguarded` is what a grader would have given that applies the whole diff, runs the command and reads the log.
+The column `unguarded` is the reward of a grader that applies the whole diff, runs the command and reads the log.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -23,9 +22,13 @@ from polar_gym.tasks import Task
 from polar_gym.workspaces.diff import apply_diff
 from tests.lifecycle.attacks import ATTACKS, GROUNDS, Ground, task_for
 from tests.lifecycle.grading_bench import Bench, make_bench
+from tests.show.result import Result, make_parser, parse
+
+SOLUTION, ATTACK = LAWS = ("the solution is rewarded", "no attack is rewarded")
 
 
 async def unguarded(bench: Bench, task: Task, diff: bytes) -> float:
+    """Return the reward that the diff would have without any guard."""
     tests = [*task.FAIL_TO_PASS, *task.PASS_TO_PASS]
     async with bench.sandbox(task) as sandbox:
         try:
@@ -43,35 +46,46 @@ async def unguarded(bench: Bench, task: Task, diff: bytes) -> float:
     return float(report.resolved)
 
 
-async def show(ground: Ground, console: Console) -> int:
+async def show(ground: Ground, console: Console, result: Result) -> None:
+    """Try every attack of one ground."""
     table = Table("attack", "what it tried", "what stopped it", "unguarded", "reward", title=f"Tests run by {ground}")
-    rewarded = 0
+    done = Counter[str]()
     with tempfile.TemporaryDirectory() as directory:
         bench = make_bench(Path(directory))
         bench.offer_pytest()
         task = task_for(ground, bench.directory)
         honest = await bench.evaluate(task, task.patch.encode())
+        result.check(SOLUTION, [f"{ground}: {honest.reward:g}, {honest.detail}"] * (honest.reward != 1.0))
         table.add_row("(none: the solution)", "to solve the task", "-", "-", f"{honest.reward:g}", end_section=True)
         for attack in ATTACKS:
             if ground not in attack.grounds:
                 continue
             diff = await bench.diff_after(task, attack.script(ground))
             bare = await unguarded(bench, task, diff)
-            result = await bench.evaluate(task, diff)
-            rewarded += result.reward > 0
-            detail = result.detail.splitlines()[0]
+            graded = await bench.evaluate(task, diff)
+            done.update(attacks=1, rewarded=graded.reward > 0, rewarded_unguarded=bare > 0)
+            result.check(ATTACK, [f"{ground}: {attack.name}: {graded.reward:g}"] * (graded.reward > 0))
+            detail = graded.detail.splitlines()[0]
             if "not counted: " in detail:
                 detail = f"does not count: {detail.partition('not counted: ')[2]}"
-            table.add_row(attack.name, attack.tries, detail[:110], f"{bare:g}", f"{result.reward:g}")
+            table.add_row(attack.name, attack.tries, detail[:110], f"{bare:g}", f"{graded.reward:g}")
     console.print(table)
-    return rewarded + (honest.reward != 1.0)
+    result.figures[ground] = done
 
 
-async def main() -> int:
-    console = Console(width=200)
-    grounds: list[Ground] = [ground for ground in GROUNDS if ground in sys.argv[1:] or len(sys.argv) == 1]
-    return sum([await show(ground, console) for ground in grounds])
+def main() -> int:
+    parser = make_parser("attacks", __doc__, quick=f"all ways to run tests except {GROUNDS[0]}")
+    parser.add_argument("grounds", nargs="*", metavar="GROUND", help=f"only these: {', '.join(GROUNDS)}")
+    options = parse(parser)
+    if unknown := set(options.grounds) - set(GROUNDS):
+        parser.error(f"GROUND={min(unknown)}: not one of {', '.join(GROUNDS)}")
+    chosen = options.grounds or (GROUNDS[:1] if options.quick else GROUNDS)
+    result, console = Result("attacks", LAWS, options), Console(width=200)
+    for ground in GROUNDS:
+        if ground in chosen:
+            asyncio.run(show(ground, console, result))
+    return result.finish()
 
 
 if __name__ == "__main__":
-    sys.exit(min(asyncio.run(main()), 1))
+    sys.exit(main())

@@ -1,8 +1,8 @@
-"""What each harness does when the engine fails, as a table: `make show-errors`.
+"""Show in a table what each harness does when the engine fails: `make show-errors`.
 
-Every cell is a run of a real harness in a real sandbox against the real gateway, whose engine fails once the session is
-on its way (`faulty_engine`): twice and then no more, or with `--times 0` for good. A run that goes on asking is cut off
-at `--limit` seconds, and the table says so.
+Every row is a run of a real harness in a real sandbox against the real gateway. The engine fails during the session
+(`faulty_engine`): twice, or with `--times 0` until its end. A harness that goes on asking is cut off at `--limit`
+seconds, and the table says so.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ from polar_gym.gateway.proxy import proxy
 from polar_gym.paths import cache_dir
 from polar_gym.providers import Provider, routes
 from polar_gym.schema import Episode, HarnessSpec, RuntimeSpec, TaskRequest
+from tests.show.result import Result, make_parser, parse
 from tests.wire.faulty_engine import FAULTS, FINAL, Asked, FaultyEngine
 
 HARNESSES = ["codex", "claude_code", "gemini_cli", "qwen_code", "opencode", "pi"]
 
+EXACT, FINISHED, MASKED = LAWS = (
+    "every session's token counts are exact",
+    "a session that finished its task has a reward",
+    "a session that an engine's error ended has no reward",
+)
 _NAMES = re.compile(rb'"(?:type|code|status)":"([\w.]+)"')
 """What a client may decide by."""
 
+FINISHED_TASK = "finished the task"
 COLUMNS = ("case", "harness", "requests", "sent", "reaction", "end", "exit", "judged as")
 
 
@@ -65,7 +72,33 @@ def _names(data: bytes) -> str:
 
 
 async def run(harness: str, case: str, options: argparse.Namespace) -> dict[str, str]:
-    """One row of the table."""
+    """Run one session and return its row of the table."""
+    return (await run_session(harness, case, options)).row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A session and its row of the table."""
+
+    row: dict[str, str]
+    episode: Episode
+
+    @property
+    def breaches(self) -> dict[str, list[str]]:
+        """Law -> its breaches."""
+        name = f"{self.row['harness']}, {self.row['case']}: {self.row['judged as']}"
+        error, finished = FAULTS[self.row["case"]].error, self.row["end"] == FINISHED_TASK
+        engine_down = error is not None and (error.status == 429 or error.status >= 500)
+        rewarded = self.episode.session.failure is None
+        return {
+            EXACT: [name] * (not self.episode.trajectory.fidelity.balanced),
+            FINISHED: [name] * (finished and not rewarded),
+            MASKED: [name] * (engine_down and not finished and rewarded),
+        }
+
+
+async def run_session(harness: str, case: str, options: argparse.Namespace) -> Shown:
+    """Run one session of a harness whose engine fails."""
     fault = FAULTS[case]
     times = 1 if fault.once and options.times else options.times or None
     engine = FaultyEngine(fault, times=times, slow_seconds=options.slow)
@@ -83,7 +116,7 @@ async def run(harness: str, case: str, options: argparse.Namespace) -> dict[str,
             node.proxy.providers = [observed.provider(provider) for provider in node.proxy.providers]
             node.proxy._routes = routes(node.proxy.providers)
             episode = await node.rollout(request)
-    return {
+    row = {
         "case": case,
         "harness": harness,
         "requests": str(len(engine.asked)),
@@ -93,6 +126,7 @@ async def run(harness: str, case: str, options: argparse.Namespace) -> dict[str,
         "exit": "-" if episode.session.exit_code is None else str(episode.session.exit_code),
         "judged as": judgement(episode),
     }
+    return Shown(row=row, episode=episode)
 
 
 def reaction(asked: Sequence[Asked], *, cut: bool) -> str:
@@ -122,7 +156,7 @@ def _some(waits: Sequence[str]) -> str:
 def end(episode: Episode) -> str:
     if episode.session.truncated_by is not None:
         return f"cut off after {episode.request.timeout_seconds:g} s"
-    return "finished the task" if FINAL in episode.artifacts.stdout else "did not finish"
+    return FINISHED_TASK if FINAL in episode.artifacts.stdout else "did not finish"
 
 
 def judgement(episode: Episode) -> str:
@@ -130,18 +164,18 @@ def judgement(episode: Episode) -> str:
     return f"reward {episode.reward:g}" if failure is None else f"{failure.kind} (no reward)"
 
 
-async def rows(options: argparse.Namespace) -> list[dict[str, str]]:
-    """All runs, some at a time, in the order of the table."""
+async def run_all(options: argparse.Namespace) -> list[Shown]:
+    """Run all sessions, some at a time, and return them in the order of the table."""
     places = asyncio.Semaphore(options.at_once)
-    pairs = [(case, harness) for case in options.case or FAULTS for harness in options.harness or HARNESSES]
+    pairs = [(case, harness) for case in options.case for harness in options.harness]
     with Progress(console=make_console(stderr=True)) as progress:
         bar = progress.add_task("sessions", total=len(pairs))
 
-        async def one(case: str, harness: str) -> dict[str, str]:
+        async def one(case: str, harness: str) -> Shown:
             async with places:
-                row = await run(harness, case, options)
+                shown = await run_session(harness, case, options)
             progress.advance(bar)
-            return row
+            return shown
 
         return list(await asyncio.gather(*(one(*pair) for pair in pairs)))
 
@@ -158,8 +192,9 @@ def markdown(found: Sequence[dict[str, str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make show-errors", description=__doc__)
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options, with every case and every harness where none is named."""
+    parser = make_parser("errors", __doc__, quick="all faults except 429, and all harnesses except pi and claude_code")
     parser.add_argument("--case", action="append", choices=FAULTS, help="only this case; may be given several times")
     parser.add_argument("--harness", action="append", choices=HARNESSES, help="only this one; likewise")
     parser.add_argument("--times", type=int, default=2, help="how often the engine fails; 0: for good (default 2)")
@@ -169,17 +204,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--keep-alive", type=float, default=proxy.KEEP_ALIVE_SECONDS, help="likewise")
     parser.add_argument("--at-once", type=int, default=4, help="how many sessions run at a time (default 4)")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    return parser.parse_args(argv)
+    parser.set_defaults(case=list(FAULTS), harness=HARNESSES)
+    return parse(parser, argv, quick={"case": ["429"], "harness": ["pi", "claude_code"]})
 
 
-def main() -> None:
-    options = parse(sys.argv[1:])
+def main() -> int:
+    options = parse_options()
+    result = Result("errors", LAWS, options)
     proxy.HOLD_SECONDS, proxy.KEEP_ALIVE_SECONDS = options.hold, options.keep_alive
-    found = asyncio.run(rows(options))
+    sessions = asyncio.run(run_all(options))
+    found = [session.row for session in sessions]
     make_console().print(show(found))
     if options.markdown:
         options.markdown.write_text(markdown(found), encoding="utf-8")
+    result.figures["rows"] = found
+    for session in sessions:
+        for law, breaches in session.breaches.items():
+            result.check(law, breaches)
+    return result.finish()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,9 +1,9 @@
-"""Two hundred sessions while everything is killed with SIGKILL at random: `make show-faults ARGS="--nodes 3"`.
+"""Two hundred sessions while every process is killed with SIGKILL at random: `make show-faults ARGS="--nodes 3"`.
 
-Real processes: the rollout server, gateway nodes, an engine in vLLM's HTTP form, a receiver of callbacks. Killed are,
-in rounds of random order: a gateway that has a session in each of the stages (one time in three for longer than its
-lease), the server, it and all gateways at once, a harness, a sandbox (its PID 1, or its container), the receiver for
-two seconds, the engine for thirty. Afterwards the laws of `tests/faults/laws.py` are checked.
+The processes are real: the rollout server, gateway nodes, an engine in vLLM's HTTP form, a receiver of callbacks. Each
+round kills, in a random order: a gateway that has a session in each of the stages (one time in three for longer than
+its lease), the server, the server and all gateways at once, a harness, a sandbox (its PID 1, or its container), the
+receiver for two seconds, the engine for thirty. Afterwards the laws of `tests/faults/laws.py` are checked.
 """
 
 from __future__ import annotations
@@ -19,41 +19,50 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults.run import Faults, run, table_of
+from tests.faults.run import LAWS, Faults, Outcome, run, table_of
+from tests.show.result import Result, make_parser, parse
 from tests.support.docker_daemon import own_daemon, running_daemon
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(prog="make show-faults", description=__doc__)
-    parser.add_argument("--sessions", type=int, default=200)
+async def show(options: argparse.Namespace, directory: Path) -> Outcome:
+    """Run the sessions, with a Docker daemon of this program's own where none runs."""
+    faults = Faults(sessions=options.sessions, nodes=options.nodes, rounds=options.rounds, seed=options.seed)
+    if options.quick:
+        faults.engine_kills, faults.engine_away_seconds, faults.gateway_away_seconds = 1, 2.0, (0.0,)
+    with contextlib.ExitStack() as stack:
+        if options.docker:
+            faults.pools = {"init": 4, "ready": 2, "run": 3, "postrun": 2}  # containers take long to come up
+            faults.docker_host = running_daemon() or stack.enter_context(own_daemon())
+        return await run(faults, directory)
+
+
+def main() -> int:
+    parser = make_parser("faults", __doc__, quick="two of three rounds, most sessions, kills that outlast a lease")
+    parser.add_argument("--sessions", type=int, default=200, help="at least (default %(default)s)")
     parser.add_argument("--nodes", type=int, default=1, help="gateway nodes")
     parser.add_argument("--rounds", type=int, default=3, help="how often each kind of process is killed")
     parser.add_argument("--docker", action="store_true", help="sandboxes are containers, not bubblewrap's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run, and say where it is")
-    given = parser.parse_args()
-    faults = Faults(sessions=given.sessions, nodes=given.nodes, rounds=given.rounds, seed=given.seed)
+    options = parse(parser, quick={"sessions": 12, "rounds": 1})
+    result, console = Result("faults", LAWS, options), Console(width=100)
     directory = Path(tempfile.mkdtemp(prefix="pg-faults-", dir="/tmp"))
-    with contextlib.ExitStack() as stack:
-        if not given.keep:
-            stack.callback(shutil.rmtree, directory)
-        if given.docker:
-            faults.pools = {"init": 4, "ready": 2, "run": 3, "postrun": 2}  # containers take long to come up
-            faults.docker_host = running_daemon() or stack.enter_context(own_daemon())
-        outcome = await run(faults, directory)
-    table = Table("what", "how many", title=f"Processes killed: {given.nodes} nodes, seed {given.seed}")
+    try:
+        outcome = asyncio.run(show(options, directory))
+    finally:
+        if options.keep:
+            console.print(f"kept: {directory}")
+        else:
+            shutil.rmtree(directory)
+    table = Table("what", "how many", title=f"Processes killed: {options.nodes} nodes, seed {options.seed}")
     for what, count in table_of(outcome):
         table.add_row(what, count)
-    laws = Table("law", "breaches")
+    console.print(table)
+    result.figures = dict(table_of(outcome))
     for law, breaches in outcome.breaches.items():
-        laws.add_row(law, str(len(breaches)) if breaches else "none")
-    console = Console(width=100)
-    if given.keep:
-        console.print(f"kept: {directory}")
-    console.print(table, laws)
-    if wrong := [f"{law}: {each}" for law, breaches in outcome.breaches.items() for each in breaches]:
-        sys.exit("\n".join(wrong[:50]))
+        result.check(law, breaches)
+    return result.finish()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(main())

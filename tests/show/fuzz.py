@@ -1,19 +1,16 @@
-"""Search for inputs that break a law: every property test, with other random inputs each round, until the time is over.
+"""Search for inputs that break a property test, with other random inputs each round: `make show-fuzz`.
 
-    python -m tests.show.fuzz [--seconds N | --quick] [--rounds N] [--seed N] [--figures FILE] [PATH...]
-
-In CI the property tests try the same inputs in every run (`tests/conftest.py`); this program is what explores. It runs
-the tests that hypothesis marks as pytest collects them. An input that breaks one is kept as an `@example` above the
-test: every later run tries it first, CI too, and no database that depends on the version of hypothesis is needed. An
-input that no expression can spell (of `st.data()`, or of a state machine) is in the figures only, with the seed that
-finds it again. A test that has failed is left out of the rounds that follow. A property test draws its cases instead of
-being parametrised: hypothesis writes parameters into an example, and then refuses the example.
+In CI the property tests try the same inputs in every run (`tests/conftest.py`); this program explores. It runs the
+tests that hypothesis marks, as pytest collects them, until the time is over. An input that breaks a test is kept as an
+`@example` above the test: every later run tries it first, also in CI, and no database that depends on the version of
+hypothesis is needed. An input that no expression can spell (of `st.data()`, or of a state machine) is only in the
+figures, with the seed that finds it again. A test that has failed is left out of the rounds that follow. A property
+test draws its cases instead of being parametrised: hypothesis writes parameters into an example, and then refuses the
+example.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import random
 import re
@@ -26,11 +23,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.show.result import Result, make_parser, parse
+
+(HOLDS,) = LAWS = ("every property test holds for every input that was tried",)
 PATCHES = Path(".hypothesis/patches")
 """Where hypothesis, if it has libcst, leaves a patch with the examples of each run that failed."""
-FIGURES = Path("build/show/fuzz.json")
 SAID = 4000
-"""Characters of a failure's report that the figures keep: its end, with the input."""
+"""The characters of a failure's report that the figures keep: its end, with the input."""
 _IMPORT = "from hypothesis import example"
 _RAN = re.compile(r"(\d+) (?:passing|failing|invalid)\b")
 """In hypothesis's statistics of a test."""
@@ -116,39 +115,35 @@ def keep_examples() -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the property tests with random inputs until the time is over.")
+    parser = make_parser("fuzz", __doc__, quick="all that begins after 40 seconds")
     parser.add_argument("places", nargs="*", default=["tests"], metavar="PATH", help="tests, as pytest names them")
     parser.add_argument("--seconds", type=float, default=300, help="how long (default: %(default)s)")
-    parser.add_argument("--quick", action="store_const", dest="seconds", const=40, help="40 seconds")
-    parser.add_argument("--rounds", type=int, default=math.inf, help="how often at most (default: while there is time)")
+    parser.add_argument("--rounds", type=int, help="how often at most (default: while there is time)")
     parser.add_argument("--seed", type=int, default=None, help="of the first round (default: by chance)")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="(default: %(default)s)")
-    arguments = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
+    options = parse(parser, quick={"seconds": 40.0})
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    result = Result("fuzz", LAWS, options)
     shutil.rmtree(PATCHES, ignore_errors=True)
-    started = time.monotonic()
-    rounds = explore(seed, arguments.seconds, arguments.rounds, arguments.places)
+    rounds = explore(seed, options.seconds, options.rounds or math.inf, options.places)
     kept = keep_examples()
-    figures = {
+    failures = [
+        {"test": test, "seed": each.seed, "said": said} for each in rounds for test, said in each.failures.items()
+    ]
+    result.check(HOLDS, [f"{failed['test']} (again by --hypothesis-seed={failed['seed']})" for failed in failures])
+    result.figures = figures = {
         "seed": seed,
         "rounds": len(rounds),
-        "seconds": round(time.monotonic() - started, 1),
         "tests": len(set[str]().union(*(each.tests for each in rounds))),
         "tests_collected": rounds[0].collected,
         "examples": sum(each.examples for each in rounds),
-        "failures": [
-            {"test": test, "seed": each.seed, "said": said} for each in rounds for test, said in each.failures.items()
-        ],
+        "failures": failures,
         "examples_added_to": kept,
     }
-    arguments.figures.parent.mkdir(parents=True, exist_ok=True)
-    arguments.figures.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     tests = f"{figures['tests']} of {figures['tests_collected']} property tests"
-    said = [f"{figures['examples']} inputs of {tests} in {figures['seconds']} s, first seed {seed}"]
-    said += [f"failed: {test} (again by --hypothesis-seed={each.seed})" for each in rounds for test in each.failures]
+    said = [f"{figures['examples']} inputs of {tests} in {result.seconds} s, first seed {seed}"]
     said += [f"an @example was added to {file}: commit it with the cure" for file in kept]
     print("", *said, sep="\n")  # noqa: T201
-    return 1 if figures["failures"] else 0
+    return result.finish()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """What one node carries: `make show-load`.
 
-First 500 sessions at once with a light command harness, then 100 in sandboxes with one that holds a conversation that
-grows by some thousand tokens a turn; all in bubblewrap. The gateway and the engine (of this repository, in vLLM's HTTP
-form) are processes of their own. Shown are the gateway's memory, the time from a harness's request to its answer, of
-which the engine takes half to one and a half times `--delay`, and what went wrong, which must be nothing.
+First 500 sessions run at once with a light command harness, then 100 with a heavier one, whose conversation grows by
+some thousand tokens a turn. All sandboxes are bubblewrap's. The gateway and the engine (of this repository, in vLLM's
+HTTP form) are processes of their own. The table shows the gateway's memory, the time from a harness's request to its
+answer, of which the engine takes half to one and a half times `--delay`, and the number of errors.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -27,6 +26,14 @@ from rich.table import Table
 from polar_gym.protocol import Dispatch
 from polar_gym.schema import Episode, HarnessSpec, RuntimeSpec, TaskRequest
 from tests.faults.processes import NODE_HEADERS, Process, Service
+from tests.show.result import Result, make_parser, parse
+
+AT_ONCE, COMPLETED, CALLS, EXACT = LAWS = (
+    "all sessions run at once",
+    "no session fails",
+    "no call is missing",
+    "every session's token counts are exact",
+)
 
 HARNESS = """
 import json, os, sys, time, urllib.request
@@ -66,12 +73,18 @@ class Measured:
     episodes: list[Episode] = field(default_factory=list)
 
     @property
-    def problems(self) -> list[str]:
-        failed = [f"{e.session.session_id}: {e.session.failure}" for e in self.episodes if e.session.failure]
-        unbalanced = [e.session.session_id for e in self.episodes if not e.trajectory.fidelity.balanced]
-        missing = self.load.sessions * self.load.calls - sum(e.trajectory.fidelity.calls for e in self.episodes)
-        failed += [f"{missing} calls are missing"] * bool(missing)
-        return failed + [f"{each}: its tokens do not add up" for each in unbalanced]
+    def breaches(self) -> dict[str, list[str]]:
+        """Law -> its breaches."""
+        load, counts = self.load, [(e.session, e.trajectory.fidelity) for e in self.episodes]
+        missing = load.sessions * load.calls - sum(fidelity.calls for _, fidelity in counts)
+        return {
+            AT_ONCE: [f"{load.name}: {self.at_once} of {load.sessions}"] * (self.at_once < load.sessions),
+            COMPLETED: [
+                f"{load.name}: {session.session_id}: {session.failure}" for session, _ in counts if session.failure
+            ],
+            CALLS: [f"{load.name}: {missing}"] * bool(missing),
+            EXACT: [f"{load.name}: {session.session_id}" for session, fidelity in counts if not fidelity.balanced],
+        }
 
     def row(self) -> list[str]:
         grown = self.highest_bytes - self.idle_bytes
@@ -88,7 +101,7 @@ class Measured:
             f"{p50 * 1000:.0f}",
             f"{p99 * 1000:.0f}",
             f"{self.seconds:.0f}",
-            str(len(self.problems)) if self.problems else "none",
+            str(sum(map(len, self.breaches.values())) or "none"),
         ]
 
 
@@ -163,29 +176,28 @@ async def _watch(http: aiohttp.ClientSession, node: Process, measured: Measured)
         await asyncio.sleep(1.0)
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(prog="make show-load", description=__doc__)
+def main() -> int:
+    parser = make_parser("load", __doc__, quick="most sessions, and most of the pauses between calls")
     parser.add_argument("--light", type=int, default=500, help="sessions of the light harness")
     parser.add_argument("--heavy", type=int, default=100, help="sessions of the heavier one")
     parser.add_argument("--pause", type=float, default=40.0, help="seconds that a harness works between two calls")
     parser.add_argument("--delay", type=float, default=0.5, help="seconds that the engine takes for an answer")
-    given = parser.parse_args()
+    options = parse(parser, quick={"light": 40, "heavy": 10, "pause": 5.0})
     loads = [
-        Load(name="light", sessions=given.light, calls=4, words=10, pause=given.pause),
-        Load(name="heavier", sessions=given.heavy, calls=10, words=1500, pause=given.pause / 10),
+        Load(name="light", sessions=options.light, calls=4, words=10, pause=options.pause),
+        Load(name="heavier", sessions=options.heavy, calls=10, words=1500, pause=options.pause / 10),
     ]
+    result = Result("load", LAWS, options)
     table = Table(*COLUMNS, title=f"One node; {os.cpu_count()} cores for gateway, engine and all sandboxes")
-    problems = []
     for load in loads:
-        measured = await measure(load, given.delay)
+        measured = asyncio.run(measure(load, options.delay))
         table.add_row(*measured.row())
-        problems += measured.problems
-        if measured.at_once < load.sessions:
-            problems.append(f"{load.name}: only {measured.at_once} of {load.sessions} sessions ran at once")
+        result.figures[load.name] = dict(zip(COLUMNS, measured.row(), strict=True))
+        for law, breaches in measured.breaches.items():
+            result.check(law, breaches)
     Console(width=130).print(table)
-    if problems:
-        sys.exit("\n".join(problems[:50]))
+    return result.finish()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(main())

@@ -1,11 +1,9 @@
-"""The NeMo Gym front door as its users meet it: both versions, their own commands, a real vLLM as the policy model.
+"""Run NeMo Gym 0.4 and 0.7 by their own commands, with a real vLLM as the policy model: `make show-nemo`.
 
-    python -m tests.show.nemo [VERSION]...
-
-starts the servers with `gym env start --environment polar_swe`, collects rollouts with `gym eval run`, and prints for
-each case what was sampled, what reaches a trainer, and whether the answers obey the laws that trainers rely on: token
-items that continue each other (NeMo RL's walk), the strict form of `training_traces`, every sampled token delivered
-once or excluded by name. Exits with 1 where one does not.
+The program starts the servers with `gym env start --environment polar_swe` and collects rollouts with `gym eval run`.
+For each case it prints the sampled tokens, the tokens that reach a trainer, and whether the answers obey the laws that
+trainers rely on: token items that continue each other (NeMo RL's walk), the strict form of `training_traces`, every
+sampled token delivered once or excluded by name.
 """
 
 from __future__ import annotations
@@ -28,9 +26,11 @@ from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, s
 from tests.e2e.test_vllm_episode import SHELL_CALLS, observed
 from tests.e2e.vllm_server import INSTALL as INSTALL_VLLM
 from tests.e2e.vllm_server import VllmServer, run_server, vllm_python
+from tests.show.result import Result, make_parser, parse
 from tests.support.nemo_rl import consumed
 from tests.unit.nemo.test_nemo import check_envelope
 
+(LAWFUL,) = LAWS = ("every answer obeys the laws that trainers rely on",)
 Answer = dict[str, Any]
 
 SAYS = [*[f"<tool_call>\n{SHELL_CALLS['pi']}\n</tool_call>"] * 2, "All done."]
@@ -153,7 +153,7 @@ def run_case(gym: NemoGym, case: Case) -> Outcome:
 
 
 def check_answer(answer: Answer, case: Case) -> None:
-    """Raises `AssertionError` where a law is broken."""
+    """Raise `AssertionError` where a law is broken."""
     walk = consumed(answer["response"]["output"])
     assert walk, "NeMo RL takes no sample without tokens"
     assert answer["instance_config"]["mask_sample"] == answer["mask_sample"], "the mask is in both places"
@@ -173,8 +173,8 @@ def check_answer(answer: Answer, case: Case) -> None:
     assert answer["sampled_tokens"] == delivered + answer["excluded_tokens"], "a sampled token is lost, or given twice"
 
 
-def show(version: str, policy: str) -> list[Outcome]:
-    """All cases under one version, against servers that are started for it."""
+def show(version: str, policy: str, cases: Sequence[Case] = CASES) -> list[Outcome]:
+    """Run the cases under one version, against servers that are started for it."""
     with (
         tempfile.TemporaryDirectory(prefix="show-nemo-") as directory,
         nemo_gym(version, Path(directory) / "work") as gym,
@@ -188,13 +188,13 @@ def show(version: str, policy: str) -> list[Outcome]:
             *(f"{shipped}.{key}={_override(value)}" for key, value in VLLM.items()),
         ]
         with serving(gym, *options):
-            return [run_case(gym, case) for case in CASES]
+            return [run_case(gym, case) for case in cases]
 
 
-async def show_on(server: VllmServer, versions: Sequence[str]) -> list[Outcome]:
-    """vLLM's own grammar has its tiny model call two tools and end; the tokens are sampled all the same."""
+async def show_on(server: VllmServer, versions: Sequence[str], cases: Sequence[Case]) -> list[Outcome]:
+    """Run the cases. vLLM's own grammar has its tiny model call two tools and end; the tokens are still sampled."""
     async with observed(server, SAYS) as (url, _):
-        shown = [await asyncio.to_thread(show, version, url) for version in versions]
+        shown = [await asyncio.to_thread(show, version, url, cases) for version in versions]
     return [outcome for outcomes in shown for outcome in outcomes]
 
 
@@ -208,22 +208,36 @@ def _override(value: Any) -> str:
     return str(value)
 
 
-def main(versions: Sequence[str]) -> int:
-    python = vllm_python()
-    if python is None:
-        sys.exit(f"no vLLM here; install it with: {INSTALL_VLLM}")
-    if missing := [version for version in versions if not installed(version)]:
-        sys.exit(f"no NeMo Gym {', '.join(missing)} here; install it with: {INSTALL}")
-    with tempfile.TemporaryDirectory(prefix="vllm-") as directory, run_server(python, Path(directory)) as server:
-        outcomes = asyncio.run(show_on(server, versions))
+def table_of(outcomes: Sequence[Outcome]) -> Table:
+    """Return a row for each case."""
     table = Table(title="NeMo Gym rollouts", title_justify="left", header_style="bold")
     for heading in HEADINGS:
         table.add_column(heading, overflow="fold", justify="right" if heading in FIGURES else "left")
     for outcome in outcomes:
         table.add_row(*outcome.cells())
-    make_console().print(table)
-    return int(any(outcome.problems for outcome in outcomes))
+    return table
+
+
+def main() -> int:
+    newest = max(PYTHONS)
+    parser = make_parser("nemo", __doc__, quick=f"all versions except {newest}, and all cases except the first two")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"only these: {', '.join(PYTHONS)}")
+    options = parse(parser)
+    versions = options.versions or ([newest] if options.quick else list(PYTHONS))
+    python = vllm_python()
+    if python is None:
+        sys.exit(f"no vLLM here; install it with: {INSTALL_VLLM}")
+    if missing := [version for version in versions if not installed(version)]:
+        sys.exit(f"no NeMo Gym {', '.join(missing)} here; install it with: {INSTALL}")
+    result, cases = Result("nemo", LAWS, options), CASES[: 2 if options.quick else None]
+    with tempfile.TemporaryDirectory(prefix="vllm-") as directory, run_server(python, Path(directory)) as server:
+        outcomes = asyncio.run(show_on(server, versions, cases))
+    make_console().print(table_of(outcomes))
+    result.figures["cases"] = [dict(zip(HEADINGS, outcome.cells(), strict=True)) for outcome in outcomes]
+    for outcome in outcomes:
+        result.check(LAWFUL, [f"{outcome.version}, {outcome.case.title}: {problem}" for problem in outcome.problems])
+    return result.finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or list(PYTHONS)))
+    sys.exit(main())

@@ -1,12 +1,10 @@
 """A Ray cluster of three machines (Ray's own cluster utilities, on this one) that loses one mid-run: `make show-ray`.
 
 Ray places a gateway node on each. When every machine runs a session, one machine is removed, with all of its processes.
-Its sessions must finish on the others, and every session with one usable episode.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import shutil
@@ -25,12 +23,17 @@ from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
 from tests.lifecycle.test_service_ray import TAKES_A_WHILE, on_ray
 from tests.lifecycle.test_session_endings import task
+from tests.show.result import Result, make_parser, parse
 
 MACHINES = 3
+USABLE, ELSEWHERE = LAWS = (
+    "every session ends with a usable episode",
+    "the lost machine's sessions finish on other machines",
+)
 
 
 async def show(machines: Any, sessions: int, directory: Path) -> tuple[TaskState, str, dict[str, str], float]:
-    """The task's end, the node that was lost, what ran on each node then, and the seconds from there to the end."""
+    """Return the task's end, the lost node, the session that ran on each node then, and the seconds after the loss."""
     async with on_ray(machines, directory) as (_, client):
         await client.submit(task(num_samples=sessions, agent=TAKES_A_WHILE))
         running = await _on_every_machine(client)
@@ -52,10 +55,11 @@ async def _on_every_machine(client: RolloutClient) -> dict[str, str]:
             await asyncio.sleep(0.1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="make show-ray", description=__doc__)
+def main() -> int:
+    parser = make_parser("ray", __doc__, quick="half of the sessions")
     parser.add_argument("--sessions", type=int, default=18)
-    given = parser.parse_args()
+    given = parse(parser, quick={"sessions": 9})
+    result = Result("ray", LAWS, given)
     directory = Path(tempfile.mkdtemp(prefix="ray-"))  # names of sockets must be short
     os.environ["RAY_TMPDIR"] = str(directory)
     machines = Cluster()
@@ -68,10 +72,12 @@ def main() -> None:
         shutil.rmtree(directory, ignore_errors=True)
     _print(state, lost, running, seconds)
     again = {session.session_id: session for session in state.sessions if session.attempt}
-    if state.status is not TaskStatus.COMPLETED or state.usable != given.sessions:
-        sys.exit(f"{state.usable} of {given.sessions} sessions are usable: {state.failures}")
-    if running[lost] not in again or again[running[lost]].node == lost:
-        sys.exit("what ran on the lost machine did not finish on another one")
+    unusable = state.status is not TaskStatus.COMPLETED or state.usable != given.sessions
+    result.check(USABLE, [f"{state.usable} of {given.sessions}: {state.failures}"] * unusable)
+    stayed = running[lost] not in again or again[running[lost]].node == lost
+    result.check(ELSEWHERE, [f"session {running[lost]} of node {lost}"] * stayed)
+    result.figures = {"usable": state.usable, "begun_again": len(again), "seconds_after_the_loss": seconds}
+    return result.finish()
 
 
 def _print(state: TaskState, lost: str, running: dict[str, str], seconds: float) -> None:
@@ -84,4 +90,4 @@ def _print(state: TaskState, lost: str, running: dict[str, str], seconds: float)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

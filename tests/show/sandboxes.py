@@ -1,9 +1,9 @@
-"""Two hundred sandboxes of each runtime, some of whose gateways are killed: `make show-sandboxes`.
+"""Start and stop two hundred sandboxes of each runtime, and kill the gateways of some: `make show-sandboxes`.
 
-Most are started, run one command and are stopped, eight at a time. Two gateways are killed with SIGKILL: one when all
-of its sandboxes run a command, one while half of its are still being started. Their sandboxes are then reaped. What is
-left on the machine is counted by name: every process, mount, control group, directory and container of a sandbox
-carries its session's id. Anything left is an error.
+Most sandboxes are started, run one command and are stopped, eight at a time. Two gateways are killed with SIGKILL: the
+first when all of its sandboxes run a command, the second when half of them do. Their sandboxes are then reaped. Every
+process, mount, control group, directory and container of a sandbox carries its session's id, so the program finds
+by name each one that is left on the machine.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from rich.table import Table
 from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes.docker.sandbox import SESSION_LABEL
 from tests.lifecycle.runtime_kinds import gateway, make, started
+from tests.show.result import Result, make_parser, parse
 from tests.support import apptainer
 from tests.support.docker_daemon import own_daemon, running_daemon
 
 KINDS = ("docker", "apptainer", "bubblewrap")
+(NOTHING_LEFT,) = LAWS = ("nothing of any sandbox is left",)
 AT_ONCE = 8
 HELD = 30
 """Sandboxes of each gateway that is killed."""
@@ -70,7 +72,7 @@ class Shown:
 
 
 async def show(kind: str, options: dict[str, Any], count: int) -> Shown:
-    """`count` sandboxes in all."""
+    """Start `count` sandboxes in all, and look for what is left of them."""
     prefix = f"shown{secrets.token_hex(4)}"
     shown = Shown(kind=kind, count=count - 2 * HELD)
     runtime: Runtime = make(kind, **options)
@@ -193,35 +195,41 @@ def _words(process: Path, file: str) -> list[str]:
         return []
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(prog="make show-sandboxes", description=__doc__)
+async def show_all(options: argparse.Namespace, result: Result) -> Table:
+    """Show one runtime after the other."""
+    table = Table(*COLUMNS, title="Sandboxes, and what is left of them", show_lines=True)
+    with contextlib.ExitStack() as stack:
+        for kind in options.runtime:
+            scratch = tempfile.mkdtemp(prefix="pg-", dir="/tmp")
+            stack.callback(shutil.rmtree, scratch)
+            settings: dict[str, Any] = {"scratch": scratch}
+            if kind == "docker":
+                settings["host"] = running_daemon() or stack.enter_context(own_daemon())
+            elif kind == "apptainer":
+                settings["program"] = apptainer.program()
+            shown = await show(kind, settings, options.count)
+            table.add_row(*shown.row())
+            result.figures[kind] = dict(zip(COLUMNS, shown.row(), strict=True))
+            result.check(NOTHING_LEFT, [f"{kind}: {what}: {names}" for what, names in shown.left.items() if names])
+    return table
+
+
+def main() -> int:
+    parser = make_parser("sandboxes", __doc__, quick="docker, apptainer, and most sandboxes whose gateway lives on")
     parser.add_argument("--runtime", action="append", choices=KINDS, help="only this one; may be given repeatedly")
     parser.add_argument("--count", type=int, default=200, help="sandboxes of each runtime")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.hold:
-        await hold(*json.loads(given.hold))
-        return
-    if given.count <= 2 * HELD:
-        parser.error(f"--count={given.count}: {2 * HELD} of them belong to gateways that are killed; give more")
-    table = Table(*COLUMNS, title="Sandboxes, and what is left of them", show_lines=True)
-    failed = []
-    with contextlib.ExitStack() as stack:
-        for kind in given.runtime or KINDS:
-            scratch = tempfile.mkdtemp(prefix="pg-", dir="/tmp")
-            stack.callback(shutil.rmtree, scratch)
-            options: dict[str, Any] = {"scratch": scratch}
-            if kind == "docker":
-                options["host"] = running_daemon() or stack.enter_context(own_daemon())
-            elif kind == "apptainer":
-                options["program"] = apptainer.program()
-            shown = await show(kind, options, given.count)
-            table.add_row(*shown.row())
-            failed += [f"{kind}: {what}: {names}" for what, names in shown.left.items() if names]
-    Console(width=120).print(table)
-    if failed:
-        sys.exit("\n".join(failed))
+    parser.set_defaults(runtime=KINDS)
+    options = parse(parser, quick={"runtime": ["bubblewrap"], "count": 80})
+    if options.hold:
+        asyncio.run(hold(*json.loads(options.hold)))
+        return 0
+    if options.count <= 2 * HELD:
+        parser.error(f"--count={options.count}: {2 * HELD} of them belong to gateways that are killed; give more")
+    result = Result("sandboxes", LAWS, options)
+    Console(width=120).print(asyncio.run(show_all(options, result)))
+    return result.finish()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(main())

@@ -1,11 +1,9 @@
-"""SFT data from real episodes: `make show-sft`.
-
-    python -m tests.show.sft [--tasks FILE] [--out DIR]
+"""Export SFT data from real episodes, and compare it with the captured calls: `make show-sft`.
 
 The real pi works on the bundled tasks and on tasks that are made of package releases, with a scripted policy that
-solves two of three. `polar-gym export sft` refuses its episodes unless asked for; then what it writes is loaded with
-`datasets`, and every row's ids and mask are compared with the calls that the gateway journaled. A second export adds
-nothing.
+solves two of three. `polar-gym export sft` refuses these episodes without `--allow-scripted`. With that option, the
+program loads the written data set with `datasets`, and compares every row's ids and mask with the calls that the
+gateway journaled.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import asyncio
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +29,21 @@ from polar_gym.export.sft import export_sft
 from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.runs.run import roll_out
-from polar_gym.schema import Episode
+from polar_gym.schema import Episode, ModelCall
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import reference_script
 from tests.show.pypi_tasks import KEPT, make
+from tests.show.result import Result, make_parser, parse
+
+REFUSED, CAPTURED, NOTHING_ADDED = LAWS = (
+    "episodes of a scripted policy are refused without --allow-scripted",
+    "every row's ids and mask are those of the captured calls",
+    "a second export adds nothing",
+)
 
 
 def scripts(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """The reference solution for two tasks of three, and for every third one that looks around and gives up."""
+    """Return the reference solution of two tasks of three, and for each third task a script that gives up."""
     played = [reference_script(task) for task in tasks]
     for script in played[2::3]:
         script["commands"] = ["ls -a", f"echo {shlex.quote('No idea.')} > notes.txt"]
@@ -63,8 +68,8 @@ def config(source: dict[str, Any], output: Path, played: list[dict[str, Any]]) -
     )
 
 
-def check_rows(directory: Path, episodes: Sequence[Episode], cache: Path) -> int:
-    """Load the dataset and hold every row against the journals; how many token ids were compared."""
+def check_rows(directory: Path, episodes: Sequence[Episode], cache: Path, result: Result) -> int:
+    """Load the data set, compare every row with the journals, and return the number of compared token ids."""
     import datasets
 
     loaded = datasets.load_dataset(str(directory), cache_dir=str(cache))
@@ -72,49 +77,67 @@ def check_rows(directory: Path, episodes: Sequence[Episode], cache: Path) -> int
     traces = {trace.trace_id: trace for episode in episodes for trace in episode.trajectory.traces}
     compared = 0
     rows: list[dict[str, Any]] = [dict(row) for split in loaded.values() for row in split]
+    result.check(CAPTURED, ["the data set has no rows"] * (not rows))
     for row in rows:
-        ids, mask = np.asarray(row["input_ids"]), np.asarray(row["assistant_masks"])
         journal = journals[row["session_id"]]
         assert journal is not None
         calls = {call.call_id: call for call in read_journal(Path(journal))}
-        unexplained = mask.copy()
-        for call in (calls[call_id] for call_id in traces[row["trace_id"]].call_ids):
-            start, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.response_ids)
-            np.testing.assert_array_equal(ids[:start], call.prompt_ids)
-            np.testing.assert_array_equal(ids[start:end], call.response_ids)
-            unexplained[start:end] = 0
-        assert mask.any(), row["trace_id"]
-        assert not unexplained.any(), row["trace_id"]
-        assert len(ids) == len(mask)
-        assert row["messages"][-1]["role"] == "assistant"
-        compared += len(ids)
+        try:
+            compared += check_row(row, [calls[call_id] for call_id in traces[row["trace_id"]].call_ids])
+        except AssertionError as error:
+            result.check(CAPTURED, [f"trace {row['trace_id']}: {error!r}"])
     return compared
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make SFT data and check it.")
-    parser.add_argument("--tasks", type=Path, default=KEPT, help="tasks of package releases; made where missing")
-    parser.add_argument("--out", type=Path, help="keep the dataset here")
-    arguments = parser.parse_args()
-    console = make_console()
-    if not arguments.tasks.exists():
-        asyncio.run(make(arguments.tasks, console))
-    with tempfile.TemporaryDirectory(prefix="polar-gym-sft-") as scratch:
-        files = [Path(scratch, "bundled.jsonl"), Path(scratch, "pypi.jsonl")]
-        sources = [{"name": "bundled"}, {"name": "jsonl", "path": str(arguments.tasks)}]
-        episodes = [episode for pair in zip(sources, files, strict=True) for episode in run(*pair, console)]
+def check_row(row: Mapping[str, Any], calls: Sequence[ModelCall]) -> int:
+    """Compare a row with the calls of its trace, and return the number of its token ids."""
+    ids, mask = np.asarray(row["input_ids"]), np.asarray(row["assistant_masks"])
+    unexplained = mask.copy()
+    for call in calls:
+        start, end = len(call.prompt_ids), len(call.prompt_ids) + len(call.response_ids)
+        np.testing.assert_array_equal(ids[:start], call.prompt_ids)
+        np.testing.assert_array_equal(ids[start:end], call.response_ids)
+        unexplained[start:end] = 0
+    assert mask.any(), "nothing is trained"
+    assert not unexplained.any(), "the mask holds tokens that were not sampled"
+    assert len(ids) == len(mask)
+    assert row["messages"][-1]["role"] == "assistant"
+    return len(ids)
 
-        refused = export_sft(episodes, Path(scratch, "refused"), Filters())
-        assert {entry.refused for entry in refused} == {"scripted"}
-        out: Path = arguments.out or Path(scratch, "dataset")
-        command = ["export", "sft", *map(str, files), "--out", str(out), "--allow-scripted"]
-        app(command, standalone_mode=False)
-        before = sorted(path.name for path in out.rglob("*"))
-        export_sft(episodes, out, Filters(allow_scripted=True))
-        assert sorted(path.name for path in out.rglob("*")) == before, "a second export added something"
-        compared = check_rows(out, episodes, Path(scratch, "cache"))
-    console.print(f"{compared} token ids and their masks, loaded with datasets, are those that were captured")
-    return 0
+
+def roll_out_tasks(options: argparse.Namespace, files: Sequence[Path], console: Console) -> list[Episode]:
+    """Roll out the bundled tasks, then (not with `--quick`) those of package releases, each into its own file."""
+    sources = [{"name": "bundled"}, {"name": "jsonl", "path": str(options.tasks)}]
+    return [episode for source, file in zip(sources, files, strict=False) for episode in run(source, file, console)]
+
+
+def check_export(episodes: Sequence[Episode], files: Sequence[Path], out: Path, scratch: Path, result: Result) -> int:
+    """Export the episodes, hold the data set against the laws, and return the number of compared token ids."""
+    kinds = {str(entry.refused) for entry in export_sft(episodes, scratch / "refused", Filters())}
+    result.check(REFUSED, [f"refused as {sorted(kinds)}"] * (kinds != {"scripted"}))
+    app(["export", "sft", *map(str, files), "--out", str(out), "--allow-scripted"], standalone_mode=False)
+    before = {path.name for path in out.rglob("*")}
+    export_sft(episodes, out, Filters(allow_scripted=True))
+    result.check(NOTHING_ADDED, sorted({path.name for path in out.rglob("*")} - before))
+    return check_rows(out, episodes, scratch / "cache", result)
+
+
+def main() -> int:
+    parser = make_parser("sft", __doc__, quick="the tasks of package releases")
+    parser.add_argument("--tasks", type=Path, default=KEPT, help="tasks of package releases; made where missing")
+    parser.add_argument("--out", type=Path, help="keep the data set here")
+    options = parse(parser)
+    result, console = Result("sft", LAWS, options), make_console()
+    if not options.quick and not options.tasks.exists():
+        asyncio.run(make(options.tasks, console))
+    with tempfile.TemporaryDirectory(prefix="polar-gym-sft-") as name:
+        scratch = Path(name)
+        files = [scratch / "bundled.jsonl", scratch / "pypi.jsonl"][: 1 if options.quick else 2]
+        episodes = roll_out_tasks(options, files, console)
+        compared = check_export(episodes, files, options.out or scratch / "dataset", scratch, result)
+    result.figures = {"episodes": len(episodes), "compared_token_ids": compared}
+    console.print(f"{compared} token ids and their masks were compared with the captured ones")
+    return result.finish()
 
 
 if __name__ == "__main__":

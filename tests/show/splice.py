@@ -1,11 +1,9 @@
-"""Token-in/token-out on a real vLLM: many random sessions, the laws that each must obey, and what splicing is worth.
+"""Prove token-in/token-out on a real vLLM with many random sessions, with splicing and without: `make show-splice`.
 
-    python -m tests.show.splice 200
-
-runs the sessions twice, with splicing and without, prints both side by side, and exits with 1 when a law is broken.
-The policy is a trained tiny model in fp32 that samples at temperature 1: its JSON and its tokenisation drift as badly
-as any. `agent.Agent` knows the true tree of each session; here the captured calls are held against it
-(`true_tree`), and their traces against the engine (`polar_gym.episodes.verify`).
+The program runs the sessions twice and prints both runs side by side. The policy is a trained tiny model in fp32 that
+samples at temperature 1: its JSON and its tokenisation drift as badly as any. `agent.Agent` knows the true tree of each
+session. The captured calls are held against it (`true_tree`), and their traces against the engine
+(`polar_gym.episodes.verify`).
 """
 
 from __future__ import annotations
@@ -42,7 +40,9 @@ from polar_gym.schema import (
 from tests.e2e.agent import Agent
 from tests.e2e.true_tree import FORKS, branches, call_problems, requests_by_call, tips
 from tests.e2e.vllm_server import VllmServer, run_server, trained_model, vllm_python
+from tests.show.result import Result, make_parser, parse
 
+(EXACT,) = LAWS = ("calls, traces and logprobs are those of the agents and the engine",)
 CONCURRENCY = 16
 BOUND = 1e-4
 """Of the difference between a captured and a recomputed logprob."""
@@ -255,23 +255,29 @@ def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     ]
 
 
-def main(count: int, seed: int = 0) -> int:
+def main() -> int:
+    parser = make_parser("splice", __doc__, quick="most sessions")
+    parser.add_argument("sessions", type=int, nargs="?", help="in each of the two runs (default 200)")
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    options = parse(parser)
+    count = options.sessions or (10 if options.quick else 200)
     python = vllm_python()
     if python is None:
         sys.exit("vLLM is missing; install it with: python -m tests.e2e.vllm_server install")
-    console = make_console()
+    result, console = Result("splice", LAWS, options), make_console()
     with tempfile.TemporaryDirectory() as name, run_server(python, Path(name), trained_model(python)) as server:
         outcomes = []
         for splice in (True, False):
-            console.print(f"{count} sessions, splice {'on' if splice else 'off'} ...")
+            mode = f"splice {'on' if splice else 'off'}"
+            console.print(f"{count} sessions, {mode} ...")
             state = Path(name, f"splice-{splice}")
-            outcomes.append(asyncio.run(run_sessions(server, count, splice=splice, state=state, seed=seed)))
+            outcome = asyncio.run(run_sessions(server, count, splice=splice, state=state, seed=options.seed))
+            outcomes.append(outcome)
+            result.check(EXACT, [f"{mode}: {violation}" for violation in outcome.violations])
+            result.figures[mode] = {name.strip(): value for name, value in _rows(outcome)}
     console.print(table(outcomes))
-    violations = [violation for outcome in outcomes for violation in outcome.violations]
-    for violation in violations[:20]:
-        console.print(violation, style="red")
-    return 1 if violations else 0
+    return result.finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else main(200))
+    sys.exit(main())

@@ -1,9 +1,10 @@
-"""How busy the places to run are: staged pools against one pool for everything, `make show-utilisation`.
+"""Show how busy the places to run are, with staged pools and with one pool for everything: `make show-utilisation`.
 
-A real node with real sandboxes: INIT takes seconds, agents take from one second to many, and so does grading. Each
-agent's time is drawn beforehand and the same in both runs. The ideal schedule has these very runs (as long as they
-took) in the same order on the same places, each begun the moment a place is free. Its time over the real time, from the
-first run's beginning to the last run's end, is the share that is held to.
+The node and its sandboxes are real: INIT takes seconds, harnesses take from one second to many, and grading takes
+seconds too. Each harness's time is drawn beforehand and is the same in both runs. The ideal schedule has the same runs,
+as long as they took, in the same order on the same places, and begins each one at the moment when a place is free. The
+law bounds the share of the ideal: the ideal schedule's time over the real time, from the first run's beginning to the
+last run's end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,13 +29,15 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.session.stages import Pools, Staged, Stages
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec, Session, Status, TaskRequest
 from tests.lifecycle.test_session_endings import asking, task
+from tests.show.result import Result, make_parser, parse
 
 T = TypeVar("T")
 WANTED = 0.95
+BUSY, COMPLETED = LAWS = (f"staged pools reach {WANTED:.0%} of the ideal schedule", "every session completes")
 
 
 class OnePool(Stages):
-    """What it would be like without stages: a worker takes a session from its beginning to its end."""
+    """No stages: a worker takes a session from its beginning to its end."""
 
     async def conduct(self, task: str, session: Staged[T]) -> T:
         async with self.run.place(task):
@@ -110,19 +113,9 @@ def _request(given: argparse.Namespace, dice: random.Random, number: int) -> Tas
     )
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(prog="make show-utilisation", description=__doc__)
-    parser.add_argument("--sessions", type=int, default=80)
-    parser.add_argument("--run", type=int, default=8, help="places to run")
-    parser.add_argument("--start-seconds", type=float, default=2.0)
-    parser.add_argument("--agent-seconds", type=float, default=3.0, help="more than one second, on average")
-    parser.add_argument("--grading-seconds", type=float, default=2.0)
-    parser.add_argument("--longest", type=float, default=12.0, help="what an agent takes at most")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    pools = Pools(init=given.run, ready=given.run, run=given.run, postrun=given.run, prewarm=0)
-    both = {"staged pools": await measure(given, pools, True), "one pool": await measure(given, pools, False)}
-    table = Table("", *both, title=f"{given.sessions} sessions, {given.run} places to run")
+def table_of(both: Mapping[str, Runs], options: argparse.Namespace) -> Table:
+    """Return the two runs side by side."""
+    table = Table("", *both, title=f"{options.sessions} sessions, {options.run} places to run")
     rows = {
         "completed": lambda runs: str(runs.completed),
         "all done after (s)": lambda runs: f"{runs.seconds:.1f}",
@@ -133,12 +126,37 @@ async def main() -> None:
     }
     for what, say in rows.items():
         table.add_row(what, *map(say, both.values()))
-    Console(width=100).print(table)
-    if both["staged pools"].of_the_ideal < WANTED:
-        sys.exit(f"the staged pools reach less than {WANTED:.0%} of the ideal schedule")
-    if incomplete := [name for name, runs in both.items() if runs.completed < given.sessions]:
-        sys.exit(f"not every session completed: {', '.join(incomplete)}")
+    return table
+
+
+async def measure_both(options: argparse.Namespace) -> dict[str, Runs]:
+    """Run the sessions with staged pools, then with one pool."""
+    pools = Pools(init=options.run, ready=options.run, run=options.run, postrun=options.run, prewarm=0)
+    return {"staged pools": await measure(options, pools, True), "one pool": await measure(options, pools, False)}
+
+
+def main() -> int:
+    parser = make_parser("utilisation", __doc__, quick="half of the sessions")
+    parser.add_argument("--sessions", type=int, default=80)
+    parser.add_argument("--run", type=int, default=8, help="places to run")
+    parser.add_argument("--start-seconds", type=float, default=2.0)
+    parser.add_argument("--agent-seconds", type=float, default=3.0, help="more than one second, on average")
+    parser.add_argument("--grading-seconds", type=float, default=2.0)
+    parser.add_argument("--longest", type=float, default=12.0, help="the most seconds that a harness takes")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parse(parser, quick={"sessions": 32})
+    result = Result("utilisation", LAWS, options)
+    both = asyncio.run(measure_both(options))
+    Console(width=100).print(table_of(both, options))
+    share = both["staged pools"].of_the_ideal
+    result.check(BUSY, [f"{share:.1%}"] * (share < WANTED))
+    for name, runs in both.items():
+        result.check(
+            COMPLETED, [f"{name}: {runs.completed} of {options.sessions}"] * (runs.completed < options.sessions)
+        )
+        result.figures[name] = {"seconds": runs.seconds, "busy": runs.busy, "of_the_ideal": runs.of_the_ideal}
+    return result.finish()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(main())

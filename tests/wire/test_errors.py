@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polar_gym.gateway.proxy import proxy
-from tests.show.errors import markdown, parse, run
+from tests.show.errors import markdown, parse_options, run
 from tests.support.requirements import need_program
 from tests.wire.faulty_engine import FAULTS
 
@@ -19,7 +19,7 @@ async def test_it_asks_again(harness: str, case: str, monkeypatch: pytest.Monkey
     and Qwen Code an error event in a stream."""
     need_program("bwrap", "apt-get install bubblewrap")
     monkeypatch.setattr(proxy, "RETRY_AFTER_SECONDS", 1)
-    row = await run(harness, case, parse(["--times", "1"]))
+    row = await run(harness, case, parse_options(["--times", "1"]))
     assert row["reaction"].startswith("asked again after ")
     assert (row["requests"], row["end"], row["exit"], row["judged as"]) == ("7", "finished the task", "0", "reward 1")
     assert f"| {case} | {harness} | 7 |" in markdown([row])
@@ -28,7 +28,7 @@ async def test_it_asks_again(harness: str, case: str, monkeypatch: pytest.Monkey
 async def test_a_session_that_ends_while_the_engine_is_down_has_no_reward() -> None:
     """Guards against a reward of 0 for what the engine did: the time ran out while the harness asked again."""
     need_program("bwrap", "apt-get install bubblewrap")
-    row = await run("claude_code", "503", parse(["--times", "0", "--limit", "10"]))
+    row = await run("claude_code", "503", parse_options(["--times", "0", "--limit", "10"]))
     assert row["reaction"].startswith("asked again after ")
     assert (row["end"], row["exit"]) == ("cut off after 10 s", "-")
     assert row["judged as"] == "engine_error (no reward)"
@@ -36,4 +36,4 @@ async def test_a_session_that_ends_while_the_engine_is_down_has_no_reward() -> N
 
 def test_every_case_can_be_asked_for() -> None:
     arguments = [word for case in FAULTS for word in ("--case", case)]
-    assert parse(arguments).case == list(FAULTS)
+    assert parse_options(arguments).case == list(FAULTS)

@@ -60,7 +60,8 @@ def test_what_it_finds_becomes_an_example_that_every_run_tries(tmp_path: Path) -
 
     search = run(tmp_path, "-m", "tests.show.fuzz", "--rounds=2", "--seed=1", ".", CI="true")
     assert search.returncode == 1, search.stdout
-    figures = json.loads((tmp_path / "build/show/fuzz.json").read_text(encoding="utf-8"))
+    written = json.loads((tmp_path / "build/show/fuzz.json").read_text(encoding="utf-8"))
+    figures = written["figures"]
     failed = {failure["test"]: failure for failure in figures["failures"]}
     assert failed.keys() == {"test_laws.py::test_it_keeps_the_length", "test_laws.py::test_it_keeps_the_sum"}
     assert "values=[0, 0]" in failed["test_laws.py::test_it_keeps_the_length"]["said"]
