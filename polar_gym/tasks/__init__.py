@@ -1,7 +1,13 @@
-"""Where tasks come from.
+"""Loads tasks. A task is one row in SWE-bench's field names.
 
-A task is a row in SWE-bench's field names. Each plug-in module here defines one class `TASKS`, made from its validated
-options, whose `load()` returns tasks.
+A task source is one module that defines `TASKS`: a class made from its validated `Options`, whose `load()` returns
+tasks. The sources are `bundled` (with its files in `suite/`), `jsonl`, `parquet` and `huggingface`. The tools:
+
+- `rows`: reads and checks rows, for all sources;
+- `confined`: keeps the files that a row names below allowed directories;
+- `request`: makes a `TaskRequest` of a task.
+
+The room uses workspaces, runtimes, registry and schema.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from polar_gym.workspaces.requirements import check_requirement
 
 
 class Task(BaseModel):
-    """One SWE task. Field names are SWE-bench's; fields that it does not have are kept and ignored."""
+    """One task. The field names are SWE-bench's. Fields that this class does not have are kept and ignored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -34,23 +40,23 @@ class Task(BaseModel):
     workspace: str | None = None
     """A directory with the repository at its base commit, relative to the task file."""
     workspace_path: InsidePath | Literal[""] = ""
-    """Where the image has the repository; empty: where `runtime.workspace.path` says."""
+    """The path of the repository in the image; empty: `runtime.workspace.path`."""
     base_patch: str = ""
     """A git patch that the base commit has and the image's repository lacks: a planted bug."""
     hidden_files: list[str] = []
-    """Files of the image's repository that only grading has: tests that the image shows."""
+    """Tests in the image's repository that are removed before the harness runs. Only grading sees them."""
     test_command: str = ""
     """Run by `sh -c` in the workspace after the hidden tests are in place."""
     eval_script: str = ""
     """Instead of `test_command`: the script that swebench itself would run."""
     log_parser: str = "unittest"
-    """A parser by its name. No import path: a task is data, and data names no code of the gateway's machine."""
+    """The name of a parser, never an import path: a task is data, and data names no code of the gateway's machine."""
     eval_type: str = "pass_and_fail"
     version: str = ""
     python_requirements: list[Annotated[str, AfterValidator(check_requirement)]] = []
     """Packages of an index that the tests need, installed from wheels only."""
     place: str = ""
-    """Where the row is, `file:line`, for errors."""
+    """The place of the row, `file:line`, for error messages."""
 
     @field_validator("log_parser")
     @classmethod
@@ -61,8 +67,10 @@ class Task(BaseModel):
 
 
 class TaskSource(Protocol):
+    """A place that tasks come from."""
+
     def load(self) -> list[Task]:
-        """Raises `ValueError` naming the file, the line and the field that is wrong."""
+        """Return the selected tasks. Raises `ValueError` that names the file, the line and the wrong field."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The tasks that ship with the package: small Python libraries with one real bug each.
 
-They need nothing but a Python interpreter, so that the whole machinery can be tried on any machine in seconds. They are
-far too few and too easy to train or to compare models on.
+They need only a Python interpreter, so that the whole machinery can be tried on any machine in seconds. They are far
+too few and too easy to train or to compare models on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files of the gateway's machine that data may name: those below directories that its operator has named.
+"""Keeps the files that data may name on the gateway's machine below the directories that the operator has named.
 
-A name may lead elsewhere by a symbolic link, and a git repository by more: its `.git` may be a file that names another
-one, and its objects may be another repository's (`objects/info/alternates`). All of these are followed first.
+A name may lead elsewhere by a symbolic link. A git repository may also lead elsewhere by a `.git` file that names
+another repository, or by objects in another repository (`objects/info/alternates`). All of these are followed first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def confined(path: Path, directories: Sequence[Path]) -> Path:
-    """Return where the path leads. Raises `ValueError` where that is in none of the directories."""
+    """Return the path with all links resolved. Raises `ValueError` if the result is in none of the directories."""
     try:
         real = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a ring of links, or a NUL
@@ -23,7 +23,10 @@ def confined(path: Path, directories: Sequence[Path]) -> Path:
 
 
 def confined_workspace(path: Path, directories: Sequence[Path]) -> Path:
-    """Return where a workspace is. Raises `ValueError` where it, or a part of its `.git`, is elsewhere."""
+    """Return the resolved path of a workspace.
+
+    Raises `ValueError` if the workspace or a part of its `.git` is outside of the directories.
+    """
     source = confined(path, directories)
     git = source / ".git"
     if git.is_symlink() or git.is_file():
@@ -49,7 +52,7 @@ def _check_git(git: Path, directories: Sequence[Path]) -> None:
 
 
 def _alternates(info: Path) -> Iterable[Path]:
-    """The other object directories that one names."""
+    """Yield the object directories that `info/alternates` names."""
     for line in (info / "alternates").read_text(errors="surrogateescape").splitlines():
         if line.startswith('"'):
             raise ValueError(f"{info / 'alternates'} quotes a name; write it without quotation marks")

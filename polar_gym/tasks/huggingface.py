@@ -13,7 +13,7 @@ class HuggingFaceOptions(FileSelection):
     dataset: str
     """The data set's name on the hub, or a directory."""
     split: str = "test"
-    """The data set's part."""
+    """The name of the data set's part."""
     revision: str | None = None
     """A commit or tag of the data set; null: the newest. Name one in a run that must be repeatable."""
 

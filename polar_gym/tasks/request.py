@@ -1,4 +1,4 @@
-"""From a task to what the rollout machinery is asked to do with it."""
+"""Makes the request for a task: its instruction, its workspace and its grading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ yourself, and stop when you are done.
 
 
 class UngradableError(ValueError):
-    """A task that `swe` cannot grade. The message says where it is, what it lacks and how to get it."""
+    """A task that `swe` cannot grade. The message names the row, the missing fields and the way to get them."""
 
 
 def to_request(
@@ -37,8 +37,10 @@ def to_request(
     sampling: Sampling,
     budget: Budget,
 ) -> TaskRequest:
-    """The request for `task`. Where the task brings an image, packages or tests, they are filled in; options that the
-    evaluator already has win over the task's. Raises `UngradableError`."""
+    """Return the request for `task`, with the image, packages and tests that the task brings.
+
+    Options that the evaluator already has win over the task's options. Raises `UngradableError`.
+    """
     workspace = runtime.workspace.model_copy(
         update={
             "source": task.workspace or runtime.workspace.source,
@@ -65,14 +67,14 @@ def to_request(
 
 
 def instruction(task: Task) -> str:
-    """What the harness is told. Never says the task's id: a model could know the solution by that name."""
+    """Return the instruction for the harness. The task's id is not in it: a model could know the solution by the id."""
     return PREAMBLE.format(issue=task.problem_statement.strip())
 
 
 def reference_script(task: Task) -> dict[str, Any]:
-    """A demonstration with the reference solution, for the embedded engine's scripted policy.
+    """Return a demonstration of the reference solution for the embedded engine's scripted policy.
 
-    `match` occurs verbatim in the instruction: the issue's first line.
+    `match` is the issue's first line, which occurs verbatim in the instruction.
     """
     title = task.problem_statement.strip().splitlines()[0].rstrip()
     patch = shlex.quote(task.patch.removesuffix("\n"))
@@ -90,7 +92,7 @@ def reference_script(task: Task) -> dict[str, Any]:
 
 
 def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
-    """An evaluator's spec with the task's tests, where it needs them: as `swe`, or as a part of a `composite`."""
+    """Return an evaluator's spec with the task's tests added to each `swe`, also inside of a `composite`."""
     if evaluator["name"] == "swe":
         options = {**swe_options(task), **evaluator}
         if not (options.get("test_command") or options.get("eval_script")):
@@ -107,7 +109,7 @@ def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
 
 
 def swe_options(task: Task) -> dict[str, Any]:
-    """What the task says of its grading, as it says it."""
+    """Return the task's fields about grading, unchanged, as options of `swe`."""
     names = {"test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "test_command", "eval_script", "log_parser", "eval_type"}
     if task.log_parser.startswith("parse_log_"):  # some of swebench's parsers differ by repository and version
         names |= {"repo", "version"}
@@ -115,5 +117,5 @@ def swe_options(task: Task) -> dict[str, Any]:
 
 
 def _old_files(patch: str) -> list[str]:
-    """The existing files that a patch changes, leaving out names that git would quote."""
+    """Return the existing files that a patch changes, without names that git would quote."""
     return re.findall(r'^--- a/([^\s"]+)$', patch, re.MULTILINE)

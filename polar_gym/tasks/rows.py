@@ -1,9 +1,9 @@
-"""Reading tasks in SWE-bench's field names: one loader for all task sources.
+"""Reads tasks in SWE-bench's field names: one loader for all task sources.
 
-Rows of SWE-bench, SWE-bench Verified, SWE-Gym and SWE-smith differ in little: test lists are lists or the JSON text of
-one, the image is `image`, `image_name` or `docker_image`, or follows from the instance's name. How the tests run
-(`test_command`, or `eval_script`) and how their log is read (`log_parser`) must be in the row to grade it;
-`polar-gym tasks prepare` puts it there.
+Rows of SWE-bench, SWE-bench Verified, SWE-Gym and SWE-smith differ in little. Test lists are lists or the JSON text of
+a list. The image is `image`, `image_name` or `docker_image`, or follows from the instance's name. To be graded, a row
+must say how its tests run (`test_command` or `eval_script`) and how their log is read (`log_parser`).
+`polar-gym tasks prepare` adds these fields.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _DIRECTORIES = "move it below the task file, or set tasks.directories=[DIR]"
 _PLACEHOLDERS = {"instance_id": "", "docker_id": "", "gym_id": ""}
 
 Form = Literal["auto", "swe_bench", "swe_gym", "swe_smith"]
-"""Whose rows they are."""
+"""The data set that rows come from."""
 PlacedRow = tuple[str, dict[str, Any]]
-"""Where a row is (`file:line`), and the row."""
+"""The place of a row (`file:line`), and the row."""
 
 
 class Selection(Options):
-    """Which of a source's tasks are wanted."""
+    """The part of a source's tasks that is wanted."""
 
     limit: int | None = Field(default=None, gt=0)
-    """At most so many tasks, from the first."""
+    """The maximum number of tasks, counted from the first."""
     instance_ids: list[str] = Field(default_factory=list)
     """Only these tasks; empty: all. A name that does not occur is an error."""
 
 
 class FileSelection(Selection):
-    """Tasks of somebody else's data set, which may lack what is the same for all of its rows."""
+    """The wanted tasks of a data set from elsewhere, whose rows may lack fields that are the same in all rows."""
 
     image: str | None = None
-    """The image of rows that name none. `{instance_id}` is the row's; `{docker_id}` too, as Docker Hub takes it: in
-    lower case, `_1776_` for `__`; `{gym_id}` is SWE-Gym's, which has `_s_` there."""
+    """The image of rows that name none. `{instance_id}` is the row's id. `{docker_id}` is the id in Docker Hub's form:
+    in lower case, `_1776_` for `__`. `{gym_id}` is the id in SWE-Gym's form, which has `_s_` there."""
     directories: list[Path] = Field(default_factory=list)
-    """Directories that workspaces and image files of rows may be in, besides the data set's own."""
+    """Directories that workspaces and image files of rows may be in, besides the data set's directory."""
 
     @field_validator("image")
     @classmethod
@@ -64,7 +64,7 @@ class FileSelection(Selection):
 
 class FileOptions(FileSelection):
     path: Path
-    """The file. `workspace` in its rows is relative to it."""
+    """The file. `workspace` in its rows is relative to the file's directory."""
 
 
 class FileTasks:
@@ -80,18 +80,23 @@ class FileTasks:
 
 
 def load_tasks(path: Path, selection: Selection) -> list[Task]:
-    """The selected tasks of a JSONL or Parquet file, in its order. Raises `ValueError` naming the file, the line and
-    the field."""
+    """Return the selected tasks of a JSONL or Parquet file, in its order.
+
+    Raises `ValueError` that names the file, the line and the field.
+    """
     return select(str(path), read_rows(path), path.parent, selection)
 
 
 def read_rows(path: Path) -> Iterator[PlacedRow]:
-    """The rows of a JSONL or Parquet file as they are. Raises `ValueError` naming the file and the line."""
+    """Return the rows of a JSONL or Parquet file, unchanged. Raises `ValueError` that names the file and the line."""
     return _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
 
 
 def select(source: str, rows: Iterable[PlacedRow], directory: Path | None, selection: Selection) -> list[Task]:
-    """The selected tasks among `rows`. Workspaces are relative to `directory`; None: the data set has no directory."""
+    """Return the selected tasks among `rows`.
+
+    Workspaces are relative to `directory`; None: the data set has no directory.
+    """
     chosen = selection if isinstance(selection, FileSelection) else FileSelection()
     tasks: dict[str, Task] = {}
     for place, row in rows:
@@ -109,7 +114,7 @@ def select(source: str, rows: Iterable[PlacedRow], directory: Path | None, selec
 
 
 def _json_rows(path: Path) -> Iterator[PlacedRow]:
-    """Yield every line that is not blank."""
+    """Yield the row of every line that is not blank."""
     try:
         with path.open("rb") as lines:
             yield from json_lines(lines, path, loads=json.loads)  # a data set may hold NaN, which orjson refuses
@@ -118,7 +123,7 @@ def _json_rows(path: Path) -> Iterator[PlacedRow]:
 
 
 def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
-    """Every row; its number counts from 1, as lines do."""
+    """Yield every row. Numbers count from 1, as lines do."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -140,7 +145,7 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
 
 
 def to_task(place: str, row: dict[str, Any], directory: Path | None, selection: FileSelection) -> Task:
-    """The task in a row. Raises `ValueError` naming the place and the field."""
+    """Return the task in a row. Raises `ValueError` that names the place and the field."""
     row = {name: value for name, value in row.items() if value is not None or name in _TEST_LISTS}
     lists = {name: test_ids(place, name, row[name]) for name in _TEST_LISTS if name in row}
     try:
@@ -167,7 +172,7 @@ def _problem(problem: Any) -> str:
 
 
 def _own_image(place: str, row: dict[str, Any], directories: Sequence[Path]) -> str | None:
-    """The image that the row names."""
+    """Return the image that the row names. Raises `ValueError` if that is a file outside of the directories."""
     name = next((name for name in IMAGE_NAMES if row.get(name)), None)
     if name is None:
         return None
@@ -180,13 +185,13 @@ def _own_image(place: str, row: dict[str, Any], directories: Sequence[Path]) -> 
 
 
 def derived_image(image: str | None, instance_id: str) -> str | None:
-    """`FileSelection.image` for this instance."""
+    """Fill this instance's ids into the template `FileSelection.image`."""
     docker_id, gym_id = (instance_id.lower().replace("__", between) for between in ("_1776_", "_s_"))
     return image.format(instance_id=instance_id, docker_id=docker_id, gym_id=gym_id) if image else None
 
 
 def test_ids(place: str, name: str, value: Any) -> list[str]:
-    """Test ids as a list, or as the JSON text of one, as SWE-bench's own files have it."""
+    """Return test ids as a list; SWE-bench's files hold the JSON text of a list."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
