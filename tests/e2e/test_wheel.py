@@ -87,9 +87,7 @@ def test_the_readmes_command_lines_run(installed: Installed) -> None:
 
 
 def test_the_recipes_compose_and_the_commands_of_their_readme_are_understood(installed: Installed) -> None:
-    program = (
-        "from polar_gym.config.composition import recipe_names\nfrom polar_gym.config.loading import load_config\n"
-    )
+    program = "from polar_gym import load_config\nfrom polar_gym.config.files import recipe_names\n"
     program += "for name in recipe_names(): print(load_config(name, ['engine=embedded']).rollout.output)"
     said = installed.run([installed.binaries / "python", "-c", program])
     assert len(said.splitlines()) == len(recipe_names())
@@ -102,6 +100,11 @@ def test_the_recipes_compose_and_the_commands_of_their_readme_are_understood(ins
     ]
     assert "output: outputs/claude_code_rollout.jsonl" in shown[0]
     assert shown[1].count("splice: 'off'") == 4, "a sweep of two harnesses and two temperatures"
+
+
+def test_the_package_says_that_it_has_type_hints(installed: Installed) -> None:
+    program = "import importlib.resources as r; print(r.files('polar_gym').joinpath('py.typed').is_file())"
+    assert installed.run([installed.binaries / "python", "-c", program]).strip() == "True"
 
 
 def test_configs_and_recipes_are_in_the_package(installed: Installed) -> None:
