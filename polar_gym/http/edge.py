@@ -1,7 +1,7 @@
-"""The server's edge: what comes in is checked here, and what is wrong is said in one way.
+"""Reads and checks the parts of a request, and makes answers from records.
 
-Every error is an `ErrorAnswer` that names the field, its value and the fix; no error repeats a key or a body. A client
-that is slow on purpose is cut off: the head of its first request, and every body, must be there in time.
+A bad part raises `AnswerError`, whose message names the field, its value and the fix; no error repeats a key or a body.
+Every body must come in time, so that a client cannot hold a handler by sending slowly.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from collections.abc import Iterable
 from typing import TypeVar
 
 import orjson
@@ -16,7 +17,6 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from polar_gym.errors import explain
-from polar_gym.http.silence import SilentConnections
 from polar_gym.record import Record
 
 R = TypeVar("R", bound=Record)
@@ -24,8 +24,10 @@ R = TypeVar("R", bound=Record)
 IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """Task ids, session ids and names of nodes: they become paths and lines of logs."""
 
-HEAD_SECONDS = 15.0
 BODY_SECONDS = 60.0
+"""How long the body of a request may take to come."""
+LARGE_BYTES = 2**16
+"""A body above this size is parsed on a thread."""
 
 
 class AnswerError(Exception):
@@ -45,17 +47,22 @@ def check_identifier(field: str, value: str) -> str:
     return value
 
 
-async def read_record(request: web.Request, record: type[R], on_thread: bool = False) -> R:
-    """The checked body. `on_thread`: it may be large. Raises `AnswerError`."""
+async def read_record(request: web.Request, record: type[R], *, empty: bytes = b"", invalid: int = 422) -> R:
+    """Return the checked body of a request. Raises `AnswerError`.
+
+    `empty`: the text that an empty body stands for. `invalid`: the status of a body that is not such a record. A large
+    body is parsed on a thread, so that other requests do not wait.
+    """
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            body = await request.read()
+            body = await request.read() or empty
     except TimeoutError:
-        raise AnswerError(408, f"the body was not there within {BODY_SECONDS:g} seconds") from None
+        raise AnswerError(408, f"the body did not come within {BODY_SECONDS:g} seconds") from None
     try:
-        return await asyncio.to_thread(record.from_json, body) if on_thread else record.from_json(body)
+        large = len(body) > LARGE_BYTES
+        return await asyncio.to_thread(record.from_json, body) if large else record.from_json(body)
     except ValidationError as error:
-        raise AnswerError(422, _short(explain(error, record))) from error
+        raise AnswerError(invalid, _short(explain(error, record))) from error
     except orjson.JSONDecodeError as error:
         raise AnswerError(400, f"the body is not JSON: {error}") from error
 
@@ -87,33 +94,19 @@ def query_flag(request: web.Request, name: str) -> bool:
 
 
 def answer(record: Record, status: int = 200) -> web.Response:
+    """Return a record as the answer to a request."""
     return web.Response(body=record.to_json(), status=status, content_type="application/json")
 
 
-class Listener:
-    """An application on a port, with a limit on the time that a connection may take for its first request's head:
-    aiohttp limits only the pause between requests. `async with Listener(...)`; `port` is the one that was bound.
+def answer_list(records: Iterable[Record]) -> web.Response:
+    """Return several records as the answer to a request."""
+    body = b"[" + b",".join(record.to_json() for record in records) + b"]"
+    return web.Response(body=body, content_type="application/json")
 
-    Handlers are not cancelled when their client hangs up: what was begun for it (a task, a delivery) is done whole."""
 
-    def __init__(self, app: web.Application, host: str, port: int) -> None:
-        self._host, self.port = host, port
-        self._silent = SilentConnections(HEAD_SECONDS)
-        app.middlewares.insert(0, self._silent.middleware)  # type: ignore[union-attr]
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=2.0)
-
-    async def __aenter__(self) -> Listener:
-        await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        server = self._runner.server
-        assert server is not None
-        self._server = await loop.create_server(self._silent.watched(server), self._host, self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._server.close()
-        await self._runner.cleanup()
+def answer_metrics(text: bytes) -> web.Response:
+    """Return metrics in the text format of Prometheus as the answer to a request."""
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 def _short(text: str) -> str:

@@ -15,8 +15,8 @@ from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.process import entered
 from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.settings import GatewaySettings
-from polar_gym.http.edge import Listener
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure
+from polar_gym.http.listener import Listener
 from polar_gym.service.callbacks import CallbackSender
 from polar_gym.service.node_link import HttpNodeLink
 from polar_gym.service.server import make_app
@@ -25,6 +25,9 @@ from polar_gym.service.settings import ServeSettings
 from polar_gym.service.store import Store, StoreError
 
 log = logging.getLogger(__name__)
+
+LINGERING_SECONDS = 10.0
+"""How long the rest of a refused body is read; an episode may be large."""
 
 
 @asynccontextmanager
@@ -53,11 +56,11 @@ async def serving(
             stack.callback(sending.cancel)
         try:
             app = make_app(service, keys, allowed, settings.url)
-            listener = await stack.enter_async_context(Listener(app, settings.host, settings.port))
+            at = (settings.host, settings.port)
+            listener = await stack.enter_async_context(Listener(app, at, LINGERING_SECONDS))
         except OSError as error:
             raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        yield service, settings.url or f"http://{host}:{listener.port}"
+        yield service, settings.own_url(listener.port)
 
 
 async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, say: Callable[[str], None]) -> None:

@@ -17,6 +17,8 @@ from polar_gym.http.application import Served, application
 from polar_gym.http.edge import (
     AnswerError,
     answer,
+    answer_list,
+    answer_metrics,
     check_identifier,
     query_flag,
     query_number,
@@ -226,8 +228,7 @@ class _Handlers:
     # Nodes ------------------------------------------------------------------------------------------------------------
 
     async def nodes(self, http: web.Request) -> web.Response:
-        states = b",".join(state.to_json() for state in self._service.node_states())
-        return web.Response(body=b"[" + states + b"]", content_type="application/json")
+        return answer_list(self._service.node_states())
 
     async def generation(self, http: web.Request) -> web.Response:
         return answer(await self._service.set_generation(await read_record(http, Generation)))
@@ -243,7 +244,7 @@ class _Handlers:
 
     async def deliver(self, http: web.Request) -> web.Response:
         node = _node(http)
-        delivery = await read_record(http.clone(client_max_size=MAX_EPISODE_BYTES), Delivery, on_thread=True)
+        delivery = await read_record(http.clone(client_max_size=MAX_EPISODE_BYTES), Delivery)
         check_identifier("episode.session.session_id", delivery.episode.session.session_id)
         check_identifier("episode.session.task_id", delivery.episode.session.task_id)
         return answer(await self._service.deliver(node, delivery))
@@ -270,9 +271,7 @@ class _Handlers:
         return web.Response(text="ok\n")
 
     async def metrics(self, http: web.Request) -> web.Response:
-        return web.Response(
-            body=self._service.book.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"}
-        )
+        return answer_metrics(self._service.book.metrics.text())
 
 
 def _task_id(http: web.Request) -> str:

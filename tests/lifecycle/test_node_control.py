@@ -12,22 +12,15 @@ import pytest
 from yarl import URL
 
 from polar_gym.gateway.node import control
+from polar_gym.http import edge, node_routes
+from polar_gym.http.route import Route
 from polar_gym.protocol import Generation, Weights
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, Status
 from tests.lifecycle.nodes import HEADERS, KEY, client, node_here, order
 from tests.lifecycle.test_session_endings import asking
 from tests.support.requirements import need_program
 
-ROUTES = [
-    ("PUT", "/v1/sessions/s/0"),
-    ("DELETE", "/v1/sessions/s/0"),
-    ("GET", "/v1/sessions"),
-    ("GET", "/v1/sessions/s/0"),
-    ("GET", "/v1/sessions/s/0/episode"),
-    ("POST", "/v1/generation"),
-    ("POST", "/v1/weights"),
-    ("POST", "/v1/drain"),
-]
+ROUTES = [route for route in vars(node_routes).values() if isinstance(route, Route)]
 
 
 @pytest.fixture(autouse=True)
@@ -57,16 +50,27 @@ async def test_without_the_key_nothing_is_told_and_nothing_happens(
         before = files(tmp_path)
         for given in ("", "Bearer wrong-key-0123456789", f"Bearer {KEY[:-1]}", f"Basic {KEY}", "Bearer ä"):
             stranger.http.headers["Authorization"] = given
-            for method, path in ROUTES:
-                status, answer = await stranger.ask(method, path, order().to_json())
-                assert (status, "node key" in answer["error"]) == (401, True), path
+            for route in ROUTES:
+                if route.keys:
+                    path = route.url("", session_id="s", attempt=0)
+                    status, answer = await stranger.ask(route.method, path, order().to_json())
+                    assert (status, "node key" in answer["error"]) == (401, True), path
         assert files(tmp_path) == before
         assert not gateway.service.draining
-        assert "refused without the node key: PUT /v1/sessions/s/0" in caplog.text
+        assert "PUT /v1/sessions/s/0 from 127.0.0.1 refused: this needs the node key" in caplog.text
         for path in ("/healthz", "/readyz", "/metrics"):
             async with stranger.http.get(path) as response:
                 assert response.status == 200
         assert (await node.ask("GET", "/v1/sessions"))[1] == []
+
+
+async def test_every_route_answers_with_the_key(tmp_path: Path) -> None:
+    async with node_here(tmp_path) as (_, node):
+        for route in ROUTES:
+            path = route.url("", session_id="s", attempt=0)
+            async with node.http.request(route.method, path) as response:
+                assert response.status != 401
+                assert f"{route.method} {path}: " not in await response.text(), "no handler has this route"
 
 
 NO_IDS = [
@@ -132,7 +136,7 @@ async def test_a_body_that_is_no_order_is_refused(tmp_path: Path) -> None:
 
 async def test_a_body_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a client that holds a connection, and a handler, with a byte now and then."""
-    monkeypatch.setattr(control, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(edge, "BODY_SECONDS", 0.2)
     async with node_here(tmp_path) as (gateway, _):
         host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -15,10 +15,11 @@ import aiohttp
 import pytest
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.gateway.node import control, process
+from polar_gym.gateway.node import control
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy
 from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.http import listener
 from polar_gym.http.keys import Keys
 from polar_gym.protocol import Callback
 from polar_gym.service import callbacks
@@ -157,7 +158,7 @@ async def _is_cut_off(url: str, sent: bytes) -> None:
 async def test_a_head_that_comes_slowly_is_cut_off_by_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
-    monkeypatch.setattr(process, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.2)
     async with node_here(tmp_path) as (gateway, node):
         await _is_cut_off(gateway.url, sent)
         assert "sent no request" in caplog.text
@@ -240,7 +241,7 @@ async def test_a_web_page_gives_a_node_without_a_key_no_orders(tmp_path: Path) -
                 async with http.request(method, gateway.url + path, data=body, headers=headers) as response:
                     assert response.status == 403, (headers, path)
                     assert "a web page may have sent this" in (await response.json())["error"]
-            for path in control.OPEN:
+            for path in ("/healthz", "/readyz", "/metrics"):
                 async with http.get(gateway.url + path, headers=headers) as response:
                     assert response.status == 200, "probes come by any name"
         assert not gateway.service.draining

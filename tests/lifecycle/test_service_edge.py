@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from polar_gym.errors import ConfigError
-from polar_gym.http import edge, server_routes
+from polar_gym.http import edge, listener, server_routes
 from polar_gym.http.keys import Keys
 from polar_gym.http.route import Route
 from polar_gym.service import server
@@ -140,7 +140,7 @@ async def test_a_body_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch:
 async def test_a_client_that_sends_its_head_slowly_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(edge, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.2)
     caplog.set_level(logging.WARNING)
     async with rollout_server(tmp_path) as (_, client):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(client.url.rpartition(":")[2]))

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiohttp import web
-
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.errors import ConfigError
@@ -36,7 +34,7 @@ from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.state import StateDirectory, StateError
 from polar_gym.http.keys import NODE_KEY, check_exposure
-from polar_gym.http.silence import SilentConnections
+from polar_gym.http.listener import Listener
 from polar_gym.schema import PluginSpec
 
 log = logging.getLogger(__name__)
@@ -45,12 +43,8 @@ T = TypeVar("T")
 
 FAREWELL_SECONDS = 10.0
 """How long the last episodes may take to be delivered at the end; the next process delivers the others."""
-KEEPALIVE_SECONDS = 75.0
-"""How long a connection may be idle."""
-HEAD_SECONDS = 15.0
-"""How long a connection may take for its first request's head."""
 LINGERING_SECONDS = 1.0
-"""How long a body that nobody reads any more is waited for before its connection is closed."""
+"""How long the rest of a refused body is read; an order is small."""
 ANEW_SECONDS = 5.0
 ENGINE_AGAIN_SECONDS = 2.0
 """Between two looks for an engine that is not there yet."""
@@ -80,7 +74,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
     async with AsyncExitStack() as stack:
         state = _locked(settings.state)
         stack.callback(state.unlock)
-        listener = stack.enter_context(_bound(settings))
+        bound = stack.enter_context(_bound(settings))
         tasks = await asyncio.to_thread(_demonstrated, config)
         node = make_node(_with_state(config, state), tasks, name=settings.named(), scratch=state.root / "scratch")
         await _start(node, stack, settings.engine_wait_seconds if settings.server is not None else 0.0)
@@ -88,21 +82,10 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         service = NodeService(node, state, settings, _engine_key(config.engine), allowed)
         await service.find()
         metrics = NodeMetrics(service)
-        silent, app = SilentConnections(HEAD_SECONDS), control_app(service, metrics, key)
-        app.middlewares.insert(0, silent.middleware)
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_SECONDS,
-            lingering_time=LINGERING_SECONDS,
-            shutdown_timeout=1,
+        listener = await stack.enter_async_context(
+            Listener(control_app(service, metrics, key), bound, LINGERING_SECONDS)
         )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        assert runner.server is not None
-        server = await asyncio.get_running_loop().create_server(silent.watched(runner.server), sock=listener)
-        stack.callback(server.close)
-        own_url = settings.url or f"http://{_host_of(settings)}:{listener.getsockname()[1]}"
+        own_url = settings.own_url(listener.port)
         background = [service.keep_evicting, metrics.watch_the_loop]
         if settings.server is not None:
             background.append(Link(service, settings.server, own_url, key).run)
@@ -205,10 +188,6 @@ def _bound(settings: GatewaySettings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
     except OSError as error:
         raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
-
-
-def _host_of(settings: GatewaySettings) -> str:
-    return f"[{settings.host}]" if ":" in settings.host else settings.host
 
 
 def _with_state(config: RunConfig, state: StateDirectory) -> RunConfig:

@@ -62,6 +62,11 @@ class ListenSettings(Record):
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
 
+    def own_url(self, port: int) -> str:
+        """Return the URL at which others reach this process, which listens on `port`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.url or f"http://{host}:{port}"
+
     @property
     def allowing(self) -> dict[str, Any]:
         """The settings of requests, for a node that is started from here."""
