@@ -88,7 +88,8 @@ class Dispatcher:
                 await self._link.dispatch(member.heartbeat.url, order)
             except NodeUnreachableError as error:
                 if time.monotonic() > deadline:
-                    await self._give_up(task, sample, member, error)
+                    if self.is_on(member, sample, attempt):
+                        await self._give_up(task, sample, member, error)
                     return
                 log.info("session %s: not dispatched yet: %s", session_id, error)
                 await asyncio.sleep(pause)

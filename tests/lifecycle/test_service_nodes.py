@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from polar_gym.protocol import TaskStatus
 from polar_gym.schema import Retries, Status
@@ -111,6 +112,36 @@ async def test_sessions_go_elsewhere_that_a_living_node_cannot_be_given(
         for order in orders:
             assert await good.finish(order)
         assert (await client.wait("t")).usable == 4
+
+
+async def test_a_task_that_is_cancelled_while_its_node_does_not_answer_stays_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an ended sample that waits again, which no server survives."""
+    monkeypatch.setattr(dispatcher, "GIVE_UP_SECONDS", 0.0)
+    asked, let_go = asyncio.Event(), asyncio.Event()
+
+    class SilentNode(PeerNode):
+        async def _put(self, request: web.Request) -> web.Response:
+            asked.set()
+            await let_go.wait()
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+
+    async with (
+        rollout_server(tmp_path, lease_seconds=3600) as (service, client),
+        SilentNode(client.url, NODE_KEY) as node,
+    ):
+        await client.submit(make_request("t"))
+        await asyncio.wait_for(asked.wait(), 60)
+        assert (await client.cancel("t")).status is TaskStatus.CANCELLED
+        let_go.set()
+        await asyncio.gather(*service._dispatcher._work)
+        await node.beat()
+        assert (await client.task("t")).status is TaskStatus.CANCELLED
+        assert not service.book.failed.done()
+        assert not len(service.book.queue)
 
 
 async def test_a_node_that_can_be_reached_again_is_given_sessions_again(
