@@ -24,9 +24,10 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from polar_gym.config.run_config import PoolsConfig
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
-from polar_gym.gateway.session.stages import Pools, Staged, Stages
+from polar_gym.gateway.session.stages import Staged, Stages
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec, Session, Status, TaskRequest
 from tests.lifecycle.test_session_endings import asking, task
 from tests.show.result import Result, make_parser, parse
@@ -78,7 +79,7 @@ class Runs:
         return self.ideal_window / self.window
 
 
-async def measure(given: argparse.Namespace, pools: Pools, staged: bool) -> Runs:
+async def measure(given: argparse.Namespace, pools: PoolsConfig, staged: bool) -> Runs:
     dice = random.Random(given.seed)
     started: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -131,7 +132,7 @@ def table_of(both: Mapping[str, Runs], options: argparse.Namespace) -> Table:
 
 async def measure_both(options: argparse.Namespace) -> dict[str, Runs]:
     """Run the sessions with staged pools, then with one pool."""
-    pools = Pools(init=options.run, ready=options.run, run=options.run, postrun=options.run, prewarm=0)
+    pools = PoolsConfig(init=options.run, ready=options.run, run=options.run, postrun=options.run, prewarm=0)
     return {"staged pools": await measure(options, pools, True), "one pool": await measure(options, pools, False)}
 
 

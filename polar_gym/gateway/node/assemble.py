@@ -13,7 +13,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import ENGINES, Engine
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EVALUATORS
-from polar_gym.gateway.node.node import Node, Pools
+from polar_gym.gateway.node.node import Node
 from polar_gym.paths import cache_dir
 from polar_gym.schema import PluginSpec, TaskRequest
 from polar_gym.tasks import TASK_SOURCES, Task, TaskSource
@@ -68,7 +68,7 @@ def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scra
         make_engine(config, tasks),
         cache=cache_dir(),
         state=config.rollout.state,
-        pools=Pools(**config.pools.model_dump()),
+        pools=config.pools,
         streaming=config.proxy.streaming,
         splice=config.proxy.splice == "auto",
         keep_reasoning=config.proxy.keep_reasoning,

@@ -24,9 +24,9 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from polar_gym.config.run_config import PoolsConfig
 from polar_gym.protocol import StageCounts
 
 T_co = TypeVar("T_co", covariant=True)
@@ -95,19 +95,6 @@ class Pool:
                 del self._waiting[task]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
-    """How many sessions may be in each stage at once."""
-
-    init: int = 2
-    ready: int = 4
-    """Sandboxes that are up and wait for a place to run."""
-    run: int = 4
-    postrun: int = 2
-    prewarm: int = 2
-    """Sandboxes for grading that come up, or are up, while the agent runs; 0: none do."""
-
-
 class Staged(Protocol[T_co]):
     """What passes through the stages."""
 
@@ -130,9 +117,9 @@ class Staged(Protocol[T_co]):
 
 
 class Stages:
-    """The pools of one node."""
+    """The pools of one node. A place in READY is a sandbox that is up and waits for a place in RUN."""
 
-    def __init__(self, sizes: Pools) -> None:
+    def __init__(self, sizes: PoolsConfig) -> None:
         self.init = Pool(sizes.init)
         self.ready = Pool(sizes.ready)
         self.run = Pool(sizes.run)
