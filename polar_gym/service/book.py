@@ -20,7 +20,7 @@ from polar_gym.service.fleet import Fleet
 from polar_gym.service.metrics import Metrics
 from polar_gym.service.scheduler import FairQueue
 from polar_gym.service.store import Store, StoreError
-from polar_gym.service.task import Phase, Sample, Task
+from polar_gym.service.task import Ending, Phase, Placement, Task
 
 log = logging.getLogger(__name__)
 
@@ -73,23 +73,25 @@ class Book:
                 self.queue.push(task.task_id, sample.session.session_id)
         self.room_changed.set()
 
-    async def ended(self, task: Task, ended: list[Sample], change: Change | None = None) -> None:
+    async def ended(self, task: Task, endings: list[Ending], change: Change | None = None) -> list[Placement]:
         """Samples have ended in memory: write it, with all else that is in `change`, with their callbacks, and with the
-        task's end where they were its last."""
+        task's end where they were its last. Return the placements that ended with them."""
         change = change or Change()
         now = time.time()
         change.task = task
-        change.samples.extend(ended)
-        for sample in ended:
-            session = sample.session
-            said = {"status": session.status, "usable": sample.usable}
+        for ending in endings:
+            session = ending.sample.session
+            change.samples.append(ending.sample)
+            said = {"status": session.status, "usable": ending.sample.usable}
             if session.failure is not None:
                 said["failure"] = session.failure.kind
             change.events.append(event(task, "session.ended", session, **said))
             _add_callback(change, task, now, session)
-            self.fleet.forget(session.session_id)
-        self.queue.remove(task.task_id, [sample.session.session_id for sample in ended])
-        if ended and task.ended and task.finished_at is None:
+        placements = [ending.placement for ending in endings if ending.placement is not None]
+        for placement in placements:
+            self.fleet.forget(placement)
+        self.queue.remove(task.task_id, [ending.sample.session.session_id for ending in endings])
+        if endings and task.ended and task.finished_at is None:
             task.finished_at = now
             change.events.append(event(task, "task.ended", status=task.status))
             _add_callback(change, task, now, None)
@@ -99,38 +101,36 @@ class Book:
         if change.callbacks:
             self.outbox_news.set()
         self.room_changed.set()
+        return placements
 
-    async def lost(self, node: str, session_ids: Iterable[str], why: str) -> None:
-        """A node does not run these any more: each waits again, or has ended."""
-        by_task: dict[str, list[str]] = {}
-        for session_id in list(session_ids):
-            self.fleet.forget(session_id)
-            task = self.task_of(session_id)
-            sample = task.samples[session_id] if task is not None else None
-            if task is not None and sample is not None and sample.phase is Phase.PLACED and sample.session.node == node:
-                by_task.setdefault(task.task_id, []).append(session_id)
-        for task_id, lost in by_task.items():
-            if (task := self.live.get(task_id)) is not None:
-                await self._lost_of(task, lost, f"node {node}: {why}")
+    async def lost(self, placements: Iterable[Placement], why: str) -> None:
+        """Nodes do not run these any more: each session waits again, or has ended."""
+        by_task: dict[str, list[Placement]] = {}
+        for placement in list(placements):
+            self.fleet.forget(placement)
+            if (task := self.task_of(placement.session_id)) is not None:
+                by_task.setdefault(task.task_id, []).append(placement)
+        for task_id, left in by_task.items():  # results may come while another task's losses are written
+            if (task := self.live.get(task_id)) is not None and (lost := [at for at in left if task.counts(at)]):
+                await self._lost_of(task, lost, why)
 
-    async def _lost_of(self, task: Task, session_ids: list[str], why: str) -> None:
+    async def _lost_of(self, task: Task, placements: list[Placement], why: str) -> None:
         change = Change()
-        ended = []
-        for session_id in session_ids:
-            sample = task.samples[session_id]
-            if sample.phase is not Phase.PLACED:  # its result came while another task's was written
-                continue
-            log.warning("session %s, attempt %d: lost: %s", session_id, sample.session.attempt, why)
-            if task.lose(session_id, why) == "ended":
-                ended.append(sample)
+        endings = []
+        for placement in placements:
+            said = f"node {placement.node}: {why}"
+            log.warning("session %s, attempt %d: lost: %s", placement.session_id, placement.attempt, said)
+            if (ending := task.lose(placement.session_id, said)) is not None:
+                endings.append(ending)
             else:
-                self.again(task, sample, change, why)
-        await self.ended(task, ended, change)
+                self.again(task, placement, change, said)
+        await self.ended(task, endings, change)
 
-    def again(self, task: Task, sample: Sample, change: Change, why: str) -> None:
-        """A sample waits again: before the others of its task, because it waited once already."""
-        self.fleet.forget(sample.session.session_id)
-        self.queue.push(task.task_id, sample.session.session_id, first=True)
+    def again(self, task: Task, left: Placement, change: Change, why: str) -> None:
+        """A sample left its place and waits again: before the others of its task, because it waited once already."""
+        sample = task.samples[left.session_id]
+        self.fleet.forget(left)
+        self.queue.push(task.task_id, left.session_id, first=True)
         change.samples.append(sample)
         change.events.append(event(task, "session.retried", sample.session, reason=why))
         self.metrics.retried()

@@ -19,8 +19,8 @@ from polar_gym.service.node_link import (
     NodeUnreachableError,
     RequestRefusedError,
 )
-from polar_gym.service.scheduler import Placement, plan
-from polar_gym.service.task import Phase, Sample, Task
+from polar_gym.service.scheduler import Assignment, plan
+from polar_gym.service.task import Placement, Task
 
 log = logging.getLogger(__name__)
 
@@ -44,105 +44,105 @@ class Dispatcher:
             while True:
                 await self._book.room_changed.wait()
                 self._book.room_changed.clear()
-                placements = plan(self._fleet.rooms(), self._book.queue, self._book.engines)
-                for task, sample, member in [self._place(placement) for placement in placements]:
-                    await self._send(task, sample, member)
+                assignments = plan(self._fleet.rooms(), self._book.queue, self._book.engines)
+                for task, placement in [self._place(assignment) for assignment in assignments]:
+                    await self._send(task, placement)
         finally:
             for work in self._work:
                 work.cancel()
             await asyncio.gather(*self._work, return_exceptions=True)
 
-    def _place(self, placement: Placement) -> tuple[Task, Sample, Member]:
-        task, member = self._book.live[placement.task_id], self._fleet.members[placement.node]
-        sample = task.place(placement.session_id, placement.node, member.heartbeat.incarnation)
-        member.placed[placement.session_id] = None
+    def _place(self, assignment: Assignment) -> tuple[Task, Placement]:
+        task, member = self._book.live[assignment.task_id], self._fleet.members[assignment.node]
+        placement = task.place(assignment.session_id, assignment.node, member.heartbeat.incarnation)
+        member.placed[placement] = None
         self._book.engines.setdefault(task.task_id, member.heartbeat.engine_key)
-        return task, sample, member
+        return task, placement
 
-    async def _send(self, task: Task, sample: Sample, member: Member) -> None:
+    async def _send(self, task: Task, placement: Placement) -> None:
         """A placement is on the disk before the node hears of it: no restarted server gives it to another one."""
-        attempt = sample.session.attempt
-        if self.is_on(member, sample, attempt):
-            said = event(task, "session.dispatched", sample.session, node=member.heartbeat.node)
+        if self._member(task, placement) is not None:
+            sample = task.samples[placement.session_id]
+            said = event(task, "session.dispatched", sample.session, node=placement.node)
             await self._book.write(Change(task, [sample], [said]))
-            self.dispatch(member, task, sample, attempt)
+            self.dispatch(task, placement)
 
-    def is_on(self, member: Member, sample: Sample, attempt: int) -> bool:
-        """Whether this attempt of the sample is still placed on this process of the node."""
-        where = (sample.session.node, sample.incarnation, sample.session.attempt)
-        here = (member.heartbeat.node, member.heartbeat.incarnation, attempt)
-        return sample.phase is Phase.PLACED and where == here and self._fleet.is_member(member)
+    def _member(self, task: Task, placement: Placement) -> Member | None:
+        """Return the node's process where the placement still counts, and the process lives."""
+        return self._fleet.at(placement) if task.counts(placement) else None
 
-    def dispatch(self, member: Member, task: Task, sample: Sample, attempt: int) -> None:
+    def dispatch(self, task: Task, placement: Placement) -> None:
         """Give a placed session to its node, until it has it or the placement does not count any more."""
-        self._start(self._dispatch(member, task, sample, attempt))
+        self._start(self._dispatch(task, placement))
 
-    async def _dispatch(self, member: Member, task: Task, sample: Sample, attempt: int) -> None:
-        session_id, node = sample.session.session_id, member.heartbeat.node
+    async def _dispatch(self, task: Task, placement: Placement) -> None:
+        session_id = placement.session_id
         order = Dispatch(
-            session_id=session_id, attempt=attempt, sample_index=sample.session.sample_index, request=task.request
+            session_id=session_id,
+            attempt=placement.attempt,
+            sample_index=task.samples[session_id].session.sample_index,
+            request=task.request,
         )
         pause, deadline = 0.2, time.monotonic() + GIVE_UP_SECONDS
-        while self.is_on(member, sample, attempt):
+        while (member := self._member(task, placement)) is not None:
             try:
                 await self._link.dispatch(member.heartbeat.url, order)
-            except NodeUnreachableError as error:
-                if time.monotonic() > deadline:
-                    if self.is_on(member, sample, attempt):
-                        await self._give_up(task, sample, member, error)
+            except (NodeUnreachableError, NodeBusyError, RequestRefusedError) as error:
+                if self._member(task, placement) is None:
+                    return
+                if not isinstance(error, NodeUnreachableError) or time.monotonic() > deadline:
+                    await self._not_taken(task, placement, member, error)
                     return
                 log.info("session %s: not dispatched yet: %s", session_id, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-                continue
-            except NodeBusyError as error:
-                log.info("session %s: node %s does not take it: %s", session_id, node, error)
-                if self.is_on(member, sample, attempt):
-                    await self._give_back(task, sample, member)
-            except RequestRefusedError as error:
-                if self.is_on(member, sample, attempt):
-                    task.refuse(session_id, str(error))
-                    await self._book.ended(task, [sample])
             else:
-                if session_id in member.placed:
-                    member.placed[session_id] = member.beats
+                if placement in member.placed:
+                    member.placed[placement] = member.beats
                 member.failing = False
                 self._book.metrics.dispatched()
-            return
+                return
 
-    async def _give_up(self, task: Task, sample: Sample, member: Member, error: NodeUnreachableError) -> None:
+    async def _not_taken(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:
+        if isinstance(error, RequestRefusedError):
+            await self._book.ended(task, [task.refuse(placement.session_id, str(error))])
+        elif isinstance(error, NodeBusyError):
+            log.info("session %s: node %s does not take it: %s", placement.session_id, placement.node, error)
+            await self._give_back(task, placement, member)
+        else:
+            await self._give_up(task, placement, member, error)
+
+    async def _give_up(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:
         """The node beats, and does not take sessions. If it has this one after all, its next heartbeat shows it, and it
-        is called off."""
-        session_id, node = sample.session.session_id, member.heartbeat.node
-        why = f"node {node} did not take it within {GIVE_UP_SECONDS:g} s: {error}"
+        is called off there."""
+        why = f"node {placement.node} did not take it within {GIVE_UP_SECONDS:g} s: {error}"
         member.full = member.failing = True
         if isinstance(error, NodeFailedError):  # it may fail because of what the session asks for: not for ever
-            await self._book.lost(node, [session_id], why)
+            await self._book.lost([placement], why)
             return
-        log.warning("session %s goes elsewhere: %s", session_id, why)
-        task.withdraw(session_id)
+        log.warning("session %s goes elsewhere: %s", placement.session_id, why)
+        task.withdraw(placement.session_id)
         change = Change(task)
-        self._book.again(task, sample, change, why)
+        self._book.again(task, placement, change, why)
         await self._book.write(change)
 
-    async def _give_back(self, task: Task, sample: Sample, member: Member) -> None:
-        session_id = sample.session.session_id
+    async def _give_back(self, task: Task, placement: Placement, member: Member) -> None:
         member.full = True
-        member.placed.pop(session_id, None)
-        task.unplace(session_id)
-        self._book.queue.push(task.task_id, session_id, first=True)
-        await self._book.write(Change(task, [sample]))
+        task.unplace(placement.session_id)
+        self._fleet.forget(placement)
+        self._book.queue.push(task.task_id, placement.session_id, first=True)
+        await self._book.write(Change(task, [task.samples[placement.session_id]]))
         self._book.room_changed.set()
 
-    def call_off(self, placed: Iterable[tuple[str, str, int]]) -> None:
-        """Tell nodes to stop these (session, node, attempt), without waiting: what is missed, the answer to their next
-        heartbeat repeats."""
-        for session_id, node, attempt in placed:
-            member = self._fleet.members.get(node)
-            if member is not None:
-                self._start(self._call_off(member.heartbeat.url, session_id, attempt))
+    def call_off(self, placements: Iterable[Placement]) -> None:
+        """Tell nodes to stop these sessions, without waiting: what is missed, the answer to their next heartbeat
+        repeats."""
+        for placement in placements:
+            if (member := self._fleet.at(placement)) is not None:
+                self._start(self._call_off(member.heartbeat.url, placement))
 
-    async def _call_off(self, url: str, session_id: str, attempt: int) -> None:
+    async def _call_off(self, url: str, placement: Placement) -> None:
+        session_id, attempt = placement.session_id, placement.attempt
         try:
             await self._link.cancel(url, session_id, attempt)
         except NodeUnreachableError as error:
@@ -152,12 +152,3 @@ class Dispatcher:
         task = self._book.watch(asyncio.create_task(work))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
-
-
-def placements(samples: Iterable[Sample]) -> list[tuple[str, str, int]]:
-    """(session, node, attempt) of those that are on a node."""
-    return [
-        (sample.session.session_id, sample.session.node, sample.session.attempt)
-        for sample in samples
-        if sample.phase is Phase.PLACED and sample.session.node is not None
-    ]

@@ -3,10 +3,13 @@ an argument."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from polar_gym.protocol import Heartbeat, NodeState
+from polar_gym.schema import Session
 from polar_gym.service.scheduler import NodeRoom
+from polar_gym.service.task import Placement
 
 REMEMBERED_INCARNATIONS = 16
 
@@ -20,6 +23,8 @@ class Member:
     """One living node."""
 
     heartbeat: Heartbeat
+    held: Mapping[Placement, Session]
+    """The sessions that the heartbeat tells of."""
     seen: float
     beats: int = 1
     """Heartbeats received."""
@@ -29,22 +34,20 @@ class Member:
     """It has refused a session since its last heartbeat: it is given nothing before the next one."""
     failing: bool = False
     """It did not take a session, nor say why not: until it takes one, it is tried with one at a time."""
-    placed: dict[str, int | None] = field(default_factory=dict)
-    """Sessions that the server has placed on it -> `beats` when the node acknowledged them; None: not yet."""
+    placed: dict[Placement, int | None] = field(default_factory=dict)
+    """What the server has placed on it -> `beats` when the node acknowledged it; None: not yet."""
 
     def room(self) -> NodeRoom:
-        known = {session.session_id for session in self.heartbeat.sessions}
-        room = NodeRoom.of(self.heartbeat, len(self.placed.keys() - known))
+        room = NodeRoom.of(self.heartbeat, len(self.placed.keys() - self.held.keys()))
         if self.draining or self.full or (self.failing and None in self.placed.values()):
             return NodeRoom(room.node, room.engine_key, 0, 0)
         return replace(room, running=min(room.running, 1), total=min(room.total, 1)) if self.failing else room
 
-    def missing(self) -> list[str]:
+    def missing(self) -> list[Placement]:
         """Sessions that the node acknowledged and does not hold any more: it has answered since, so that its heartbeat
         was made after the acknowledgement."""
-        known = {session.session_id for session in self.heartbeat.sessions}
-        old = (sid for sid, beats in self.placed.items() if beats is not None and self.beats >= beats + 2)
-        return [session_id for session_id in old if session_id not in known]
+        old = (at for at, beats in self.placed.items() if beats is not None and self.beats >= beats + 2)
+        return [placement for placement in old if placement not in self.held]
 
 
 class Fleet:
@@ -65,12 +68,15 @@ class Fleet:
             raise ReplacedError(
                 f"node={name!r}: another process took this name; give every node a name of its own, or stop one"
             )
+        held = {
+            Placement(told.session_id, told.attempt, name, heartbeat.incarnation): told for told in heartbeat.sessions
+        }
         if member is None or member.heartbeat.incarnation != heartbeat.incarnation:
-            self.members[name] = Member(heartbeat, now)
+            self.members[name] = Member(heartbeat, held, now)
             if member is not None:
                 self._retire(name, member.heartbeat.incarnation)
             return member
-        member.heartbeat, member.seen = heartbeat, now
+        member.heartbeat, member.held, member.seen = heartbeat, held, now
         member.beats += 1
         member.full = False
         return None
@@ -95,13 +101,15 @@ class Fleet:
         self._retire(name, member.heartbeat.incarnation)
         return self.members.pop(name)
 
-    def is_member(self, member: Member) -> bool:
-        return self.members.get(member.heartbeat.node) is member
+    def at(self, placement: Placement) -> Member | None:
+        """Return the process of the node that the placement names, or None where that is dead."""
+        member = self.members.get(placement.node)
+        return member if member is not None and member.heartbeat.incarnation == placement.incarnation else None
 
-    def forget(self, session_id: str) -> None:
-        """The session is on no node any more."""
-        for member in self.members.values():
-            member.placed.pop(session_id, None)
+    def forget(self, placement: Placement) -> None:
+        """The placement has ended."""
+        if (member := self.at(placement)) is not None:
+            member.placed.pop(placement, None)
 
     def rooms(self) -> list[NodeRoom]:
         return [member.room() for member in self.members.values()]

@@ -87,7 +87,9 @@ class FairQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Assignment:
+    """A waiting session, and the node that it goes to."""
+
     session_id: str
     task_id: str
     node: str
@@ -104,11 +106,11 @@ def choose(rooms: Iterable[NodeRoom], preferred_engine: str | None) -> NodeRoom 
     return max(candidates, key=lambda room: (room.running, room.total))
 
 
-def plan(rooms: Iterable[NodeRoom], queue: FairQueue, engines: Mapping[str, str]) -> list[Placement]:
+def plan(rooms: Iterable[NodeRoom], queue: FairQueue, engines: Mapping[str, str]) -> list[Assignment]:
     """Take from the queue all that the nodes have room for. `engines`: task -> the engine that its sessions are on."""
     left = {room.node: room for room in rooms}
     engines = dict(engines)
-    placements = []
+    assignments = []
     while (head := queue.peek()) is not None:
         room = choose(left.values(), engines.get(head[0]))
         if room is None:
@@ -116,5 +118,5 @@ def plan(rooms: Iterable[NodeRoom], queue: FairQueue, engines: Mapping[str, str]
         task_id, session_id = queue.pop()
         engines.setdefault(task_id, room.engine_key)
         left[room.node] = room.with_one_more()
-        placements.append(Placement(session_id, task_id, room.node))
-    return placements
+        assignments.append(Assignment(session_id, task_id, room.node))
+    return assignments

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,11 +29,11 @@ from polar_gym.protocol import (
 from polar_gym.schema import Episode, Session, Status, TaskRequest
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import Change, NewEpisode
-from polar_gym.service.dispatcher import Dispatcher, placements
+from polar_gym.service.dispatcher import Dispatcher
 from polar_gym.service.fleet import Fleet, Member
 from polar_gym.service.node_link import NodeLink, NodeUnreachableError
 from polar_gym.service.store import Store
-from polar_gym.service.task import Phase, Sample, Task, Verdict
+from polar_gym.service.task import Ending, Phase, Placement, Task, Verdict
 from polar_gym.service.weights import WeightHistory
 
 
@@ -93,7 +93,7 @@ class RolloutService:
         deadline = time.monotonic() + self.limits.lease_seconds
         for task in await self.store.live_tasks():
             self.book.add(task)
-            self._orphans.update({node: deadline for _, node, _ in placements(task.open_samples())})
+            self._orphans.update({placement.node: deadline for placement in task.placements()})
         self._loops = [
             self.book.watch(asyncio.create_task(loop))
             for loop in (self._dispatcher.run(), self._watch_leases(), self._evict())
@@ -137,9 +137,7 @@ class RolloutService:
         task = self.book.live.get(task_id)
         if task is None:
             return await self.task(task_id)
-        running = placements(task.open_samples())
-        await self.book.ended(task, task.cancel())
-        self._dispatcher.call_off(running)
+        self._dispatcher.call_off(await self.book.ended(task, task.cancel()))
         return task.state()
 
     async def set_generation(self, order: Generation) -> GenerationState:
@@ -172,9 +170,9 @@ class RolloutService:
             await self._began_anew(member, replaced.placed)
         if self._orphans.pop(heartbeat.node, None) is not None:
             await self._adopt(member)
-        unwanted = await self._hear(heartbeat)
+        unwanted = await self._hear(member)
         if missing := member.missing():
-            await self.book.lost(heartbeat.node, missing, "its gateway does not know it any more")
+            await self.book.lost(missing, "its gateway does not know it any more")
         self.book.room_changed.set()
         return HeartbeatAnswer(
             lease_seconds=self.limits.lease_seconds,
@@ -192,10 +190,7 @@ class RolloutService:
             known = await self.store.find_episode(session.session_id, delivery.attempt)
             if known is not None:
                 return DeliveryAnswer(accepted=known.accepted)
-            verdict = await self._take_in(node, delivery)
-        if verdict.superseded is not None:
-            self._dispatcher.call_off([(session.session_id, *verdict.superseded)])
-        return DeliveryAnswer(accepted=verdict.accepted)
+            return DeliveryAnswer(accepted=await self._take_in(node, delivery))
 
     def drain(self, node: str) -> NodeState:
         """The node is told with the answer to its next heartbeat. Raises `UnknownNodeError`."""
@@ -209,11 +204,11 @@ class RolloutService:
         """Somebody who knows says so of this process of the node: nobody waits for the lease."""
         member = self.fleet.take(node, incarnation)
         if member is not None:
-            await self.book.lost(node, member.placed, "it died")
+            await self.book.lost(member.placed, "it died")
 
     # Inside: episodes -------------------------------------------------------------------------------------------------
 
-    async def _take_in(self, node: str, delivery: Delivery) -> Verdict:
+    async def _take_in(self, node: str, delivery: Delivery) -> bool:
         episode, attempt = delivery.episode, delivery.attempt
         session = episode.session
         staleness = self.weights.behind(session.weight_version) if session.timing.running is not None else None
@@ -230,42 +225,32 @@ class RolloutService:
             await self.book.write(Change(episode=new))
         else:
             await self._judged(task, session, verdict, new)
-        return verdict
+        return verdict.accepted
 
     async def _judged(self, task: Task, session: Session, verdict: Verdict, new: NewEpisode) -> None:
         """Follow what `Task.judge` decided: one change, with all that comes of it."""
-        sample = task.samples.get(session.session_id)
         change = Change(episode=new)
         if not verdict.accepted:
             change.events.append(event(task, "session.excluded", session, reason=verdict.reason))
-        if verdict.retried and sample is not None:
-            self.book.again(task, sample, change, verdict.reason)
-        others: list[tuple[str, str, int]] = []
-        ended: list[Sample] = []
-        if sample is not None and verdict.ended:
-            others = placements(task.open_samples())
-            stopped = task.stop_early()
-            gone = {other.session.session_id for other in stopped}
-            others = [placed for placed in others if placed[0] in gone]
-            ended = [sample, *stopped]
-        await self.book.ended(task, ended, change)
-        self._dispatcher.call_off(others)
+        if verdict.retried is not None:
+            self.book.again(task, verdict.retried, change, verdict.reason)
+        endings = [verdict.ended, *task.stop_early()] if verdict.ended is not None else []
+        left = await self.book.ended(task, endings, change)
+        delivered = (session.session_id, session.attempt)
+        self._dispatcher.call_off(at for at in left if (at.session_id, at.attempt) != delivered)
 
     async def _cancel_stale(self, task: Task) -> None:
         if task.request.when_stale != "cancel" or task.request.max_staleness is None:
             return
-        running, ended = [], []
+        endings: list[Ending] = []
         for sample in list(task.open_samples()):
             if sample.phase is not Phase.PLACED or sample.session.status is not Status.RUNNING:
                 continue
             behind = self.weights.behind(sample.session.weight_version)
             if behind is not None and task.too_stale(behind):
-                running += placements([sample])
-                task.cancel_stale(sample.session.session_id, behind)
-                ended.append(sample)
-        if ended:
-            await self.book.ended(task, ended)
-            self._dispatcher.call_off(running)
+                endings.append(task.cancel_stale(sample.session.session_id, behind))
+        if endings:
+            self._dispatcher.call_off(await self.book.ended(task, endings))
 
     def _write_file(self, episode: Episode) -> int:
         session = episode.session
@@ -273,24 +258,24 @@ class RolloutService:
 
     # Inside: nodes ----------------------------------------------------------------------------------------------------
 
-    async def _hear(self, heartbeat: Heartbeat) -> list[str]:
+    async def _hear(self, member: Member) -> list[str]:
         """Take in how far the node's sessions are; the ids of those that are not wanted anywhere. Of a session that
         goes on, perhaps on this node, only the old attempt is called off."""
         unwanted = []
         change = Change()
-        for session in heartbeat.sessions:
-            task = self.book.task_of(session.session_id)
-            sample = task.samples[session.session_id] if task is not None else None
-            if task is None or sample is None or not _same_attempt(sample, session, heartbeat):
-                if session.status.final:
-                    continue  # it is on its way here, and will be kept as excluded
-                if sample is not None and sample.phase is not Phase.ENDED:
-                    self._dispatcher.call_off([(session.session_id, heartbeat.node, session.attempt)])
-                else:
-                    unwanted.append(session.session_id)
-            elif task.heard(session):
-                change.samples.append(sample)
-                change.events.append(event(task, "session.status", sample.session, status=session.status))
+        for placement, told in member.held.items():
+            task = self.book.task_of(placement.session_id)
+            sample = task.samples[placement.session_id] if task is not None else None
+            if task is not None and sample is not None and task.counts(placement):
+                if task.heard(told):
+                    change.samples.append(sample)
+                    change.events.append(event(task, "session.status", sample.session, status=told.status))
+            elif told.status.final:
+                continue  # it is on its way here, and will be kept as excluded
+            elif sample is not None and sample.phase is not Phase.ENDED:
+                self._dispatcher.call_off([placement])
+            else:
+                unwanted.append(placement.session_id)
         if change.events:
             await self.book.write(change)
         return unwanted
@@ -298,41 +283,36 @@ class RolloutService:
     async def _adopt(self, member: Member) -> None:
         """The server was restarted, and a node that had sessions is heard of for the first time."""
         heartbeat = member.heartbeat
-        held = {(session.session_id, session.attempt) for session in heartbeat.sessions}
         of_another = []
         for task in self.book.live.values():
-            for sample in task.open_samples():
-                session = sample.session
-                if sample.phase is not Phase.PLACED or session.node != heartbeat.node:
+            for placement in task.placements():
+                if placement.node != heartbeat.node:
                     continue
-                if sample.incarnation != heartbeat.incarnation:
-                    of_another.append(session.session_id)
+                if placement.incarnation != heartbeat.incarnation:
+                    of_another.append(placement)
                     continue
                 self.book.engines.setdefault(task.task_id, heartbeat.engine_key)
-                known = (session.session_id, session.attempt) in held
-                member.placed[session.session_id] = member.beats if known else None
+                known = placement in member.held
+                member.placed[placement] = member.beats if known else None
                 if not known:  # the order to run it may never have left
-                    self._dispatcher.dispatch(member, task, sample, session.attempt)
+                    self._dispatcher.dispatch(task, placement)
         await self._began_anew(member, of_another)
 
-    async def _began_anew(self, member: Member, session_ids: Iterable[str]) -> None:
+    async def _began_anew(self, member: Member, placements: Iterable[Placement]) -> None:
         """What an earlier process of the node ran is lost, but for what it had finished: those episodes are on the
         node's disk, and on their way."""
-        heartbeat, lost = member.heartbeat, list[str]()
-        finished = {
-            (told.session_id, told.attempt)
-            for told in heartbeat.sessions
-            if told.status.final and told.status is not Status.INTERRUPTED
-        }
-        for session_id in list(session_ids):
-            task = self.book.task_of(session_id)
-            sample = task.samples[session_id] if task is not None else None
-            if sample is not None and (session_id, sample.session.attempt) in finished:
-                sample.incarnation = heartbeat.incarnation
-                member.placed[session_id] = member.beats
+        lost = []
+        kept = (Status.COMPLETED, Status.ERROR, Status.CANCELLED)
+        finished = {at for at, told in member.held.items() if told.status in kept}
+        for placement in list(placements):
+            task = self.book.task_of(placement.session_id)
+            here = replace(placement, incarnation=member.heartbeat.incarnation)
+            if here in finished and task is not None and task.counts(placement):
+                task.samples[placement.session_id].incarnation = here.incarnation
+                member.placed[here] = member.beats
             else:
-                lost.append(session_id)
-        await self.book.lost(heartbeat.node, lost, "its gateway was started anew")
+                lost.append(placement)
+        await self.book.lost(lost, "its gateway was started anew")
 
     def _urls(self) -> list[tuple[str, str]]:
         return [(name, member.heartbeat.url) for name, member in self.fleet.members.items()]
@@ -362,12 +342,11 @@ class RolloutService:
             self.fleet.excuse(late)
             self._orphans = {node: deadline + late for node, deadline in self._orphans.items()}
             for member in self.fleet.take_silent(now, lease):
-                await self.book.lost(member.heartbeat.node, member.placed, f"silent for more than {lease:g} s")
+                await self.book.lost(member.placed, f"silent for more than {lease:g} s")
             for node in [node for node, deadline in self._orphans.items() if now > deadline]:
                 del self._orphans[node]
-                placed = [at for task in self.book.live.values() for at in placements(task.open_samples())]
-                lost = [session_id for session_id, where, _ in placed if where == node]
-                await self.book.lost(node, lost, f"not heard of for {lease:g} s after the server's restart")
+                lost = [at for task in self.book.live.values() for at in task.placements() if at.node == node]
+                await self.book.lost(lost, f"not heard of for {lease:g} s after the server's restart")
 
     async def _evict(self) -> None:
         while True:
@@ -391,9 +370,3 @@ class RolloutService:
     def _lock(self, key: str) -> asyncio.Lock:
         """One for each key, as long as somebody holds it or waits for it."""
         return self._locks.setdefault(key, asyncio.Lock())
-
-
-def _same_attempt(sample: Sample, told: Session, heartbeat: Heartbeat) -> bool:
-    """Whether what a node tells of is the attempt that counts."""
-    where = (sample.session.node, sample.incarnation, sample.session.attempt)
-    return sample.phase is Phase.PLACED and where == (heartbeat.node, heartbeat.incarnation, told.attempt)

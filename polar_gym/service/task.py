@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 from polar_gym.protocol import TaskState, TaskStatus
 from polar_gym.record import Record
@@ -31,6 +30,17 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One attempt of a session on one process of a node. A sample has at most one at a time."""
+
+    session_id: str
+    attempt: int
+    node: str
+    incarnation: str
+    """Names the node's process."""
+
+
 class Sample(Record):
     """One sample: its session as last heard of, and how it came there."""
 
@@ -45,6 +55,24 @@ class Sample(Record):
     """Times that it only waited on a node that died, which are no `node_deaths`."""
     failures: int = 0
 
+    @property
+    def placement(self) -> Placement | None:
+        """Return where the sample is placed now, or None where it waits or has ended."""
+        if self.phase is not Phase.PLACED:
+            return None
+        assert self.session.node is not None
+        assert self.incarnation is not None
+        return Placement(self.session.session_id, self.session.attempt, self.session.node, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a sample, and the placement that ended with it."""
+
+    sample: Sample
+    placement: Placement | None
+    """None: the sample was waiting."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -53,11 +81,10 @@ class Verdict:
     accepted: bool
     reason: str = ""
     """Why it is excluded; empty when it is accepted."""
-    superseded: tuple[str, int] | None = None
-    """(node, attempt) of another attempt that runs for nothing now."""
-    retried: bool = False
-    ended: bool = False
-    """The sample has ended with it."""
+    retried: Placement | None = None
+    """The placement that ended with the episode, where the sample waits again."""
+    ended: Ending | None = None
+    """The end of the sample, where the sample ended with the episode."""
 
 
 @dataclass(slots=True)
@@ -131,50 +158,55 @@ class Task:
     def open_samples(self) -> Iterator[Sample]:
         return (sample for sample in self.samples.values() if sample.phase is not Phase.ENDED)
 
+    def placements(self) -> list[Placement]:
+        """Return where the samples are placed that are on a node."""
+        return [placement for sample in self.open_samples() if (placement := sample.placement) is not None]
+
+    def counts(self, placement: Placement) -> bool:
+        """Return whether the session is placed there now."""
+        return self.samples[placement.session_id].placement == placement
+
     # What happens to it -----------------------------------------------------------------------------------------------
 
-    def place(self, session_id: str, node: str, incarnation: str) -> Sample:
+    def place(self, session_id: str, node: str, incarnation: str) -> Placement:
         sample = self.samples[session_id]
         sample.phase, sample.incarnation = Phase.PLACED, incarnation
         sample.session.node, sample.session.status = node, Status.QUEUED
-        return sample
+        return Placement(session_id, sample.session.attempt, node, incarnation)
 
-    def unplace(self, session_id: str) -> Sample:
+    def unplace(self, session_id: str) -> None:
         """The node did not take it: it waits again, as the same attempt."""
         sample = self.samples[session_id]
         sample.phase, sample.incarnation, sample.session.node = Phase.WAITING, None, None
-        return sample
 
     def heard(self, told: Session) -> bool:
-        """The node says how far a session is. Whether that is news of the attempt that counts."""
-        sample = self.samples[told.session_id]
-        known = sample.session
-        if sample.phase is not Phase.PLACED or known.attempt != told.attempt or told.status.final:
+        """The node on which a session is placed says how far it is. Whether that is news."""
+        known = self.samples[told.session_id].session
+        if told.status.final:
             return False
         news = known.status is not told.status
         known.status, known.timing = told.status, told.timing
         known.weight_version = told.weight_version if told.weight_version is not None else known.weight_version
         return news
 
-    def lose(self, session_id: str, why: str) -> Literal["retried", "ended"]:
-        """The node of a placed sample died."""
+    def lose(self, session_id: str, why: str) -> Ending | None:
+        """The node of a placed sample died. None: the sample waits again."""
         sample = self.samples[session_id]
-        if self._outlives(sample):
-            self._again(sample)
-            return "retried"
-        self._end(sample, Status.INTERRUPTED, "node_died", why)
-        return "ended"
+        if not self._outlives(sample):
+            return self._end(sample, Status.INTERRUPTED, "node_died", why)
+        self._again(sample)
+        return None
 
     def withdraw(self, session_id: str) -> None:
         """The order to run it does not reach its node, or no answer comes back: it waits again, and as another attempt,
         because the node may have this one. Nobody died of it."""
         self._again(self.samples[session_id])
 
-    def refuse(self, session_id: str, why: str) -> None:
+    def refuse(self, session_id: str, why: str) -> Ending:
         """A node says that no node can run this."""
-        self._end(self.samples[session_id], Status.ERROR, "request_error", why)
+        return self._end(self.samples[session_id], Status.ERROR, "request_error", why)
 
-    def cancel(self) -> list[Sample]:
+    def cancel(self) -> list[Ending]:
         """The samples that this ended."""
         self.cancelled = not self.ended
         return self._end_all("cancelled", "the task was cancelled")
@@ -187,32 +219,34 @@ class Task:
             return Verdict(False, "unknown session")
         if sample.phase is Phase.ENDED:
             return Verdict(False, "late: the sample has ended already")
-        current = attempt == sample.session.attempt and sample.phase is Phase.PLACED
+        placement = sample.placement
+        current = placement is not None and placement.attempt == attempt
         if session.status in (Status.INTERRUPTED, Status.CANCELLED):
             if not current:
                 return Verdict(False, "interrupted")
             if self._outlives(sample, episode.trajectory.fidelity.calls):
                 self._again(sample)
-                return Verdict(False, "interrupted", retried=True)
+                return Verdict(False, "interrupted", retried=placement)
         elif session.failure is not None:
             if not current:
                 return Verdict(False, "late: another attempt was begun")
             if sample.failures < self.request.retries.failure:
                 sample.failures += 1
                 self._again(sample)
-                return Verdict(False, f"tried again: {session.failure.kind}", retried=True)
+                return Verdict(False, f"tried again: {session.failure.kind}", retried=placement)
         elif attempt > sample.session.attempt:
             return Verdict(False, f"attempt {attempt} was never dispatched")
         return self._accept(sample, attempt, episode, staleness)
 
-    def cancel_stale(self, session_id: str, staleness: int) -> None:
+    def cancel_stale(self, session_id: str, staleness: int) -> Ending:
         sample = self.samples[session_id]
         sample.stale = True
         sample.session.staleness = staleness
         limit = self.request.max_staleness
-        self._end(sample, Status.CANCELLED, "stale", f"begun {staleness} weight versions ago, max_staleness is {limit}")
+        why = f"begun {staleness} weight versions ago, max_staleness is {limit}"
+        return self._end(sample, Status.CANCELLED, "stale", why)
 
-    def stop_early(self) -> list[Sample]:
+    def stop_early(self) -> list[Ending]:
         """The samples that are not needed any more, ended by this."""
         enough = self.request.stop_when_usable
         if enough is None or self.usable < enough:
@@ -228,12 +262,8 @@ class Task:
     def _accept(self, sample: Sample, attempt: int, episode: Episode, staleness: int | None) -> Verdict:
         if self.too_stale(staleness) and self.request.when_stale == "cancel":
             assert staleness is not None
-            self.cancel_stale(sample.session.session_id, staleness)
-            return Verdict(False, "stale", ended=True)
-        running = sample.session
-        superseded = None
-        if sample.phase is Phase.PLACED and running.attempt != attempt and running.node is not None:
-            superseded = (running.node, running.attempt)
+            return Verdict(False, "stale", ended=self.cancel_stale(sample.session.session_id, staleness))
+        placement = sample.placement
         episode.session.attempt = attempt
         episode.session.staleness = staleness
         sample.session = episode.session.model_copy(deep=True)
@@ -244,7 +274,7 @@ class Task:
             sample.session.failure = Failure(
                 stage=Status.EVALUATING, kind="no_reward", message="the episode has no reward"
             )
-        return Verdict(True, superseded=superseded, ended=True)
+        return Verdict(True, ended=Ending(sample, placement))
 
     def _outlives(self, sample: Sample, calls: int = 0) -> bool:
         """Whether it is tried again after its node's death, which costs a retry where it had begun there."""
@@ -267,12 +297,11 @@ class Task:
         )
         sample.phase, sample.incarnation = Phase.WAITING, None
 
-    def _end(self, sample: Sample, status: Status, kind: str, message: str) -> None:
+    def _end(self, sample: Sample, status: Status, kind: str, message: str) -> Ending:
+        placement = sample.placement
         sample.session.failure = Failure(stage=sample.session.status, kind=kind, message=message)
         sample.session.status, sample.phase = status, Phase.ENDED
+        return Ending(sample, placement)
 
-    def _end_all(self, kind: str, message: str) -> list[Sample]:
-        ended = list(self.open_samples())
-        for sample in ended:
-            self._end(sample, Status.CANCELLED, kind, message)
-        return ended
+    def _end_all(self, kind: str, message: str) -> list[Ending]:
+        return [self._end(sample, Status.CANCELLED, kind, message) for sample in list(self.open_samples())]

@@ -43,14 +43,15 @@ async def add_episode(store: Store, task: Task, stored_at: float, *, accepted: b
 async def test_a_task_comes_back_as_it_was(tmp_path: Path) -> None:
     store = Store(tmp_path)
     task = await add_task(store, "t", num_samples=3, metadata={"a": [1, None]})
-    placed = task.place(next(iter(task.samples)), "node", "incarnation")
-    await store.apply(Change(task, [placed]))
+    placement = task.place(next(iter(task.samples)), "node", "incarnation")
+    await store.apply(Change(task, [task.samples[placement.session_id]]))
     await store.set_generation(Generation(paused=True, running="keep"))
     await store.add_weights("v1")
     await store.close()
     store = Store(tmp_path)
     (again,) = await store.live_tasks()
     assert (again.request, again.samples, again.created_at) == (task.request, task.samples, 1.0)
+    assert again.placements() == [placement]
     assert (await store.generation()).running == "keep"
     assert await store.weights() == [(1, "v1")]
     await store.close()

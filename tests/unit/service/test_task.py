@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from polar_gym.protocol import Dispatch, TaskStatus
 from polar_gym.schema import Episode, Retries, Session, Status
-from polar_gym.service.task import FREE_LOSSES, WAITS, Phase, Sample, Task
+from polar_gym.service.task import FREE_LOSSES, WAITS, Phase, Placement, Sample, Task
 from tests.lifecycle.peer_node import failed, make_episode, make_request
 
 samples = st.integers(0, 3)
@@ -60,10 +60,20 @@ class AnyLife(RuleBasedStateMachine):
         if self.sample(number).phase is Phase.PLACED:
             self.task.unplace(self.ids[number])
 
-    @rule(number=samples, status=st.sampled_from([Status.INITIALIZING, Status.READY, Status.RUNNING]))
-    def get_on(self, number: int, status: Status) -> None:
-        session = self.sample(number).session
-        self.task.heard(Session(**{**dict(session), "status": status}))
+    @rule(
+        number=samples,
+        attempt=st.integers(0, 4),
+        status=st.sampled_from([Status.INITIALIZING, Status.READY, Status.RUNNING, Status.COMPLETED]),
+    )
+    def get_on(self, number: int, attempt: int, status: Status) -> None:
+        sample = self.sample(number)
+        known = sample.session.status
+        counts = self.task.counts(Placement(self.ids[number], attempt, "a", "i"))
+        assert counts == (sample.phase is Phase.PLACED and sample.session.attempt == attempt)
+        assert not self.task.counts(Placement(self.ids[number], attempt, "a", "the next process"))
+        if counts:
+            news = self.task.heard(Session(**{**dict(sample.session), "status": status}))
+            assert news == (status is not known and not status.final)
 
     @rule(number=samples)
     def lose(self, number: int) -> None:
@@ -72,10 +82,12 @@ class AnyLife(RuleBasedStateMachine):
             return
         deaths = sample.node_deaths
         free = sample.session.status in WAITS and sample.lost_waiting < FREE_LOSSES
-        again = self.task.lose(self.ids[number], "dead")
-        assert (again == "retried") == (free or deaths < self.task.request.retries.node_death)
-        assert sample.node_deaths == deaths + (again == "retried" and not free), "to have waited costs nothing"
-        assert sample.phase is (Phase.WAITING if again == "retried" else Phase.ENDED)
+        placement = sample.placement
+        ending = self.task.lose(self.ids[number], "dead")
+        assert (ending is None) == (free or deaths < self.task.request.retries.node_death)
+        assert sample.node_deaths == deaths + (ending is None and not free), "to have waited costs nothing"
+        assert sample.phase is (Phase.WAITING if ending is None else Phase.ENDED)
+        assert ending is None or (ending.sample, ending.placement) == (sample, placement)
 
     @rule(
         number=samples,
@@ -101,14 +113,17 @@ class AnyLife(RuleBasedStateMachine):
             assert attempt <= before.session.attempt, "nothing that was never dispatched"
             self.accepted[self.ids[number]] = attempt
             assert sample.usable == (kind == "good")
-        elif verdict.retried:
+        elif verdict.retried is not None:
+            assert verdict.retried == before.placement
             assert sample.phase is Phase.WAITING
             assert sample.session.attempt == before.session.attempt + 1
-        if verdict.superseded is not None:
-            assert verdict.superseded == ("a", before.session.attempt)
-            assert before.phase is Phase.PLACED
-        if verdict.ended:
-            self.task.stop_early()
+        if verdict.ended is not None:
+            assert (verdict.ended.sample, verdict.ended.placement) == (sample, before.placement)
+            placed = self.task.placements()
+            stopped = self.task.stop_early()
+            assert [ending.placement for ending in stopped if ending.placement is not None] == (
+                placed if stopped else []
+            )
 
     @rule(dice=st.integers(0, 9))
     @precondition(lambda self: not self.task.ended)
