@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from polar_gym.chat import ids
 from polar_gym.gateway.proxy.journal import Journal
-from polar_gym.providers import ids, openai_chat
+from polar_gym.providers import openai_chat
 from polar_gym.schema import ModelCall
-from polar_gym.splicing.plan import Splicer, Thread
+from polar_gym.splicing.plan import SessionMemory, Splicer
 
 TURNS, TOKENS_A_TURN, SAMPLED = 100, 900, 100
 
@@ -34,17 +35,17 @@ class Gateway:
     def __init__(self, directory: Path) -> None:
         self.journal = Journal(directory / "session.jsonl")
         self.splicer = Splicer(NoEngine(), enabled=False)  # pyright: ignore[reportArgumentType]
-        self.thread = Thread()
+        self.memory = SessionMemory()
 
     def take(self, body: bytes, turn: int, prompt: np.ndarray) -> tuple[ModelCall, float]:
         """The recorded call, and the CPU seconds that it took."""
         started = time.process_time()
         request = openai_chat.parse(orjson.loads(body))
-        asked = self.splicer.in_engine_terms(self.thread, request)
-        plan = asyncio.run(self.splicer.prepare(self.thread, request, asked))
+        asked = self.splicer.in_engine_terms(self.memory, request)
+        plan = asyncio.run(self.splicer.prepare(self.memory, request, asked))
         call = _call(turn, asked.messages, prompt, plan.parent_id)
         self.journal.append(call)
-        self.thread.remember(call, plan)
+        self.memory.remember(call, plan)
         return call, time.process_time() - started
 
 

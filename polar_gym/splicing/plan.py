@@ -7,15 +7,14 @@ harness's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from polar_gym.chat import ChatRequest, has_media
+from polar_gym.chat.ids import EngineIds
 from polar_gym.engines import Engine, EngineError
-from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall
 from polar_gym.splicing.conversation import Conversations
 from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
@@ -37,31 +36,16 @@ class Plan:
     """See `Continuation.history`."""
 
 
-@dataclass(slots=True)
-class Thread:
+@dataclass(frozen=True, slots=True)
+class SessionMemory:
     """What splicing remembers of one session."""
 
     conversations: Conversations = field(default_factory=Conversations)
-    engine_ids: dict[str, str] = field(default_factory=dict)
-    """Minted tool-call id -> the engine's own: some templates print them."""
+    engine_ids: EngineIds = field(default_factory=EngineIds)
 
     def remember(self, call: ModelCall, plan: Plan) -> None:
         """Call before the answer leaves."""
-        calls = (call.response or {}).get("tool_calls") or []
-        minted = [ids.tool_call(call.call_id, index) for index in range(len(calls))]
-        self.engine_ids.update(zip(minted, (each["id"] for each in calls), strict=True))
-        self.conversations.add(call, plan.history, minted)
-
-    def in_engine_terms(self, messages: Sequence[Message]) -> list[Message]:
-        return [self._translated(message) for message in messages]
-
-    def _translated(self, message: Message) -> Message:
-        if message.get("tool_call_id") in self.engine_ids:
-            return {**message, "tool_call_id": self.engine_ids[message["tool_call_id"]]}
-        if calls := message.get("tool_calls"):
-            own = [{**call, "id": self.engine_ids.get(call["id"], call["id"])} for call in calls]
-            return {**message, "tool_calls": own}
-        return message
+        self.conversations.add(call, plan.history, self.engine_ids.mint(call.call_id, call.response))
 
 
 LATE_SYSTEM: list[Message] = [
@@ -113,9 +97,9 @@ class Splicer:
             told = "in place of an image it is told that there was one" if self._reads_text_only else "images are sent"
             log.info("the model was asked whether it reads images: %s; %s", error.message, told)
 
-    def in_engine_terms(self, thread: Thread, request: ChatRequest) -> ChatRequest:
+    def in_engine_terms(self, memory: SessionMemory, request: ChatRequest) -> ChatRequest:
         """Return the request with the engine's tool-call ids, and with roles and content that its template takes."""
-        messages = thread.in_engine_terms(request.messages)
+        messages = memory.engine_ids.restored(request.messages)
         if self._reads_text_only:
             messages = [_in_words(message) if has_media(message) else message for message in messages]
         messages = [
@@ -124,9 +108,9 @@ class Splicer:
         ]
         return replace(request, messages=messages)
 
-    async def prepare(self, thread: Thread, request: ChatRequest, asked: ChatRequest) -> Plan:
+    async def prepare(self, memory: SessionMemory, request: ChatRequest, asked: ChatRequest) -> Plan:
         """Return how `asked`, which is `request` in the engine's terms, is put to the engine."""
-        continuation = thread.conversations.continuation(request.messages, request.tools, request.origins)
+        continuation = memory.conversations.continuation(request.messages, request.tools, request.origins)
         parent = continuation.parent
         plan = Plan(request=asked, cause=continuation.cause, history=continuation.history)
         if parent is None:

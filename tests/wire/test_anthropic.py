@@ -9,7 +9,7 @@ import anthropic
 import pytest
 from anthropic.types import Message
 
-from polar_gym.providers import ids
+from polar_gym.chat import ids
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from tests.wire.stand_in import Refusal, StandIn, assistant, completion, serving, tool_call

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from polar_gym.chat import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion, ids
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.claude_code import HARNESS
-from polar_gym.providers import ids
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic.input import TOOL_ERROR
 from polar_gym.providers.openai_chat import PROVIDER as CHAT

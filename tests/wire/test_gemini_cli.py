@@ -8,9 +8,8 @@ from typing import Literal
 
 import pytest
 
-from polar_gym.chat import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion, ids
 from polar_gym.harnesses.gemini_cli import HARNESS
-from polar_gym.providers import ids
 from polar_gym.providers.google import PROVIDER
 from tests.wire.harness_probe import run_harness
 from tests.wire.stand_in import Refusal, StandIn, assistant, completion, serving, tool_call

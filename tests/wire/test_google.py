@@ -11,7 +11,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from polar_gym.providers import ids
+from polar_gym.chat import ids
 from polar_gym.providers.google import PROVIDER
 from tests.wire.stand_in import Refusal, StandIn, assistant, completion, serving, tool_call
 

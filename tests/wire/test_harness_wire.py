@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import pytest
 
-from polar_gym.chat import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion, ids
 from polar_gym.harnesses import HARNESSES, Harness
 from polar_gym.harnesses.codex import HARNESS as CODEX
 from polar_gym.harnesses.pi import HARNESS as PI
-from polar_gym.providers import Provider, ids
+from polar_gym.providers import Provider
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from polar_gym.providers.openai_responses import PROVIDER as RESPONSES
 from tests.wire.harness_probe import run_harness

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from polar_gym.providers import ids
+from polar_gym.chat import ids
 from polar_gym.providers.openai_chat import PROVIDER
 from tests.wire.stand_in import Refusal, StandIn, assistant, completion, serving, tool_call
 

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from polar_gym.chat import ids
 from polar_gym.harnesses.codex import HARNESS as CODEX
-from polar_gym.providers import ids
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from polar_gym.providers.openai_responses import PROVIDER
 from tests.wire.stand_in import Refusal, StandIn, assistant, completion, serving, tool_call

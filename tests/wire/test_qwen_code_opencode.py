@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from polar_gym.chat import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion, ids
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.opencode import HARNESS as OPENCODE
 from polar_gym.harnesses.qwen_code import HARNESS as QWEN_CODE
-from polar_gym.providers import ids
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
 from tests.wire.harness_probe import run_harness
 from tests.wire.silent_dns import look_ups

@@ -13,7 +13,7 @@ from polar_gym.chat import ChatRequest
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.harnesses import Harness
 from polar_gym.schema import Budget, ModelCall, Sampling
-from polar_gym.splicing.plan import Thread
+from polar_gym.splicing.plan import SessionMemory
 
 
 class CaptureError(Exception):
@@ -48,7 +48,7 @@ class SessionCapture:
         self.running = False
         """The proxy answers only while this is true."""
         self.calls: list[ModelCall] = []
-        self.thread = Thread()
+        self.memory = SessionMemory()
         self.exhausted: asyncio.Future[Literal["calls", "tokens"]] = asyncio.get_running_loop().create_future()
         """Done when the harness asked for more than its budget holds. Raises `CaptureError` when a call could not be
         recorded: then the session must end too."""
@@ -136,7 +136,7 @@ class SessionCapture:
         """The harness hung up before it had the whole answer of a call that is already recorded. Raises `CaptureError`
         where the journal cannot be written: the call counts as abandoned all the same."""
         call.outcome = "abandoned"
-        self.thread.conversations.forget(call.call_id)
+        self.memory.conversations.forget(call.call_id)
         try:
             self.journal.amend(call.call_id, outcome="abandoned")
         except OSError as error:

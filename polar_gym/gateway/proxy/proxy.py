@@ -176,8 +176,8 @@ class Proxy:
         """The length of the prompt that the request would have as a call, spliced or not: harnesses compact by it."""
         if provider.token_count is None:
             raise RefusedError(404, "not_found", "this API has no token counting")
-        asked = self.splicer.in_engine_terms(capture.thread, request)
-        prompt_ids = (await self.splicer.prepare(capture.thread, request, asked)).request.prompt_ids
+        asked = self.splicer.in_engine_terms(capture.memory, request)
+        prompt_ids = (await self.splicer.prepare(capture.memory, request, asked)).request.prompt_ids
         if prompt_ids is None:
             prompt_ids = await self.engine.template(asked.messages, asked.tools)
         return web.json_response(provider.token_count(len(prompt_ids)))
@@ -223,9 +223,9 @@ class Proxy:
         """The engine's answer, recorded: before it returns, the call is in the journal."""
         try:
             async with self.generation.call():
-                asked = self.splicer.in_engine_terms(exchange.capture.thread, exchange.request)
+                asked = self.splicer.in_engine_terms(exchange.capture.memory, exchange.request)
                 exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
-                exchange.plan = await self.splicer.prepare(exchange.capture.thread, exchange.request, asked)
+                exchange.plan = await self.splicer.prepare(exchange.capture.memory, exchange.request, asked)
                 check_room(exchange.plan.request, self.engine.info.max_model_len)
                 on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
                 exchange.weight_version = self.engine.weight_version
@@ -245,7 +245,7 @@ class Proxy:
         exchange.plan = self.splicer.confirm(exchange.plan, completion.prompt_ids)
         call = exchange.answered(completion)
         self._record(exchange, call)
-        exchange.capture.thread.remember(call, exchange.plan)
+        exchange.capture.memory.remember(call, exchange.plan)
         return completion, call
 
     def _record_cut_off(

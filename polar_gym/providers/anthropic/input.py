@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from polar_gym.chat import ids
 from polar_gym.chat.messages import canonical_json
-from polar_gym.providers import BadRequestError, ids
+from polar_gym.providers import BadRequestError
 from polar_gym.providers.anthropic.output import UNPARSED, utf16_length
 from polar_gym.providers.fields import objects, optional, required, shown
 from polar_gym.providers.messages import left_out, merge_leading_system

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polar_gym.chat import ChatRequest, Completion, Delta
-from polar_gym.providers import ids
+from polar_gym.chat import ChatRequest, Completion, Delta, ids
 from polar_gym.providers.http import sse
 from polar_gym.providers.json_text import parsed
 

@@ -16,8 +16,9 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+from polar_gym.chat import ids
 from polar_gym.chat.messages import canonical_json
-from polar_gym.providers import BadRequestError, ids
+from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import optional, required, shown
 from polar_gym.providers.google.json import base64_at, message_at, messages_at
 from polar_gym.providers.messages import left_out

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from polar_gym.chat import ChatRequest, Completion, Delta
-from polar_gym.providers import ids
+from polar_gym.chat import ChatRequest, Completion, Delta, ids
 from polar_gym.providers.http import sse
 from polar_gym.providers.openai_errors import error_body
 

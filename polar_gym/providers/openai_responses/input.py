@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from polar_gym.providers import BadRequestError, ids
+from polar_gym.chat import ids
+from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import expect, objects, optional, required, shown
 from polar_gym.providers.messages import merge_leading_system
 from polar_gym.providers.openai_responses.tools import LOCAL_SHELL, flat_name, freeform_arguments, shell_arguments

@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from polar_gym.chat import ChatRequest, Completion
-from polar_gym.providers import ids
+from polar_gym.chat import ChatRequest, Completion, ids
 from polar_gym.providers.http import sse
 from polar_gym.providers.openai_errors import failure
 from polar_gym.providers.openai_responses.tools import freeform_input, shell_action

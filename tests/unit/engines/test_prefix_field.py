@@ -17,7 +17,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling
-from polar_gym.splicing.plan import Splicer, Thread
+from polar_gym.splicing.plan import SessionMemory, Splicer
 from tests.support.calls import make_call
 
 CHATML = ChatML()
@@ -91,16 +91,16 @@ async def second_turn(
     engine: VllmEngine, new: Sequence[Message] = GO_ON
 ) -> tuple[str, ChatRequest, Completion, Splicer]:
     """A conversation's second turn, whose first the engine answered in ids of its own."""
-    thread, splicer = Thread(), Splicer(engine, enabled=True)
+    memory, splicer = SessionMemory(), Splicer(engine, enabled=True)
     first = ChatRequest(model="m", messages=[USER])
-    plan = await splicer.prepare(thread, first, first)
+    plan = await splicer.prepare(memory, first, first)
     completion = await engine.chat(first, Sampling())
     ids = (completion.prompt_ids.tolist(), completion.response_ids.tolist())
     parent = make_call(0, *ids, messages=[USER], response=completion.message)
     parent.finish_reason = "stop"
-    thread.remember(parent, plan)
+    memory.remember(parent, plan)
     request = ChatRequest(model="m", messages=[USER, completion.message, *new])
-    plan = await splicer.prepare(thread, request, splicer.in_engine_terms(thread, request))
+    plan = await splicer.prepare(memory, request, splicer.in_engine_terms(memory, request))
     completion = await engine.chat(plan.request, Sampling())
     return splicer.confirm(plan, completion.prompt_ids).continuation, plan.request, completion, splicer
 

@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from polar_gym.builders import build_trajectory
 from polar_gym.builders.trace import verify_trace
 from polar_gym.builders.tree import token_tree
-from polar_gym.chat import ChatRequest
+from polar_gym.chat import ChatRequest, ids
 from polar_gym.engines.embedded.answers import parse_answer
 from polar_gym.engines.embedded.chatml import ChatML
-from polar_gym.providers import ids
 from polar_gym.schema import BuilderSpec, Message, ModelCall, ToolDefinition, Trajectory
-from polar_gym.splicing.plan import Plan, Splicer, Thread
+from polar_gym.splicing.plan import Plan, SessionMemory, Splicer
 
 CHATML = ChatML()
 END = CHATML.answer_ids({"role": "assistant", "content": "x"})[-1]
@@ -102,7 +101,7 @@ class Sessions(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.thread = Thread()
+        self.memory = SessionMemory()
         self.splicer = Splicer(Engine(), enabled=self.splice)  # pyright: ignore[reportArgumentType]
         self.calls: list[ModelCall] = []
         self.conversations = [self.fresh("system")]
@@ -114,8 +113,8 @@ class Sessions(RuleBasedStateMachine):
         self, messages: list[Message], kind: str, outcome: Any = "delivered", purpose: str = "main"
     ) -> tuple[ModelCall, Plan]:
         request = ChatRequest(model="policy", messages=list(messages), tools=TOOLS)
-        asked = self.splicer.in_engine_terms(self.thread, request)
-        plan = asyncio.run(self.splicer.prepare(self.thread, request, asked))
+        asked = self.splicer.in_engine_terms(self.memory, request)
+        plan = asyncio.run(self.splicer.prepare(self.memory, request, asked))
         prompt = plan.request.prompt_ids
         if prompt is None:
             prompt = CHATML.prompt_ids(asked.messages, TOOLS)
@@ -144,7 +143,7 @@ class Sessions(RuleBasedStateMachine):
         )
         self.calls.append(call)
         if outcome == "delivered":
-            self.thread.remember(call, plan)
+            self.memory.remember(call, plan)
         return call, plan
 
     def pick(self, number: int) -> Conversation:
@@ -185,7 +184,7 @@ class Sessions(RuleBasedStateMachine):
         conversation.messages.append({"role": "user", "content": f"Lost in the end, {len(self.calls)}."})
         lost, _ = self.ask(conversation.messages, kind, purpose=conversation.kind)
         lost.outcome = "abandoned"
-        self.thread.conversations.forget(lost.call_id)
+        self.memory.conversations.forget(lost.call_id)
         conversation.take(self.ask(conversation.messages, kind, purpose=conversation.kind)[0])
 
     @rule(number=st.integers(0, 9), kind=KINDS, purpose=st.sampled_from(["compaction", "auxiliary"]))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from polar_gym.chat import ChatRequest
-from polar_gym.providers import BadRequestError, ids
+from polar_gym.chat import ChatRequest, ids
+from polar_gym.providers import BadRequestError
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic.input import TOOL_ERROR
 from tests.wire.stand_in import assistant

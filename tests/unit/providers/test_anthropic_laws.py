@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.chat import Delta
+from polar_gym.chat import Delta, ids
 from polar_gym.chat.messages import canonical_json
 from polar_gym.harnesses.claude_code import HARNESS as CLAUDE_CODE
-from polar_gym.providers import BadRequestError, ids, whole_answer
+from polar_gym.providers import BadRequestError, whole_answer
 from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic.output import MessageStream
 from polar_gym.schema import Message

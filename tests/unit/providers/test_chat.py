@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from polar_gym.providers import BadRequestError, ids
+from polar_gym.chat import ids
+from polar_gym.providers import BadRequestError
 from polar_gym.providers.openai_chat import PROVIDER
 
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}

@@ -9,8 +9,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar_gym.chat import ids
 from polar_gym.chat.messages import canonical_json
-from polar_gym.providers import google, ids, openai_responses
+from polar_gym.providers import google, openai_responses
 from polar_gym.schema import Message
 from tests.support.anything import answers
 from tests.wire.stand_in import completion, tool_call

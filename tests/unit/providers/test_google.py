@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.chat import ChatRequest, Completion, Delta
+from polar_gym.chat import ChatRequest, Completion, Delta, ids
 from polar_gym.chat.messages import canonical_json
-from polar_gym.providers import BadRequestError, ids, whole_answer
+from polar_gym.providers import BadRequestError, whole_answer
 from polar_gym.providers.google import PROVIDER
 from polar_gym.providers.google.contents import signature
 from polar_gym.schema import Message

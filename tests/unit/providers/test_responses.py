@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.chat import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion, ids
 from polar_gym.chat.messages import canonical_json
-from polar_gym.providers import BadRequestError, ids, whole_answer
+from polar_gym.providers import BadRequestError, whole_answer
 from polar_gym.providers.openai_responses import PROVIDER
 from polar_gym.schema import Message
 from tests.support.anything import answers

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.chat import ChatRequest
+from polar_gym.chat import ChatRequest, ids
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import ChatML
-from polar_gym.providers import ids
 from polar_gym.schema import Message, ToolDefinition
-from polar_gym.splicing.plan import Plan, Splicer, Thread
+from polar_gym.splicing.plan import Plan, SessionMemory, Splicer
 from tests.support.calls import make_call
 
 CHATML = ChatML()
@@ -35,30 +34,30 @@ class Engine:
         return CHATML.decode(token_ids)
 
 
-async def prepared(engine: Engine, thread: Thread, messages: list[Message]) -> tuple[list[Message], str]:
+async def prepared(engine: Engine, memory: SessionMemory, messages: list[Message]) -> tuple[list[Message], str]:
     splicer = Splicer(engine, enabled=True)  # pyright: ignore[reportArgumentType]
     await splicer.probe()
-    plan = await planned(splicer, thread, messages)
+    plan = await planned(splicer, memory, messages)
     return plan.request.messages, plan.continuation
 
 
-async def planned(splicer: Splicer, thread: Thread, messages: list[Message]) -> Plan:
+async def planned(splicer: Splicer, memory: SessionMemory, messages: list[Message]) -> Plan:
     request = ChatRequest(model="policy", messages=messages)
-    return await splicer.prepare(thread, request, splicer.in_engine_terms(thread, request))
+    return await splicer.prepare(memory, request, splicer.in_engine_terms(memory, request))
 
 
 async def test_a_late_system_message_stays_in_place_as_what_the_template_takes() -> None:
     """Guards against templates that refuse a second system message: Codex and Claude Code send them."""
     asked = [{"role": "system", "content": "Be brief."}, USER, LATE]
-    kept, _ = await prepared(Engine(one_system_message=False), Thread(), asked)
+    kept, _ = await prepared(Engine(one_system_message=False), SessionMemory(), asked)
     assert kept == asked
-    changed, _ = await prepared(Engine(one_system_message=True), Thread(), asked)
+    changed, _ = await prepared(Engine(one_system_message=True), SessionMemory(), asked)
     assert changed == [asked[0], USER, {"role": "user", "content": "Be kind."}]
 
 
-def answered(thread: Thread) -> Plan:
+def answered(memory: SessionMemory) -> Plan:
     """The plan of a first request, which was answered."""
-    history = thread.conversations.continuation([USER], [], {}).history
+    history = memory.conversations.continuation([USER], [], {}).history
     return Plan(request=ChatRequest(model="policy", messages=[USER]), history=history)
 
 
@@ -88,9 +87,9 @@ async def test_only_a_model_that_reads_nothing_but_text_gets_words_for_an_image(
         }
     ]
     for engine in (Seeing(one_system_message=False), Broken(one_system_message=False)):
-        seen, _ = await prepared(engine, Thread(), asked)
+        seen, _ = await prepared(engine, SessionMemory(), asked)
         assert seen == asked
-    told, _ = await prepared(Engine(one_system_message=False), Thread(), asked)
+    told, _ = await prepared(Engine(one_system_message=False), SessionMemory(), asked)
     assert [part["text"] for part in told[0]["content"]] == [
         "Look.",
         "[image left out: this model reads text only]",
@@ -100,39 +99,39 @@ async def test_only_a_model_that_reads_nothing_but_text_gets_words_for_an_image(
 
 
 async def test_a_continuation_with_a_late_system_message_is_spliced_all_the_same() -> None:
-    thread = Thread()
+    memory = SessionMemory()
     answer: Message = {"role": "assistant", "content": "Hi."}
     parent = make_call(0, CHATML.prompt_ids([USER], []), CHATML.answer_ids(answer), messages=[USER], response=answer)
     parent.finish_reason = "stop"
-    thread.remember(parent, answered(thread))
-    _, continuation = await prepared(Engine(one_system_message=True), thread, [USER, answer, LATE])
+    memory.remember(parent, answered(memory))
+    _, continuation = await prepared(Engine(one_system_message=True), memory, [USER, answer, LATE])
     assert continuation == "spliced"
 
 
 async def test_the_engine_sees_its_own_tool_call_ids() -> None:
     """Guards against templates that print ids: a minted one would not be what the model saw."""
-    thread = Thread()
+    memory = SessionMemory()
     call = {"id": "functions.bash:0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     response: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    thread.remember(make_call(0, [1], [2], messages=[USER], response=response), answered(thread))
+    memory.remember(make_call(0, [1], [2], messages=[USER], response=response), answered(memory))
     minted = ids.tool_call("call0", 0)
     asked: list[Message] = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [{**call, "id": minted}]},
         {"role": "tool", "tool_call_id": minted, "content": "README.md"},
     ]
-    seen, _ = await prepared(Engine(one_system_message=False), thread, asked)
+    seen, _ = await prepared(Engine(one_system_message=False), memory, asked)
     assert seen[1]["tool_calls"][0]["id"] == seen[2]["tool_call_id"] == "functions.bash:0"
     assert asked[2]["tool_call_id"] == minted, "the harness's own form is left alone"
 
 
 async def test_where_reasoning_is_not_to_be_kept_the_template_decides() -> None:
-    engine, thread = Engine(one_system_message=False), Thread()
+    engine, memory = Engine(one_system_message=False), SessionMemory()
     answer: Message = {"role": "assistant", "content": "Hi.", "reasoning": "They greet."}
     parent = make_call(0, CHATML.prompt_ids([USER], []), CHATML.answer_ids(answer), messages=[USER], response=answer)
     parent.finish_reason = "stop"
-    thread.remember(parent, answered(thread))
+    memory.remember(parent, answered(memory))
     for keep, expected in ((True, ("spliced", None)), (False, ("canonical", "template"))):
         splicer = Splicer(engine, enabled=True, keep_reasoning=keep)  # pyright: ignore[reportArgumentType]
-        plan = await planned(splicer, thread, [USER, answer, USER])
+        plan = await planned(splicer, memory, [USER, answer, USER])
         assert (plan.continuation, plan.cause) == expected

@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polar_gym.chat import ChatRequest
+from polar_gym.chat import ChatRequest, ids
 from polar_gym.chat.messages import assistant_message
-from polar_gym.providers import ids
 from polar_gym.schema import Message, ModelCall, ToolDefinition
-from polar_gym.splicing.plan import Plan, Splicer, Thread
+from polar_gym.splicing.plan import Plan, SessionMemory, Splicer
 from tests.support.calls import make_call
 from tests.unit.splicing.template_families import FAMILIES, Family, FamilyEngine, Said
 
@@ -93,7 +92,7 @@ class Session:
     def __init__(self, family: Family, splicer: Splicer | None = None) -> None:
         self._family, self._engine = family, FamilyEngine(family)
         self._splicer = splicer or splicer_of(family)
-        self._thread = Thread()
+        self._memory = SessionMemory()
         self._messages: list[Message] = []
         self._last: ModelCall | None = None
         self._numbers = itertools.count()
@@ -105,8 +104,8 @@ class Session:
     async def _turn(self, new: list[Message], said: Said) -> str:
         asked = [*self._messages, *new]
         request = ChatRequest(model="policy", messages=list(asked), tools=TOOLS)
-        in_engine_terms = self._splicer.in_engine_terms(self._thread, request)
-        plan = await self._splicer.prepare(self._thread, request, in_engine_terms)
+        in_engine_terms = self._splicer.in_engine_terms(self._memory, request)
+        plan = await self._splicer.prepare(self._memory, request, in_engine_terms)
         request = plan.request
         if request.prompt_ids is None and self._last is not None:
             self._messages = asked
@@ -146,7 +145,7 @@ class Session:
             response=assistant_message(said.text or None, said.reasoning or None, calls),
             finish_reason="length" if is_cut else "tool_calls" if calls else "stop",
         )
-        self._thread.remember(call, plan)
+        self._memory.remember(call, plan)
         self._last = call
         minted = [called(ids.tool_call(call.call_id, i), command) for i, command in enumerate(said.commands) if calls]
         self._messages.append(assistant_message(said.text.strip(), None, minted))

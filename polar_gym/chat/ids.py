@@ -4,13 +4,16 @@ Harnesses re-serialise, trim and reorder what a model said, but hand every id ba
 names the call that it came from, and a later request is linked to its calls by id, never by text. Call ids are
 unguessable, hence these are too: knowing one id of a session tells nothing about another's.
 
-This is the one place where ids are made and read; a translation of tool-call ids back to the engine's own belongs here.
+This is the one place where ids are made, read, and translated back to the engine's own.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
+
+from polar_gym.schema import Message
 
 _ITEM = re.compile(r"[a-z]+_(?P<call>.+)_\d+", re.ASCII)
 _ANSWER = re.compile(r"(?:chatcmpl-|resp_)(?P<call>.+)")
@@ -51,3 +54,29 @@ def carried(opaque: str) -> tuple[str, str] | None:
         return call_id, base64.b64decode(encoded, altchars=b"-_", validate=True).decode()
     except ValueError:
         return None
+
+
+class EngineIds:
+    """The tool calls of one session: minted id -> the engine's own. Some templates print the ids."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, str] = {}
+
+    def mint(self, call_id: str, response: Message | None) -> list[str]:
+        """Return the ids under which an answer's tool calls leave, and remember the engine's own."""
+        calls = (response or {}).get("tool_calls") or []
+        minted = [tool_call(call_id, index) for index in range(len(calls))]
+        self._own.update(zip(minted, (call["id"] for call in calls), strict=True))
+        return minted
+
+    def restored(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages with the engine's own ids in place of the minted ones."""
+        return [self._restored(message) for message in messages]
+
+    def _restored(self, message: Message) -> Message:
+        if message.get("tool_call_id") in self._own:
+            return {**message, "tool_call_id": self._own[message["tool_call_id"]]}
+        if calls := message.get("tool_calls"):
+            own = [{**call, "id": self._own.get(call["id"], call["id"])} for call in calls]
+            return {**message, "tool_calls": own}
+        return message
