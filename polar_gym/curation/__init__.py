@@ -1,8 +1,14 @@
-"""Making tasks, and proving that a task means what it says.
+"""Makes tasks and validates them.
 
-A task is worth having when its reference solution resolves it and doing nothing does not, every time. `bench` grades
-patches in sandboxes, as a rollout would; `validation` holds a task against that; `from_pypi` makes tasks out of two
-releases of a package (`pypi` fetches them, `releases` compares them, `issue` writes the instruction). `prepare` makes
-rows of SWE-bench, SWE-Gym and SWE-smith say how they are graded (`swebench_specs` asks swebench 4, `pytest_script`
-writes a script, `reverse` turns a patch round).
+A task is valid if its reference solution resolves it and an empty change does not, every time.
+
+- `bench`: grades patches in sandboxes, as a rollout would;
+- `validation`: grades a task's reference solution and a change that does nothing;
+- `from_pypi`: makes a task out of two releases of a package. `pypi` fetches the releases, `releases` compares them,
+  `issue` writes the instruction;
+- `prepare`: adds the way of grading to rows of SWE-bench, SWE-Gym and SWE-smith. `swebench_specs` asks swebench 4 (by
+  the program `swebench_4`), `pytest_script` writes a script, `reverse` reverses a patch;
+- `errors`: the error of this room.
+
+The room uses evaluators, tasks, workspaces, runtimes and schema.
 """

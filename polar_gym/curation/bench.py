@@ -1,4 +1,4 @@
-"""A machine to grade on: sandboxes with a task's workspace and packages, and the evaluator that a rollout would use."""
+"""Grades patches as a rollout would: in sandboxes with a task's workspace and packages, by the same evaluator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from polar_gym.workspaces.venv import ensure_venv, inside, variables
 
 
 class Bench:
-    """`async with Bench(...)` leaves no sandbox and no file behind, but what is cached for the next one."""
+    """A runtime to grade on. `async with Bench(...)` leaves only cached files behind, and no sandbox."""
 
     def __init__(self, runtime: RuntimeSpec, cache: Path, timeout_seconds: float = 600.0) -> None:
         self.spec = runtime
@@ -56,11 +56,11 @@ class Bench:
         await self._stack.aclose()
 
     def check(self) -> list[str]:
-        """What the runtime lacks on this machine."""
+        """Return the parts that the runtime lacks on this machine."""
         return self._runtime.check()
 
     async def evaluate(self, task: Task, diff: bytes) -> EvaluationResult:
-        """What a session that left `diff` would have been worth."""
+        """Return the grade of a session that left `diff`."""
         request = self._request(task)
         context = EvaluationContext(
             request=request,
@@ -81,7 +81,7 @@ class Bench:
 
     @asynccontextmanager
     async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
-        """A sandbox with the task's workspace at its base commit, and no network."""
+        """Start a sandbox with the task's workspace at its base commit, and no network."""
         request = await asyncio.to_thread(self._sandbox_request, task)
         sandbox = await self._runtime.start(request)
         try:
@@ -105,7 +105,7 @@ class Bench:
         )
 
     def _sandbox_request(self, task: Task) -> SandboxRequest:
-        """Blocks while the repository or the virtual environment is made for the first time."""
+        """Return the request for a sandbox. Blocks while the repository or virtual environment is first made."""
         spec = self._request(task).runtime.model_copy(deep=True)
         mounts: list[Mount] = []
         if spec.workspace.python_requirements:

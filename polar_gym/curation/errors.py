@@ -1,5 +1,5 @@
-"""What can be wrong with a request to make or validate tasks."""
+"""The error of a request to make or validate tasks."""
 
 
 class CurationError(Exception):
-    """No task can be made of this. The message says why, and what to try instead."""
+    """The input does not make a task. The message says why, and which input to try instead."""

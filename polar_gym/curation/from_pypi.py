@@ -1,9 +1,9 @@
-"""Real tasks out of two releases of a pure-Python package.
+"""Makes real tasks out of two releases of a pure-Python package.
 
-The old release's source archive is the workspace; what changed in its packages is the reference solution, what changed
-in its tests are the hidden tests. Which tests fail before and pass after is found by running them, three times each
-way: a test that is not the same every time is in no list. Code of a release runs in a sandbox only, and the
-environment that its tests need is made of wheels only, at pinned versions.
+The old release's source archive is the workspace. The changes in its packages are the reference solution, and the
+changes in its tests are the hidden tests. The tests run three times before and three times after the change. A test
+whose result differs between runs is in no list. Code of a release runs in a sandbox only. The environment that its
+tests need is made of wheels only, at pinned versions.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from polar_gym.workspaces.requirements import check_requirement
 from polar_gym.workspaces.venv import INTERPRETER, VenvError, ensure_venv
 
 RUNS = 3
-"""How often the tests run before and after: only what is the same every time counts."""
+"""How often the tests run before and after the change: only results that are the same every time count."""
 
 PYTEST = "pytest<9"
-"""Version 9 refuses what many packages' conftest.py still do."""
+"""Version 9 rejects code that is still in many packages' conftest.py."""
 
 PYTEST_COMMAND = "python -P -m pytest -rA --color=no -p no:cacheprovider --continue-on-collection-errors -o addopts="
 """Without the package's own options: they ask for coverage, linters and parallel runs."""
@@ -49,20 +49,21 @@ UNSTABLE = "UNSTABLE"
 _ERROR = re.compile(
     r"^(?:FAILED|ERROR) (\S+) - (?!Assert|assert|Failed)(\w+(?:Error|Exception|Warning)\b.*)$", re.MULTILINE
 )
-"""The end of a test that failed otherwise than by an assertion: what a user would see, and no expected value."""
+"""Matches the error of a test that did not fail by an assertion: the error that a user would see, without an expected
+value."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What to make a task from."""
+    """The two releases that a task is made from."""
 
     package: str
     old: str
     new: str
     extra_requirements: Sequence[str] = ()
-    """What the tests need and the package's metadata does not say."""
+    """Requirements of the tests that the package's metadata does not name."""
 
     @property
     def instance_id(self) -> str:
@@ -71,9 +72,9 @@ class Release:
 
 
 async def make_task(release: Release, bench: Bench, out: Path, say: Say) -> Task:
-    """Make the task, validate it, and add it to the JSONL file `out`, its workspace beside it in `repos/`.
+    """Make the task, validate it, and add it to the JSONL file `out`, with its workspace in `repos/` beside the file.
 
-    Nothing is written for a task that is not valid. Raises `CurationError`.
+    A task that is not valid is not written. Raises `CurationError`.
     """
     if release.instance_id in _instance_ids(out):
         raise CurationError(f"{out}: has {release.instance_id} already; remove its line to make it anew")
@@ -106,7 +107,7 @@ def _trees(release: Release, cache: Path, scratch: Path) -> tuple[Path, Path]:
 
 
 def _make_known(tree: Path) -> None:
-    """Let `importlib.metadata` find the package without an installation, as setuptools' own archives do."""
+    """Let `importlib.metadata` find the package without an installation, as archives made by setuptools do."""
     root = tree / "src" if (tree / "src").is_dir() else tree
     if not list(root.glob("*.egg-info")):
         name = re.sub(r"[-_.]+", "_", str(metadata(tree)["Name"]))
@@ -137,7 +138,7 @@ def _python_version() -> str:
 
 
 def _pins(wanted: Sequence[str], cache: Path) -> list[str]:
-    """`wanted` and all that it needs, each at one version of which there is a wheel: no foreign build code runs."""
+    """Return `wanted` and its dependencies, each at a version that has a wheel: no foreign build code runs."""
     for requirement in wanted:
         try:
             check_requirement(requirement)
@@ -157,8 +158,10 @@ def _pins(wanted: Sequence[str], cache: Path) -> list[str]:
 
 
 async def _lists(task: Task, bench: Bench) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """FAIL_TO_PASS and PASS_TO_PASS, from tests whose result was the same in all runs, and what each of the former ends
-    with before the change."""
+    """Return FAIL_TO_PASS and PASS_TO_PASS, and the error of each test of FAIL_TO_PASS before the change.
+
+    Only tests whose result was the same in all runs are in the lists.
+    """
     logs = [await _run(task, bench, "") for _ in range(RUNS)]
     parse = get_parser(task.log_parser)
     before = stable([parse(log) for log in logs])
@@ -176,20 +179,20 @@ async def _lists(task: Task, bench: Bench) -> tuple[dict[str, list[str]], dict[s
 
 
 def stable(runs: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Test -> its status, or `UNSTABLE` where the runs differ."""
+    """Return test -> its status, or `UNSTABLE` where the runs differ."""
     tests = {test for run in runs for test in run}
     return {test: runs[0][test] if len({run.get(test) for run in runs}) == 1 else UNSTABLE for test in tests}
 
 
 async def _run(task: Task, bench: Bench, patch: str) -> str:
-    """The log of the hidden tests, on the old release with `patch`."""
+    """Return the log of the hidden tests, on the old release with `patch`."""
     async with bench.sandbox(task) as sandbox:
         try:
             for diff in (task.test_patch, patch):
                 await apply_diff(sandbox, bench.spec.workspace.path, diff.encode())
         except ValueError as error:
             raise CurationError(f"{task.instance_id}: {error}") from error
-        wide = {"COLUMNS": "400"}  # else pytest cuts its summary's errors short
+        wide = {"COLUMNS": "400"}  # in a narrower terminal, pytest cuts the errors of its summary short
         result = await sandbox.exec(
             Command(argv=["sh", "-c", task.test_command], environment=wide, timeout_seconds=TEST_SECONDS)
         )
@@ -211,7 +214,7 @@ def _instance_ids(out: Path) -> set[str]:
 
 
 def _write(task: Task, old: Path, out: Path) -> Task:
-    """The workspace first, then the line that names it."""
+    """Write the workspace first, then the line that names it."""
     workspace = Path("repos") / task.instance_id
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out.parent / workspace, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""The instruction of a task that was made from two releases.
+"""Writes the instruction of a task that was made from two releases.
 
-Best is what the maintainers themselves wrote: the entries that the new release's changelog has and the old one's has
-not, without headings, dates, credits and links. Where there is no changelog, the names of the failing tests say what is
-expected, as phrases, with the errors that they end with. Functions that the hidden tests call and that the old release
-does not have, or has with other arguments, are listed by signature: nobody could guess those. Bodies, test code and
-expected values are never shown.
+The maintainers' words are best: the entries that only the new release's changelog has, without headings, dates, credits
+and links. Without a changelog, the names of the failing tests state the expected behaviour, as phrases, with the errors
+that the tests end with. The instruction also lists the functions that the hidden tests call and that the old release
+lacks or has with other arguments. It gives their signatures, because a harness could not guess them. Bodies, test code
+and expected values are never shown.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CHANGELOG = re.compile(
     r"(change(s|log)?|history|news|release[-_]?notes|whatsnew|versions)(\.(rst|md|txt))?", re.IGNORECASE
 )
 _ADDED_LINES = 120
-"""A changelog that grew by more was rewritten, not continued."""
+"""The most lines by which a changelog grows. One that grew by more was rewritten, not continued."""
 _HEADING = re.compile(
     r"\W*((version|release|v)?\W*\d+\.\d+[\w.]*\b.*|[=~^*+_#\"'-]{3,}|(release|released|date)\b.{0,40}\d{4}.*)",
     re.IGNORECASE,
 )
 _NOISE = (
     (re.compile(r"\[([^\]\n]+)\]\([^)\n]*\)"), r"\1"),  # Markdown links keep their text
-    (re.compile(r"`([^`<\n]+?)\s*<[^>\n]*>`__?"), r"\1"),  # and so do those of reStructuredText
+    (re.compile(r"`([^`<\n]+?)\s*<[^>\n]*>`__?"), r"\1"),  # links of reStructuredText keep their text too
     (re.compile(r":(?:issue|pr|pull|user|gh|bug):`[^`\n]*`"), ""),
     (re.compile(r"https?://\S+"), ""),
     (re.compile(r"\[([#@][\w-]+)\]"), r"\1"),
@@ -35,7 +35,7 @@ _NOISE = (
     (re.compile(r"\s*[(\[]\s*(?:[^()\n]{0,60}?[\s,;])?(?:by\s+)?[#@][\w-]+[^()\n]{0,60}[)\]]"), ""),
     (re.compile(r",?\s*\b(?:patch |pr )?by [\w .-]{2,40}(?=\))", re.IGNORECASE), ""),
     (re.compile(r"(?:\bin |\bby |\bthanks to )?(?<!\w)[#@][\w-]+", re.IGNORECASE), ""),
-    (re.compile(r"(?<=\s)[(\[]\s*[,;]?\s*[)\]]"), ""),  # what the others have emptied, not the () of a call
+    (re.compile(r"(?<=\s)[(\[]\s*[,;]?\s*[)\]]"), ""),  # brackets that the other patterns emptied, not the () of a call
 )
 _DOCUMENTATION_ONLY = re.compile(
     r"^\W*(?:add(?:ed)? |remove[d]? |drop(?:ped)? |update[d]? |test(?:ed|s)? (?:on|with|against) )?"
@@ -47,8 +47,10 @@ _DOCUMENTATION_ONLY = re.compile(
 def write_issue(
     package: str, old: Path, new: Path, *, failing: Mapping[str, str], test_patch: str
 ) -> tuple[str, Literal["changelog", "test names"]]:
-    """The problem statement, and what it was made of. `failing`: id of each test of FAIL_TO_PASS -> the error that it
-    ends with today, or ""."""
+    """Return the problem statement and the name of its source.
+
+    `failing`: id of each test of FAIL_TO_PASS -> the error that the test ends with today, or "".
+    """
     entries = changelog_entries(old, new)
     if entries:
         title = f"{package}: {_shortened(_plain(_first(entries)))}"
@@ -69,7 +71,7 @@ def write_issue(
 
 
 def changelog_entries(old: Path, new: Path) -> list[str]:
-    """Lines that the new release's changelog has and the old one's has not, cleaned; empty when there are none."""
+    """Return the lines, cleaned, that the new release's changelog has and the old release's has not."""
     for path in sorted(new.iterdir()) + sorted((new / "docs").glob("*")):
         if not path.is_file() or not _CHANGELOG.fullmatch(path.name):
             continue
@@ -110,7 +112,7 @@ def _cleaned(lines: Iterable[str]) -> list[str]:
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Section titles (`### Added`, `Bug Fixes`) stay only where an entry follows; without any entry nothing stays."""
+    """Drop section titles (`### Added`, `Bug Fixes`) that no entry follows. Drop all lines if none is an entry."""
     kept = [
         line
         for number, line in enumerate(lines)
@@ -126,7 +128,7 @@ def _is_entry(line: str) -> bool:
 
 
 def _first(lines: Sequence[str]) -> str:
-    """The first entry that is no heading of a list within it."""
+    """Return the first entry that is not the heading of a nested list."""
     entries = [line for line in lines if _is_entry(line)]
     for line, following in zip(entries, [*entries[1:], ""], strict=True):
         nested = re.match(r"(\s*)[*+-] ", following)
@@ -144,7 +146,7 @@ def _shortened(text: str, limit: int = 90) -> str:
 
 
 def phrase(test_id: str) -> str:
-    """`tests/test_a.py::TestB::test_c_of_d[e]` -> `c of d (a, B)`: what a test is about, without its code."""
+    """Return the subject of a test without its code: `tests/test_a.py::TestB::test_c_of_d[e]` -> `c of d (a, B)`."""
     path, _, rest = test_id.partition("::")
     *classes, function = rest.partition("[")[0].split("::")
     words = re.sub(r"^test(_+|$)", "", function).replace("_", " ").strip() or "basic behaviour"
@@ -154,7 +156,8 @@ def phrase(test_id: str) -> str:
 
 
 def interface(old: Path, new: Path, test_patch: str) -> list[str]:
-    """Public functions, classes and methods that are new, or take other arguments, and that the added tests mention."""
+    """Return the public functions, classes and methods that the added tests mention and that are new or take other
+    arguments."""
     added = "\n".join(line[1:] for line in test_patch.splitlines() if line.startswith("+") and line[:3] != "+++")
     mentioned = set(re.findall(r"[A-Za-z_]\w*", added))
     known = set(_definitions(old))
@@ -167,7 +170,7 @@ def interface(old: Path, new: Path, test_patch: str) -> list[str]:
 
 
 def _definitions(tree: Path) -> list[str]:
-    """`module.function(arguments)`, `module.Class`, `module.Class.method(arguments)` of all source files."""
+    """Return `module.function(arguments)`, `module.Class`, `module.Class.method(arguments)` of all source files."""
     from polar_gym.curation.releases import is_test
 
     signatures: list[str] = []

@@ -1,19 +1,19 @@
-"""Rows of other people's data sets, made to say by themselves how they are graded.
+"""Adds the way of grading to rows of published data sets.
 
-A row of SWE-bench (before swebench 5), SWE-Gym or SWE-smith leaves that to the harness that it was published with. What
-those know is put into the row once, so that a run needs neither them nor a network:
+A row of SWE-bench (before swebench 5), SWE-Gym or SWE-smith leaves its grading to the program that it was published
+with. That program's knowledge is put into the row once, so that a run needs neither the program nor a network:
 
-- SWE-bench and SWE-bench Verified: what swebench 4 makes of the row (`swebench_specs`).
+- SWE-bench and SWE-bench Verified: swebench 4's specification of the row (`swebench_specs`).
 - SWE-Gym, and SkyRL-v0-293-data, which has the row under `instance`
   (https://huggingface.co/datasets/SWE-Gym/SWE-Gym): pytest on the files of the test patch, with the options that
   https://github.com/SWE-Gym/SWE-Bench-Fork (`swebench/harness/constants.py`) has for the repository. Images are
   `xingyaoww/sweb.eval.x86_64.OWNER_s_NAME-NUMBER` (https://github.com/SWE-Gym/OpenHands, `evaluation/swe_bench`).
 - SWE-smith (https://huggingface.co/datasets/SWE-bench/SWE-smith; https://github.com/SWE-bench/SWE-smith,
-  `swesmith/harness`): `patch` plants the bug into the image's repository, so it becomes `base_patch`, and `patch` its
-  reverse. The tests are those of the files that FAIL_TO_PASS names, which are hidden from the agent; tests of other
-  files are no part of the verdict, as in `swesmith.harness.grading`.
+  `swesmith/harness`): `patch` plants the bug into the image's repository. The row's `patch` becomes `base_patch`, and
+  its reverse becomes `patch`. The tests are those of the files that FAIL_TO_PASS names. These files are hidden from the
+  harness. Tests of other files do not count, as in `swesmith.harness.grading`.
 
-`overrides` says, for a repository, how its tests run where this does not hold.
+`overrides` says, for a repository, how its tests run where the above does not hold.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _PLACE: Row = {"workspace_path": WORKSPACE}
 
 
 class Override(BaseModel):
-    """How the tests of one repository run."""
+    """The way in which the tests of one repository run."""
 
     model_config = ConfigDict(extra="forbid")
 
     test_command: str
-    """In the image's environment. `{files}`: the test files; `{cases}`: `'case or case'`."""
+    """The command, in the image's environment. `{files}`: the test files; `{cases}`: `'case or case'`."""
     log_parser: str = "pytest"
 
 
@@ -68,12 +68,12 @@ Overrides = dict[str, Override]
 
 
 def _gym(command: str, log_parser: str = "parse_log_pytest") -> Override:
-    """SWE-Gym's test ids were written by swebench's parser, which cuts them at the first blank."""
+    """Return an override for SWE-Gym. swebench's parser wrote SWE-Gym's test ids, cut at the first blank."""
     return Override(test_command=command, log_parser=log_parser)
 
 
 _ONE_PROCESS = _gym("pytest -n0 -rA --color=no {files}")
-"""For repositories whose configuration has pytest run in many."""
+"""For repositories whose configuration has pytest run in several processes."""
 _SWE_GYM = {
     **dict.fromkeys(("bokeh/bokeh", "dask/dask", "getmoto/moto", "modin-project/modin"), _ONE_PROCESS),
     "conan-io/conan": _gym("python -m pytest -n0 -rA --color=no {files}"),
@@ -97,13 +97,13 @@ _OVERRIDE = "say how its tests run in the file of --overrides, as `OWNER/NAME: {
 @dataclass(slots=True)
 class Prepared:
     rows: list[Row] = field(default_factory=list)
-    """Those that say how they are graded, in the order of the file."""
+    """The rows that say how they are graded, in the order of the file."""
     problems: list[str] = field(default_factory=list)
-    """One for each other row: file, line, field, what is wrong, and what to do."""
+    """A message for each other row: file, line, field, problem, and fix."""
 
 
 def read_overrides(path: Path) -> Overrides:
-    """Of a YAML file. Raises `ValueError` naming the file and the key."""
+    """Read overrides from a YAML file. Raises `ValueError` that names the file and the key."""
     try:
         return TypeAdapter(Overrides).validate_python(yaml.safe_load(path.read_text()))
     except (OSError, yaml.YAMLError) as error:
@@ -114,9 +114,10 @@ def read_overrides(path: Path) -> Overrides:
 
 
 def prepare(path: Path, form: Form, overrides: Overrides, cache: Path, image: str | None = None) -> Prepared:
-    """`image` (as `FileSelection.image`) goes before the images that the data sets were published with.
+    """Prepare the rows of a file.
 
-    Blocks. Raises `ValueError` where the file cannot be read, `CurationError` where swebench 4 cannot be had.
+    `image` (in the form of `FileSelection.image`) replaces the images that the data sets were published with. Blocks.
+    Raises `ValueError` where the file cannot be read, `CurationError` where swebench 4 cannot be installed.
     """
     placed = [
         (place, row["instance"] if isinstance(row.get("instance"), dict) else row) for place, row in read_rows(path)
@@ -136,7 +137,7 @@ def prepare(path: Path, form: Form, overrides: Overrides, cache: Path, image: st
 
 
 def repository(row: Row) -> str:
-    """`owner/name`; SWE-smith has it as `swesmith/owner__name.commit`."""
+    """Return a row's repository as `owner/name`; SWE-smith writes `swesmith/owner__name.commit`."""
     repo = str(row.get("repo") or "")
     if repo.startswith("swesmith/"):
         return repo.removeprefix("swesmith/").rpartition(".")[0].replace("__", "/", 1)
@@ -152,14 +153,17 @@ def _form(row: Row, form: Form) -> Form:
 
 
 def _says(row: Row) -> bool:
-    """Whether the row says how its tests run, as those of swebench 5 do."""
+    """Return whether the row says how its tests run, as rows of swebench 5 do."""
     return bool(row.get("eval_script") or row.get("test_command"))
 
 
 def _specifications(
     placed: list[PlacedRow], form: Form, overrides: Overrides, cache: Path
 ) -> dict[str, dict[str, str]]:
-    """By place, what swebench 4 says of the rows that are for it to specify, all at once: asking takes seconds."""
+    """Return place -> swebench 4's specification, for the rows that need one.
+
+    All rows are asked about at once, because asking takes seconds.
+    """
     asked = [
         (place, row)
         for place, row in placed
@@ -172,7 +176,7 @@ def _specifications(
 
 
 def _made(place: str, row: Row, form: Form, overrides: Overrides, specification: dict[str, str] | None) -> Row:
-    """Raises `ValueError` naming the place and the field."""
+    """Return the row with its grading added. Raises `ValueError` that names the place and the field."""
     override = overrides.get(repository(row))
     if form == "swe_smith":
         return _swe_smith(place, row, override or _SWE_SMITH)
@@ -191,7 +195,7 @@ def _made(place: str, row: Row, form: Form, overrides: Overrides, specification:
 
 
 def _patched_tests(place: str, row: Row, form: Form, override: Override) -> Row:
-    """The hidden tests are in `test_patch`; the script applies it."""
+    """Prepare a row whose hidden tests are in `test_patch`. The script applies the test patch."""
     patch = _text(place, row, "test_patch")
     tests = test_ids(place, "FAIL_TO_PASS", row.get("FAIL_TO_PASS"))
     command = _command(place, override, patched_files(patch), cases_of(patch, tests))
@@ -200,7 +204,7 @@ def _patched_tests(place: str, row: Row, form: Form, override: Override) -> Row:
 
 
 def _swe_smith(place: str, row: Row, override: Override) -> Row:
-    """The tests are in the image already. `patch` is turned round."""
+    """Prepare a row whose tests are in the image already. `patch` is reversed."""
     bug = _text(place, row, "patch")
     try:
         solution = reversed_patch(bug)
@@ -228,7 +232,7 @@ def _script(command: str, test_patch: str, override: Override) -> Row:
 
 
 def _image(row: Row, published: str | None) -> Row:
-    """The row's own image, by whatever name it has it, goes before the published one."""
+    """Return the published image as a field, or nothing where the row names an image by any of the known names."""
     return {} if any(row.get(name) for name in IMAGE_NAMES) else {"image": published}
 
 
@@ -240,7 +244,7 @@ def _text(place: str, row: Row, name: str) -> str:
 
 
 def _check(place: str, row: Row, directory: Path) -> None:
-    """Whether the loader and the evaluator take the row. Raises `ValueError` naming the place and the field."""
+    """Raise `ValueError`, with the place and the field, where the loader or the evaluator rejects the row."""
     task = to_task(place, row, directory, FileSelection())
     try:
         SweOptions.model_validate(swe_options(task))

@@ -1,5 +1,5 @@
-"""Releases from the package index, as source trees. No code of a release ever runs here: archives are unpacked, and
-metadata is read as text."""
+"""Fetches releases from the package index, as source trees. No code of a release ever runs here: archives are unpacked,
+and metadata is read as text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from polar_gym.curation.errors import CurationError
 from polar_gym.runtimes import tar
 
 TEST_EXTRAS = ("test", "tests", "testing")
-"""Extras and dependency groups in which packages list what their tests need."""
+"""Extras and dependency groups in which packages list the requirements of their tests."""
 
 
 def fetch_sdist(package: str, version: str, cache: Path) -> Path:
-    """The archive of a release, downloaded once, its digest checked. Raises `CurationError`."""
+    """Return the archive of a release, downloaded once, with its digest checked. Raises `CurationError`."""
     name = canonicalize_name(package)
     directory = cache / "sdists" / name
     for found in directory.glob(f"{version}/*.tar.gz"):
@@ -70,7 +70,7 @@ def unpack(archive: Path, destination: Path) -> Path:
 
 
 def metadata(tree: Path) -> Message:
-    """The core metadata of an unpacked sdist."""
+    """Return the core metadata of an unpacked sdist. Raises `CurationError`."""
     path = tree / "PKG-INFO"
     if not path.is_file():
         raise CurationError(f"{tree.name}: the sdist has no PKG-INFO")
@@ -78,8 +78,10 @@ def metadata(tree: Path) -> Message:
 
 
 def requirements(tree: Path, python_version: str) -> list[str]:
-    """What the package and its tests need with this Python, as its metadata says: run-time requirements, and extras
-    and dependency groups that are named after tests."""
+    """Return the requirements of the package and its tests with this Python, from the package's metadata.
+
+    These are run-time requirements, and the extras and dependency groups that are named after tests.
+    """
     found = metadata(tree)
     package = canonicalize_name(str(found.get("Name", "")))
     texts = [str(value) for value in found.get_all("Requires-Dist") or []]
@@ -89,7 +91,7 @@ def requirements(tree: Path, python_version: str) -> list[str]:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # a malformed line of somebody else's metadata; the tests will show whether it mattered
+            continue  # a malformed line of foreign metadata; the tests will show whether the requirement is needed
         if canonicalize_name(requirement.name) == package or not _wanted(requirement, python_version):
             continue
         requirement.marker = None

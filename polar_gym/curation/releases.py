@@ -1,8 +1,8 @@
-"""What changed between two releases, as the patches of a task.
+"""Compares two releases and writes the difference as the patches of a task.
 
-The base is the old release's tree. Changed files below an import package are the reference solution; changed test
-files are the hidden tests; all else (documentation, changelog, build files) belongs to neither: it is in no patch, and
-only its words serve the instruction.
+The base is the old release's tree. Changed files below an import package are the reference solution. Changed test files
+are the hidden tests. All other files (documentation, changelog, build files) are in no patch. Only their words serve
+the instruction.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Comparison:
     test_patch: str
     """The changed test files."""
     test_modules: list[str]
-    """Those of the new release's changed test files that pytest runs."""
+    """The changed test files of the new release that pytest runs."""
     import_roots: list[str]
     """Directories that must be on the module search path."""
 
 
 def compare(old: Path, new: Path) -> Comparison:
-    """Raises `CurationError` where the releases do not make a task."""
+    """Compare two releases. Raises `CurationError` where they do not make a task."""
     changed = sorted(_changed(old, new))
     packages = _packages(new) | _packages(old)
     tests = [path for path in changed if is_test(path)]
@@ -65,13 +65,13 @@ def compare(old: Path, new: Path) -> Comparison:
 
 
 def is_test(path: str) -> bool:
-    """Whether a file belongs to the tests: by a directory's name or by its own."""
+    """Return whether a file belongs to the tests, by the name of the file or of a directory above it."""
     pure = PurePosixPath(path)
     return bool(_TEST_DIRECTORIES & set(pure.parts[:-1])) or _TEST_FILE.fullmatch(pure.name) is not None
 
 
 def _packages(tree: Path) -> set[str]:
-    """Import packages and modules at the root, or below `src` or `lib`."""
+    """Return the import packages and modules at the root, or below `src` or `lib`."""
     found: set[str] = set()
     for root in (tree, tree / "src", tree / "lib"):
         for path in root.glob("*"):
@@ -102,7 +102,7 @@ def _files(tree: Path) -> set[str]:
 
 
 def _patch(repository: Path, new: Path, paths: Iterable[str]) -> str:
-    """The difference that taking `paths` from `new` makes to the repository, which is left as it was."""
+    """Return the difference that `paths`, taken from `new`, make to the repository. The repository is then reset."""
     for path in paths:
         target = repository / path
         target.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""A git patch the other way round.
+"""Reverses a git patch.
 
-A data set of planted bugs holds the patch that plants one; what undoes it is the reference solution. `git apply -R`
-would do, but whoever reads a task expects a patch that applies as it stands.
+A data set of planted bugs holds the patch that plants a bug. The reverse patch is the reference solution.
+`git apply -R` could undo the patch, but readers of a task expect a patch that applies without an option.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _HUNK = re.compile(r"@@ -(\S+) \+(\S+) @@(.*)", re.DOTALL)
 _SIDE = re.compile(r'(?<=^)[ab](?=/)|(?<=^")[ab](?=/)')
-"""The side in a file's name, which may be quoted."""
+"""Matches the side (`a` or `b`) in a file's name, which may be quoted."""
 _KEYS = ("diff --git", "rename from", "rename to", "old mode", "new mode", "new file mode", "deleted file mode")
 _KEYS += ("index", "---", "+++")
 _OPPOSITE = {"new file mode": "deleted file mode", "deleted file mode": "new file mode"}
@@ -20,7 +20,7 @@ _OPPOSITE |= {"old mode": "new mode", "new mode": "old mode"}
 
 
 def reversed_patch(patch: str) -> str:
-    """The patch that undoes `patch`. Raises `ValueError` for a binary one, a copy, and what is no git patch."""
+    """Return the patch that undoes `patch`. Raises `ValueError` for a binary patch, a copy, and other text."""
     head, *sections = _SECTION.split(patch)
     if head.strip() or not sections:
         raise ValueError("is not a git patch: it does not begin with 'diff --git'")
@@ -58,12 +58,15 @@ def _reversed_head(lines: list[str]) -> Iterator[str]:
 
 
 def _sided(side: str, name: str) -> str:
-    """A name as `diff --git` has it; git puts unusual ones between quotes, the side included."""
+    """Return a name in the form of `diff --git`. git quotes unusual names together with the side."""
     return f'"{side}/{name[1:]}' if name.startswith('"') else f"{side}/{name}"
 
 
 def _reversed_hunks(lines: list[str]) -> Iterator[str]:
-    """What was added comes first, as removed; a line's `\\ No newline at end of file` stays behind it."""
+    """Yield reversed hunks: added lines come first, as removed lines.
+
+    `\\ No newline at end of file` stays behind its line.
+    """
     removed: list[str] = []
     added: list[str] = []
     current: list[str] = []

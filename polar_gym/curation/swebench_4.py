@@ -1,8 +1,8 @@
-"""How swebench 4 runs and reads the tests of SWE-bench's tasks: a program for a Python that has it, and nothing else.
+"""Tells how swebench 4 runs and reads the tests of SWE-bench's tasks. A program for a Python that has only swebench 4.
 
-swebench 5 wants `eval_script`, `log_parser` and `eval_type` in the row; the maps from repository and version to them
-were in swebench until 4.1 (`swebench.harness.constants`, `swebench.harness.log_parsers`). This reads one instance a
-line and writes what its row lacks, or which field is wrong and why.
+swebench 5 expects `eval_script`, `log_parser` and `eval_type` in the row. Until version 4.1, swebench held the maps
+from repository and version to these (`swebench.harness.constants`, `swebench.harness.log_parsers`). This program reads
+one instance a line. It writes the fields that the instance's row lacks, or the wrong field and the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 
 NAMESPACE = "swebench"
-"""Whose images at Docker Hub they are."""
+"""The owner of the images at Docker Hub."""
 
 
 def specification(instance: dict) -> dict[str, str]:
@@ -30,7 +30,7 @@ def specification(instance: dict) -> dict[str, str]:
     versions = MAP_REPO_VERSION_TO_SPECS[repo]
     if version not in versions:
         return {"field": "version", "problem": f"swebench 4 does not know {version!r} of {repo}, only {list(versions)}"}
-    # How the image was made does not matter here, and to say it swebench downloads the repository's requirements.
+    # The way the image was made does not matter here, and swebench would download the repository's requirements for it.
     test_spec.make_env_script_list = lambda *_: []
     spec = test_spec.make_test_spec(instance, namespace=NAMESPACE)
     return {

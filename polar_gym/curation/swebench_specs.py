@@ -1,4 +1,4 @@
-"""What swebench 4 knows of SWE-bench's tasks, asked in an environment of its own: ours has swebench 5."""
+"""Asks swebench 4 about SWE-bench's tasks, in a separate environment: ours has swebench 5."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from polar_gym.workspaces.venv import VenvError, ensure_venv
 
 REQUIREMENT = "swebench==4.1.0"
 FIELDS = ("instance_id", "repo", "version", "base_commit", "test_patch")
-"""What swebench 4 reads of a row."""
+"""The fields of a row that swebench 4 reads."""
 
 _TIMEOUT_SECONDS = 1800
 
 
 def specifications(rows: Sequence[dict[str, Any]], cache: Path) -> list[dict[str, str]]:
-    """For each row `eval_script`, `log_parser`, `eval_type` and `image`, or `field` and `problem`.
+    """Return for each row `eval_script`, `log_parser`, `eval_type` and `image`, or `field` and `problem`.
 
-    Blocks; the first time it downloads swebench 4. Raises `CurationError`.
+    Blocks. The first call downloads swebench 4. Raises `CurationError`.
     """
     if not rows:
         return []

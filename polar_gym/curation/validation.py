@@ -1,4 +1,4 @@
-"""Whether a task means what it says: its reference solution resolves it, and doing nothing does not."""
+"""Validates a task: its reference solution must resolve it, and a change that does nothing must not."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ new file mode 100644
 @@ -0,0 +1 @@
 +This file changes nothing.
 """
-"""A change that does nothing: unlike an empty diff, which is worth 0 without a run, it is graded."""
+"""A change that does nothing. Unlike an empty diff, which gets the reward 0 without a run, this change is graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one task."""
+    """The result of validating one task."""
 
     task: Task
     gold: EvaluationResult | None = None
     no_op: EvaluationResult | None = None
     problem: str = ""
-    """Why the task is not valid; empty: it is."""
+    """Why the task is not valid; empty: the task is valid."""
 
 
 async def validate(task: Task, bench: Bench) -> Verdict:
@@ -50,7 +50,7 @@ async def validate(task: Task, bench: Bench) -> Verdict:
 
 
 async def validate_all(tasks: Sequence[Task], bench: Bench) -> AsyncIterator[Verdict]:
-    """One after another, so that a slow machine does not make fast tests time out."""
+    """Validate tasks one after another, so that a slow machine does not make fast tests time out."""
     for task in tasks:
         yield await validate(task, bench)
 
