@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from polar_gym.curation.releases import is_test
+
 _CHANGELOG = re.compile(
     r"(change(s|log)?|history|news|release[-_]?notes|whatsnew|versions)(\.(rst|md|txt))?", re.IGNORECASE
 )
@@ -171,8 +173,6 @@ def interface(old: Path, new: Path, test_patch: str) -> list[str]:
 
 def _definitions(tree: Path) -> list[str]:
     """Return `module.function(arguments)`, `module.Class`, `module.Class.method(arguments)` of all source files."""
-    from polar_gym.curation.releases import is_test
-
     signatures: list[str] = []
     for path in sorted(tree.rglob("*.py")):
         relative = path.relative_to(tree)
