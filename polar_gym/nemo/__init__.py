@@ -1,10 +1,15 @@
-"""The NeMo Gym front door: the agent server `polar_agent` and the environment `polar_swe`.
+"""Connects polar-gym to NeMo Gym: the agent server `polar_agent` and the environment `polar_swe`.
 
-NeMo Gym finds agents and environments by folder, not by entry point, so `root/` is a component root that ships as
-package data; `polar-gym nemo-root` prints where it is, or where its variant for 0.7 and later was put together. Its
-`app.py` is a thin adapter: everything it does is here, and nothing here imports NeMo Gym. `rollouts` runs sessions on
-the gateway's nodes, `verified` makes of an episode what `/run` answers, `output` and `envelope` are the two forms in
-which that answer carries the tokens.
+NeMo Gym finds agents and environments by folder, not by entry point. Therefore `root/` is a component root that ships
+as package data. `polar-gym nemo-root` prints its path, or the path of a variant made for NeMo Gym 0.7 and later. The
+agent server's `app.py` in `root/` is a thin adapter to this room. This room never imports NeMo Gym.
+
+- `rollouts`: runs sessions on nodes in the agent server's process;
+- `verified`: makes the answer of `/run` from an episode;
+- `output`, `envelope`: the two forms in which the answer carries tokens (`response.output` and `training_traces`);
+- `rows`: writes the rows of a data set for NeMo Gym.
+
+The room uses config, gateway.node, gateway.proxy, tasks, builders, engines and schema.
 """
 
 from __future__ import annotations
@@ -23,16 +28,16 @@ AGENT = Path("responses_api_agents") / "polar_agent"
 ENVIRONMENT = Path("environments") / "polar_swe"
 
 DECLARED_SINCE = (0, 7)
-"""NeMo Gym from this version on wants an environment server declared for each agent; earlier ones refuse it."""
+"""From this version on, NeMo Gym wants an environment server declared for each agent. Earlier versions reject that."""
 
 
 def component_root() -> Path:
-    """As it ships: for every version of NeMo Gym, with a deprecation warning from 0.7 on."""
+    """Return the component root as it ships. It suits all versions of NeMo Gym, with a deprecation warning from 0.7."""
     return Path(__file__).parent / "root"
 
 
 def installed_gym() -> str | None:
-    """The version of the NeMo Gym beside this package, if there is one."""
+    """Return the version of the NeMo Gym that is installed beside this package, if any."""
     try:
         return version("nemo-gym")
     except PackageNotFoundError:
@@ -40,10 +45,10 @@ def installed_gym() -> str | None:
 
 
 def component_root_for(gym: str | None, cache: Path) -> Path:
-    """The component root that suits a version of NeMo Gym (None: not known).
+    """Return the component root that suits a version of NeMo Gym (None: not known).
 
-    From 0.7 on it is made in `cache`: links to what ships, and the environment's config with its server declared.
-    Raises `ValueError` when `gym` is no version.
+    From 0.7 on, the root is made in `cache`. It has links to the shipped files, and the environment's config with its
+    server declared. Raises `ValueError` when `gym` is not a version.
     """
     try:
         numbers = tuple(int(number) for number in (gym or "0.0").split(".")[:2])
@@ -66,14 +71,14 @@ def component_root_for(gym: str | None, cache: Path) -> Path:
 
 
 def recipes() -> Path:
-    """Where the configs for NeMo RL are."""
+    """Return the directory of the configs for NeMo RL."""
     return shipped_dir("recipes") / "nemo_rl"
 
 
 def link_agent(directory: Path) -> Path:
-    """Put a link to the agent server's folder into `directory`, for NeMo Gym 0.4, which looks for it nowhere else.
+    """Put a link to the agent server's folder into `directory`, the only place where NeMo Gym 0.4 looks for agents.
 
-    Raises `FileExistsError` when something else is there.
+    Raises `FileExistsError` when the link's name is taken by another file.
     """
     return _link(directory / AGENT, component_root() / AGENT)
 

@@ -1,6 +1,7 @@
-"""`training_traces`: every trace of a session, in the strict form proposed to NeMo Gym and NeMo RL.
+"""Writes `training_traces`: every trace of a session, in the strict form proposed to NeMo Gym and NeMo RL.
 
-Each sampled call that is trained belongs to exactly one trace, and its span is exactly where that trace's mask is 1.
+Each trained call belongs to exactly one trace. The call's span covers exactly the positions at which that trace's mask
+is 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SCHEMA_VERSION = 1
 
 
 class Span(NamedTuple):
-    """Where a trace trains on a call: positions in the whole sequence, prompt included."""
+    """The positions at which a trace trains on a call, counted in the whole sequence with its prompt."""
 
     call_id: str
     start: int
@@ -24,7 +25,10 @@ class Span(NamedTuple):
 
 
 def trained_spans(trace: Trace, calls: Mapping[str, ModelCall]) -> list[Span]:
-    """Raises `ValueError` when the mask is not made of whole calls, or a logprob is no number."""
+    """Return the spans that a trace trains on.
+
+    Raises `ValueError` when the mask does not cover whole calls, or a logprob is not a finite number.
+    """
     prompt = len(trace.prompt_ids)
     spans = []
     for call_id in trace.call_ids:
@@ -45,7 +49,7 @@ def trained_spans(trace: Trace, calls: Mapping[str, ModelCall]) -> list[Span]:
 
 
 def training_traces(rollout_id: str, trajectory: Trajectory, calls: Mapping[str, ModelCall]) -> dict[str, Any]:
-    """The envelope. Raises `ValueError` when the traces break its law."""
+    """Return `training_traces`. Raises `ValueError` where a trace has no valid spans or two traces train on a call."""
     traces = [_trace(trace, trained_spans(trace, calls)) for trace in trajectory.traces]
     _check_each_call_once(traces)
     return {

@@ -1,11 +1,11 @@
-"""One trace as the items of a Responses API answer, with the tokens where trainers read them.
+"""Writes one trace as the items of a Responses API answer, with the tokens where trainers read them.
 
-NeMo RL makes one training sequence of `response.output`: of each item with `generation_token_ids`, what its
-`prompt_token_ids` add to everything seen so far is context, what was generated is trained. It demands that the prompt
-begins with everything seen so far. The calls of a trace are token prefixes of each other, so it does.
+NeMo RL makes one training sequence of `response.output`, from the items with `generation_token_ids`. The ids that an
+item's `prompt_token_ids` add to everything seen so far are context. The generated ids are trained. NeMo RL demands that
+each prompt begins with everything seen so far. The calls of a trace are token prefixes of each other, so this holds.
 
-NeMo RL also groups samples by the ids of the first such prompt: a sample that begins otherwise than the others of its
-task is alone in its group, and gets no advantage.
+NeMo RL also groups samples by the ids of the first such prompt. A sample whose first prompt differs from that of the
+other samples of its task is alone in its group, and gets no advantage.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Item = dict[str, Any]
 def main_trace(traces: Sequence[Trace], calls: Mapping[str, ModelCall]) -> Trace | None:
     """Return the trace that a trainer of single sequences gets; None where no trace is trained. `calls`: by id.
 
-    It begins to train at the main conversation's first prompt, which all samples of a task share, and not at the prompt
-    after a compaction, or a sub-agent's, which none of them share. Where several traces begin there (an answer was
-    thrown away and asked for again), it is the one with most to train.
+    This trace's first trained call has the main conversation's first prompt, which all samples of a task share. Samples
+    do not share the prompt after a compaction or the prompt of a sub-agent. Where several traces begin with the first
+    prompt (an answer was thrown away and asked for again), the trace with the most trainable tokens is returned.
 
-    Two kinds of session still begin with a prompt of their own: one whose first answer may not be trained (it was cut
-    off, or its distribution was bent) and was not asked for again, and one whose harness writes into its first prompt
-    what differs from session to session (a date: see `HarnessSpec.today`).
+    Two kinds of session still begin with a prompt that no other sample has. In the first, the first answer may not be
+    trained (it was cut off, or its distribution was bent) and was not asked for again. In the second, the harness
+    writes text into its first prompt that differs between sessions (a date: see `HarnessSpec.today`).
     """
     begins = [(trace, calls[spans[0].call_id]) for trace in traces if (spans := trained_spans(trace, calls))]
     if not begins:
@@ -43,9 +43,9 @@ def main_trace(traces: Sequence[Trace], calls: Mapping[str, ModelCall]) -> Trace
 
 
 def output_items(trace: Trace, calls: Mapping[str, ModelCall], spans: Sequence[Span]) -> list[Item]:
-    """Return what the model said and what its tools answered, in order. `calls`: by id.
+    """Return the model's answers and the results of its tool calls, in order. `calls`: by id.
 
-    The tokens of a call of `spans` are on its last item; a call that is not trained has none: it is context.
+    The tokens of a call of `spans` are on the call's last item. A call that is not trained is context, without tokens.
     """
     trained = {span.call_id for span in spans}
     path = [calls[call_id] for call_id in trace.call_ids]
@@ -68,7 +68,7 @@ def tokens_of(call: ModelCall) -> dict[str, Any]:
 
 
 def answer_items(call: ModelCall) -> list[Item]:
-    """The answer of one call: reasoning, text, tool calls; an empty message where it said nothing."""
+    """Return the answer of one call as items: reasoning, text, tool calls; an empty message for an empty answer."""
     message = call.response or {}
     items: list[Item] = []
     if reasoning := message.get("reasoning"):
@@ -103,7 +103,7 @@ def _function_call(tool_call: dict[str, Any]) -> Item:
 
 
 def _tool_results(call: ModelCall, following: ModelCall) -> list[Item]:
-    """What the next request says that this answer's tool calls gave."""
+    """Return the results of this answer's tool calls, as the next request states them."""
     asked = {tool_call["id"] for tool_call in (call.response or {}).get("tool_calls") or []}
     return [
         {"type": "function_call_output", "call_id": message["tool_call_id"], "output": _text(message.get("content"))}

@@ -1,8 +1,8 @@
-"""Rollouts for an agent server: rows in, answers out, nothing raised.
+"""Runs rollouts for an agent server: takes rows, returns answers, and raises nothing.
 
-The engine is the run's own policy model. A run with several data-parallel replicas names several URLs: each gets a node
-of its own, and a session stays on its node, so that its prefix stays in that replica's cache. The nodes start with the
-first row and not before: a server whose engine is down answers, with masked samples.
+The engine serves the run's policy. A run with several data-parallel replicas names several URLs, and each replica gets
+one node. A session stays on its node, so that its prefix stays in that replica's cache. The nodes start with the first
+row, not earlier. Therefore a server whose engine is down still answers, with masked samples.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from polar_gym.tasks import Task
 log = logging.getLogger(__name__)
 
 SAMPLING_FIELDS = ("temperature", "top_p")
-"""Of a row's `responses_create_params`: NeMo RL sets them to what it trains with."""
+"""The fields of a row's `responses_create_params` that count: NeMo RL sets them to the values that it trains with."""
 
 MAPPINGS = ("responses_create_params", "verifier_metadata", "instance_config")
-"""What of a row is read, key by key."""
+"""The fields of a row that must be mappings."""
 
 
 class AgentSettings(BaseModel):
-    """What an agent server's YAML says."""
+    """The settings in an agent server's YAML."""
 
     model_config = ConfigDict(extra="forbid")
 
     policy_base_url: str | list[str] | None = None
-    """The policy model; NeMo RL gives a list, one per data-parallel replica."""
+    """The URL of the policy; NeMo RL gives a list, one URL per data-parallel replica."""
     policy_model_name: str | None = None
     policy_api_key: str | None = None
     concurrency: int = Field(default=16, gt=0)
@@ -59,8 +59,10 @@ class AgentSettings(BaseModel):
 
 
 def check_others(keys: Iterable[str]) -> None:
-    """The keys beside ours are NeMo Gym's, which differ by version. Raises `ConfigError` for one that was meant for us:
-    it would be ignored in silence."""
+    """Raise `ConfigError` for a key that was meant for us, because NeMo Gym would ignore it in silence.
+
+    The other keys belong to NeMo Gym and differ by version.
+    """
     for key in keys:
         if key in RunConfig.model_fields:
             raise ConfigError(f"{key}: belongs to polar-gym's config: write polar.{key}")
@@ -78,7 +80,7 @@ class RowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Machinery:
-    """What the first row starts: the tasks by id, and a node for each replica."""
+    """The parts that the first row starts: the tasks by id, and a node for each replica."""
 
     tasks: dict[str, Task]
     nodes: list[Node]
@@ -86,16 +88,16 @@ class _Machinery:
 
 
 class Rollouts:
-    """One per server process."""
+    """The rollouts of one server process."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `polar_gym.errors.ConfigError`; nothing starts."""
+        """Check the settings; start nothing yet. Raises `polar_gym.errors.ConfigError`."""
         self.configs = run_configs(settings)
         self._starting: asyncio.Task[_Machinery] | None = None
         self._turns = itertools.count()
 
     async def run(self, row: Row) -> dict[str, Any]:
-        """One episode as a verify response. Whatever goes wrong is a masked sample: an error would end the run."""
+        """Return one episode as a verify response. Any failure becomes a masked sample: an error would end the run."""
         try:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
@@ -106,13 +108,16 @@ class Rollouts:
             return _masked(row, _why(error))
 
     async def close(self) -> None:
-        """Leaves no sandbox behind. May be called twice."""
+        """Stop the nodes, so that no sandbox is left. May be called twice."""
         starting, self._starting = self._starting, None
         if starting is not None and (await asyncio.wait({starting})) and not starting.exception():
             await starting.result().stop.aclose()
 
     async def _machinery(self) -> _Machinery:
-        """All rows that come while it starts wait for the same attempt; one that failed is made again."""
+        """Start the nodes and load the tasks, once.
+
+        All rows that come during a start wait for the same attempt. After a failed attempt the next row tries again.
+        """
         failed = self._starting is not None and self._starting.done() and self._starting.exception() is not None
         if self._starting is None or failed:
             self._starting = asyncio.create_task(self._start())
@@ -143,12 +148,12 @@ class Rollouts:
         journal = Path(episode.artifacts.journal)
         answer = verified_episode(row, episode, read_journal(journal))
         if self.configs[0].rollout.state is None:
-            shutil.rmtree(journal.parent)  # a server lives for days: nothing else removes it before the node ends
+            shutil.rmtree(journal.parent)  # a server runs for days, and the node removes this directory only at its end
         return answer
 
 
 def run_configs(settings: AgentSettings) -> list[RunConfig]:
-    """A config for each replica. Raises `polar_gym.errors.ConfigError`."""
+    """Return a config for each replica. Raises `polar_gym.errors.ConfigError`."""
     engine, pools = settings.polar.get("engine", {}), settings.polar.get("pools", {})
     if not isinstance(engine, str | Mapping):
         raise ConfigError(f"polar.engine={engine!r}: expected a mapping or a name")
@@ -168,7 +173,7 @@ def run_configs(settings: AgentSettings) -> list[RunConfig]:
 
 
 def _config(settings: AgentSettings, engine: dict[str, Any], replicas: int) -> RunConfig:
-    """With a replica's share of the pools: they are all on this machine."""
+    """Return a replica's config, with its share of the pools: all replicas' nodes are on this machine."""
     pools = {**settings.polar.get("pools", {}), "run": settings.concurrency}
     config = load_config(settings.recipe, settings={**settings.polar, "engine": engine, "pools": pools})
     shares = {name: -(-places // replicas) for name, places in config.pools.model_dump().items()}
@@ -193,7 +198,7 @@ def _why(error: Exception) -> Mask:
         case EngineError():
             return Mask("provider_unavailable", error.message)
         case _:
-            log.error("a row failed in a way that nobody thought of", exc_info=error)
+            log.error("a row failed with an unexpected error", exc_info=error)
             return Mask("polar:internal_error", repr(error))
 
 

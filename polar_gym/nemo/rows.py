@@ -1,6 +1,7 @@
-"""Rows for NeMo Gym of any task source: `python -m polar_gym.nemo.rows [--agent NAME] [KEY=VALUE]... > rows.jsonl`.
+"""Writes rows for NeMo Gym: `python -m polar_gym.nemo.rows [--agent NAME] [KEY=VALUE]... > rows.jsonl`.
 
-A row names its task by id; the agent server finds the rest in its own `polar.tasks`, so hidden tests are in no row.
+The tasks come from any task source. A row names its task by id only. The agent server finds the rest in its setting
+`polar.tasks`, so that no row holds hidden tests.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What `/run` answers: an episode, or the reason why there is none, as a NeMo Gym verify response.
+"""Makes the answer of `/run`: an episode, or the reason for a missing episode, as a NeMo Gym verify response.
 
-NeMo Gym reads the mask at the top level, NeMo RL in `instance_config`: it is set in both. Top-level numbers become
-metrics of the run. Everything here is plain data; `app.py` gives it NeMo Gym's types.
+NeMo Gym reads the mask at the top level, NeMo RL reads it in `instance_config`. The mask is set in both. Top-level
+numbers become metrics of the run. Everything here is plain data; `app.py` gives it NeMo Gym's types.
 
-NeMo RL takes a masked sample out of the loss, and not out of its group: with tokens of its own, its reward of 0 would
-move the advantages of the samples that are not masked. So a masked sample has no tokens but `PLACEHOLDER`.
+NeMo RL takes a masked sample out of the loss, but not out of its group. If a masked sample kept its tokens, its reward
+of 0 would move the advantages of the samples that are not masked. Therefore its only tokens are `PLACEHOLDER`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,34 @@ FAILURE_KINDS = {
     "engine_error": "provider_unavailable",
     "evaluator_error": "verifier_error",
 }
-"""Ours -> NeMo Gym's shared vocabulary. Others are namespaced: `polar:<kind>`."""
+"""Our failure kind -> NeMo Gym's failure kind. Other kinds get a namespace: `polar:<kind>`."""
 
 PLACEHOLDER = {"prompt_token_ids": [0], "generation_token_ids": [0], "generation_log_probs": [0.0]}
-"""The tokens of a masked sample: NeMo RL ends the batch for a sample without any. They are sampled from nothing. Every
-vocabulary has the id 0, and no prompt of a harness is as short: masked samples are a group of their own, whose rewards
-are all 0, as are its advantages. Wherever NeMo RL reads a sample's logprobs, it multiplies with the mask."""
+"""The tokens of a masked sample: NeMo RL ends the batch for a sample without tokens. They are made up, not sampled.
+
+Every vocabulary has the id 0, and every prompt of a harness is longer. Therefore masked samples form one group, in
+which all rewards and all advantages are 0. Wherever NeMo RL reads a sample's logprobs, it multiplies them with the
+mask."""
 
 Row = Mapping[str, Any]
-"""A row of the data set, as the collector sent it."""
+"""A row of the data set, as NeMo Gym's collector sent it."""
 
 
 class Mask(NamedTuple):
-    """Why a reward is no measurement of the policy."""
+    """The reason why a reward does not measure the policy."""
 
     kind: str
     reason: str
 
 
 def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> dict[str, Any]:
-    """Return the answer for an episode. `calls`: all of the session's. Raises `ValueError` when the traces are not what
-    a trainer may be given."""
+    """Return the answer for an episode. `calls`: all calls of the session.
+
+    Raises `ValueError` when the traces are not fit for a trainer.
+    """
     by_id = {call.call_id: call for call in calls}
     session, traces = episode.session, episode.trajectory.traces
-    failed = session.failure is not None  # then nothing is trained, and no trace need be fit for it
+    failed = session.failure is not None  # then nothing is trained, and the traces need not be fit for a trainer
     trace = next(iter(traces), None) if failed else main_trace(traces, by_id)
     mask = _mask(episode, trace)
     spans = trained_spans(trace, by_id) if trace is not None and mask is None else []
@@ -65,7 +69,7 @@ def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> 
     )
     metrics = _metrics(episode, sum(span.end - span.start for span in spans))
     if mask is not None:
-        return {**answer, **metrics}  # no `training_traces`: a trainer that overlooks the mask finds nothing to train
+        return {**answer, **metrics}  # without `training_traces`: a trainer that ignores the mask has nothing to train
     return {**answer, "training_traces": training_traces(session.session_id, episode.trajectory, by_id), **metrics}
 
 
@@ -94,7 +98,7 @@ def verified(
         "metadata": metadata,
     }
     return {
-        **{key: value for key, value in row.items() if not key.startswith("_")},  # those are the collector's
+        **{key: value for key, value in row.items() if not key.startswith("_")},  # `_...` is the collector's
         "response": response,
         "reward": reward if mask is None else 0.0,
         "mask_sample": mask is not None,
@@ -119,7 +123,7 @@ def _kind(failure: Failure) -> str:
 
 
 def _metrics(episode: Episode, consumed: int) -> dict[str, float]:
-    """`consumed`: the tokens that a trainer of single sequences will train on."""
+    """Return the metrics of an episode. `consumed`: number of tokens that a trainer of single sequences trains on."""
     balance, timing = episode.trajectory.fidelity, episode.session.timing
     stages = {f"seconds_{stage}": seconds for stage, seconds in timing.model_dump().items() if seconds is not None}
     return {

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false, reportIncompatibleMethodOverride=false
-# NeMo Gym is in no environment of this package: it is what loads this file.
-"""The NeMo Gym agent server `polar_agent`: a real agent harness in a sandbox, against the run's own policy model.
+# NeMo Gym loads this file. polar-gym's development environment does not have NeMo Gym.
+"""The NeMo Gym agent server `polar_agent`: a real harness in a sandbox, against the run's policy model.
 
-`/run` is one episode of polar-gym. All that happens is in `polar_gym.nemo`; this gives it NeMo Gym's types.
+`/run` is one episode of polar-gym. The work is done in `polar_gym.nemo`. This file adds NeMo Gym's types.
 """
 
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ class PolarRunRequest(BaseRunRequest):
 
 
 class PolarVerifyResponse(BaseVerifyResponse):
-    """With masks, metrics and `training_traces` beside the fields of its base."""
+    """The answer of `/run`: masks, metrics and `training_traces` beside the fields of its base class."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
