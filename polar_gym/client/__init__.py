@@ -17,17 +17,15 @@ from typing import Any, Literal, TypeVar
 
 import aiohttp
 import orjson
-from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from polar_gym.background_loop import BackgroundLoop
 from polar_gym.http import server_routes as routes
+from polar_gym.http.failures import error_text, reason
 from polar_gym.http.keys import SERVICE_KEY, read_key
-from polar_gym.http.no_answer import reason
 from polar_gym.http.route import Route
 from polar_gym.http.urls import is_http_url
 from polar_gym.protocol import (
-    ErrorAnswer,
     Event,
     Generation,
     GenerationState,
@@ -275,10 +273,7 @@ async def _split(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
 def _checked(status: int, answer: bytes) -> bytes:
     if 200 <= status < 300:
         return answer
-    try:
-        said = ErrorAnswer.from_json(answer).error
-    except (ValidationError, ValueError):
-        said = answer[:500].decode(errors="replace")
+    said = error_text(answer)
     if status in (429, 502, 503, 504):
         raise _TryAgainError(f"HTTP {status}: {said}")
     if status == 401:

@@ -17,7 +17,7 @@ import orjson
 import tenacity
 
 from polar_gym.engines import EngineError
-from polar_gym.http.no_answer import reason
+from polar_gym.http.failures import reason
 
 PATIENCE_SECONDS = 120.0
 """How long a call waits, by default, for an engine that cannot be reached, or that says that it is busy."""

@@ -19,7 +19,7 @@ import aiohttp
 import orjson
 from tenacity import RetryCallState, Retrying, wait_exponential_jitter
 
-from polar_gym.http.no_answer import reason
+from polar_gym.http.failures import reason
 from polar_gym.protocol import Event
 from polar_gym.service.book import Book
 from polar_gym.service.change import OutboxEntry

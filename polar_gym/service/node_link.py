@@ -9,9 +9,9 @@ import aiohttp
 from pydantic import ValidationError
 
 from polar_gym.http import node_routes as routes
-from polar_gym.http.no_answer import reason
+from polar_gym.http.failures import error_text, reason
 from polar_gym.http.route import Route
-from polar_gym.protocol import Dispatch, ErrorAnswer, Generation, GenerationAnswer, Weights
+from polar_gym.protocol import Dispatch, Generation, GenerationAnswer, Weights
 
 TIMEOUT_SECONDS = 20.0
 
@@ -65,9 +65,9 @@ class HttpNodeLink:
         body = await asyncio.to_thread(order.to_json)
         status, answer = await self._ask(routes.DISPATCH, url, body, session_id=order.session_id, attempt=order.attempt)
         if status in (400, 413, 422):
-            raise RequestRefusedError(_error(answer))
+            raise RequestRefusedError(error_text(answer))
         if status in (409, 429, 503):
-            raise NodeBusyError(_error(answer))
+            raise NodeBusyError(error_text(answer))
         _expect_success(status, answer)
 
     async def cancel(self, url: str, session_id: str, attempt: int) -> None:
@@ -99,7 +99,7 @@ class HttpNodeLink:
 
 def _expect_success(status: int, answer: bytes) -> None:
     if not 200 <= status < 300:
-        raise NodeFailedError(f"HTTP {status}: {_error(answer)}")
+        raise NodeFailedError(f"HTTP {status}: {error_text(answer)}")
 
 
 def _acknowledgement(status: int, answer: bytes) -> GenerationAnswer:
@@ -108,10 +108,3 @@ def _acknowledgement(status: int, answer: bytes) -> GenerationAnswer:
         return GenerationAnswer.from_json(answer)
     except (ValidationError, ValueError) as error:
         raise NodeUnreachableError(f"not a GenerationAnswer: {error}") from error
-
-
-def _error(answer: bytes) -> str:
-    try:
-        return ErrorAnswer.from_json(answer).error
-    except (ValidationError, ValueError):
-        return answer[:500].decode(errors="replace")

@@ -17,7 +17,7 @@ from polar_gym.cli import main
 from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError, watch
 from polar_gym.client.watch import follow
 from polar_gym.errors import ConfigError
-from polar_gym.http.no_answer import reason
+from polar_gym.http.failures import reason
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.state import Key
-from polar_gym.http.no_answer import reason
+from polar_gym.http.failures import error_text, reason
 from polar_gym.http.route import Route
 from polar_gym.http.server_routes import DELIVER, HEARTBEAT
 from polar_gym.record import Record
@@ -141,7 +141,7 @@ class Link:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnreachableError(f"{url}: {reason(error)}") from error
         if response.status != 200:
-            raise ServerRefusedError(f"{url} answered {response.status}: {answer[:1000].decode(errors='replace')}")
+            raise ServerRefusedError(f"{url} answered {response.status}: {error_text(answer)}")
         try:
             return route.gives.from_json(answer)
         except (orjson.JSONDecodeError, ValidationError) as error:

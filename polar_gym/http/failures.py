@@ -1,4 +1,4 @@
-"""Explains in plain words why an HTTP request got no answer, for logs and terminals."""
+"""Explains in plain words why an HTTP request failed, for logs and terminals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import socket
 
 import aiohttp
+
+from polar_gym.protocol import ErrorAnswer
 
 
 def reason(error: Exception) -> str:
@@ -23,3 +25,11 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
+
+
+def error_text(answer: bytes) -> str:
+    """Return the message of an error's body: that of an `ErrorAnswer`, or the beginning of another text."""
+    try:
+        return ErrorAnswer.from_json(answer).error
+    except ValueError:
+        return answer[:500].decode(errors="replace")
