@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from polar_gym.protocol import Event
 from polar_gym.schema import Session
 from polar_gym.service.change import Change, OutboxEntry
 from polar_gym.service.fleet import Fleet
-from polar_gym.service.metrics import Metrics
 from polar_gym.service.scheduler import FairQueue
 from polar_gym.service.store import Store, StoreError
 from polar_gym.service.task import Ending, Phase, Placement, Task
@@ -25,6 +26,21 @@ from polar_gym.service.task import Ending, Phase, Placement, Task
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Counts:
+    """How often what has happened since the process started."""
+
+    dispatched: int = 0
+    """Sessions that nodes took."""
+    retried: int = 0
+    episodes: Counter[str] = field(default_factory=Counter)
+    """`accepted` and `excluded` ones."""
+    tasks: Counter[str] = field(default_factory=Counter)
+    """Ended ones, by status."""
+    callbacks: Counter[str] = field(default_factory=Counter)
+    """Tries to deliver one, by outcome."""
 
 
 class Book:
@@ -37,7 +53,7 @@ class Book:
         self.queue = FairQueue()
         self.engines: dict[str, str] = {}
         """Task -> key of the engine that its first session went to."""
-        self.metrics = Metrics(self)
+        self.counts = Counts()
         self.stored_bytes = 0
         self.room_changed = asyncio.Event()
         """There may be something to dispatch."""
@@ -133,7 +149,7 @@ class Book:
         self.queue.push(task.task_id, left.session_id, first=True)
         change.samples.append(sample)
         change.events.append(event(task, "session.retried", sample.session, reason=why))
-        self.metrics.retried()
+        self.counts.retried += 1
         self.room_changed.set()
 
     async def write(self, change: Change) -> None:
@@ -175,7 +191,7 @@ class Book:
         for session_id in task.samples:
             del self._owner[session_id]
         self.engines.pop(task.task_id, None)
-        self.metrics.task_ended(task.status)
+        self.counts.tasks[task.status.value] += 1
         if (news := self._news.pop(task.task_id, None)) is not None:
             news.set()
 

@@ -154,12 +154,12 @@ class CallbackSender:
         elif time.time() - entry.created_at > GIVE_UP_SECONDS:
             await self._done(entry, "callback.given_up", problem)
         else:
-            self._book.metrics.callback("failed")
+            self._book.counts.callbacks["failed"] += 1
             log.info("callback %s: not delivered yet: %s", entry.key, problem)
             await self._store.callback_failed(entry.key, time.time() + pause_after(entry.tries + 1))
 
     async def _done(self, entry: OutboxEntry, kind: str, why: str = "") -> None:
-        self._book.metrics.callback(kind.removeprefix("callback."))
+        self._book.counts.callbacks[kind.removeprefix("callback.")] += 1
         data = {"key": entry.key, **({"reason": why} if why else {})}
         event = Event.model_validate(
             {"id": 0, "task_id": entry.task_id, "at": time.time(), "kind": kind, "session_id": entry.session_id,

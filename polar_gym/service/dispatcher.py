@@ -100,7 +100,7 @@ class Dispatcher:
                 if placement in member.placed:
                     member.placed[placement] = member.beats
                 member.failing = False
-                self._book.metrics.dispatched()
+                self._book.counts.dispatched += 1
                 return
 
     async def _not_taken(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:

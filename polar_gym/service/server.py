@@ -30,6 +30,7 @@ from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage,
 from polar_gym.schema import TaskRequest
 from polar_gym.service.callbacks import check_url
 from polar_gym.service.fleet import ReplacedError
+from polar_gym.service.metrics import ServiceMetrics
 from polar_gym.service.openapi import openapi_document
 from polar_gym.service.service import ConflictError, OverloadedError, RolloutService, UnknownNodeError, UnknownTaskError
 from polar_gym.service.store import EpisodeRow, StoreError
@@ -95,6 +96,7 @@ class _Handlers:
         self._service = service
         self._keys = keys
         self._allowed = allowed
+        self._metrics = ServiceMetrics(service.book)
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -271,7 +273,7 @@ class _Handlers:
         return web.Response(text="ok\n")
 
     async def metrics(self, http: web.Request) -> web.Response:
-        return answer_metrics(self._service.book.metrics.text())
+        return answer_metrics(self._metrics.text())
 
 
 def _task_id(http: web.Request) -> str:

@@ -220,7 +220,7 @@ class RolloutService:
         new = NewEpisode(
             session.session_id, attempt, session.task_id, verdict.accepted, verdict.reason, time.time(), size
         )
-        self.book.metrics.episode(verdict)
+        self.book.counts.episodes["accepted" if verdict.accepted else "excluded"] += 1
         if task is None:
             await self.book.write(Change(episode=new))
         else:

@@ -153,6 +153,26 @@ async def test_pausing_reaches_all_nodes_and_those_that_come_later(tmp_path: Pat
         assert not (await node.beat()).generation.paused
 
 
+async def test_metrics_count_what_happened(tmp_path: Path) -> None:
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        (order,) = await node.take()
+        assert await node.finish(order)
+        assert not await node.deliver(make_episode(order), 1), "never dispatched"
+        await client.submit(make_request("u"))
+        await node.take()
+        await node.beat()
+        async with node.http.get(f"{client.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+    assert "polar_gym_dispatched_sessions_total 2.0" in lines
+    assert "polar_gym_retried_sessions_total 0.0" in lines
+    assert 'polar_gym_episodes_total{result="accepted"} 1.0' in lines
+    assert 'polar_gym_episodes_total{result="excluded"} 1.0' in lines
+    assert 'polar_gym_ended_tasks_total{status="COMPLETED"} 1.0' in lines
+    assert 'polar_gym_samples{phase="placed"} 1.0' in lines
+    assert 'polar_gym_held_run{node="a"} 1.0' in lines
+
+
 async def test_the_synchronous_client_does_the_same(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
 

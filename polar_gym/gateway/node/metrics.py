@@ -40,13 +40,13 @@ class NodeMetrics:
         proxy = node.proxy
         yield _by_stage("polar_gym_places", "Places by stage.", node.stages.places)
         yield _by_stage("polar_gym_held", "Sessions that hold a place, by stage.", node.stages.held)
-        yield _labelled("polar_gym_sessions", "Sessions that are held and not delivered.", "status", service.statuses)
+        yield gauges("polar_gym_sessions", "Sessions that are held and not delivered.", "status", service.statuses)
         waiting = GaugeMetricFamily("polar_gym_waiting", "Sessions that wait for INIT.")
         waiting.add_metric([], node.stages.init.waiting)
         yield waiting
-        yield _counted("polar_gym_ended", "Sessions that ended, by status.", "status", service.ended_by_status)
-        yield _counted("polar_gym_failures", "Sessions that failed, by kind.", "kind", service.failures)
-        yield _counted("polar_gym_calls", "Recorded model calls, by outcome.", "outcome", proxy.calls)
+        yield counters("polar_gym_ended", "Sessions that ended, by status.", "status", service.ended_by_status)
+        yield counters("polar_gym_failures", "Sessions that failed, by kind.", "kind", service.failures)
+        yield counters("polar_gym_calls", "Recorded model calls, by outcome.", "outcome", proxy.calls)
         yield CounterMetricFamily("polar_gym_sampled_tokens", "Tokens received.", value=proxy.sampled_tokens)
         yield GaugeMetricFamily("polar_gym_calls_in_flight", "Calls at the engine.", value=proxy.generation.in_flight)
         yield GaugeMetricFamily("polar_gym_paused", "1: calls wait.", value=float(proxy.generation.paused))
@@ -55,17 +55,19 @@ class NodeMetrics:
 
 
 def _by_stage(name: str, help_text: str, counts: StageCounts) -> Metric:
-    return _labelled(name, help_text, "stage", Counter(counts.model_dump()))
+    return gauges(name, help_text, "stage", Counter(counts.model_dump()))
 
 
-def _labelled(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
+def gauges(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
+    """Return a gauge with one value for each value of `label`."""
     family = GaugeMetricFamily(name, help_text, labels=[label])
     for value, count in values.items():
         family.add_metric([value], count)
     return family
 
 
-def _counted(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
+def counters(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
+    """Return a counter with one value for each value of `label`."""
     family = CounterMetricFamily(name, help_text, labels=[label])
     for value, count in values.items():
         family.add_metric([value], count)
