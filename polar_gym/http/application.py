@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Served = Mapping[Route[Any], Handler]
+"""The routes of a port and their handlers."""
 
 LOGGED = (401, 403, 408, 413)
 """Refusals that are not the mistake of a well-meaning client."""
@@ -34,9 +35,9 @@ def application(
 ) -> web.Application:
     """Return the application of a port.
 
-    `keys`: by the names that the routes use; None: the port asks for no such key. `statuses`: how each exception of a
-    handler is answered. `max_bytes`: the largest body of a request. `url`: where clients reach the port, if that is
-    not where it listens.
+    `keys`: the keys by the names that the routes use; with None, the port does not ask for that key. `statuses`: the
+    status that answers each exception of a handler. `max_bytes`: the size of the largest body. `url`: the URL of the
+    port for clients, if that is not the address where the port listens.
     """
     app = web.Application(client_max_size=max_bytes, middlewares=[_refusals(statuses), _authorise(served, keys, url)])
     app.add_routes([web.route(route.method, route.path, handler) for route, handler in served.items()])

@@ -22,7 +22,7 @@ from polar_gym.record import Record
 R = TypeVar("R", bound=Record)
 
 IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-"""Task ids, session ids and names of nodes: they become paths and lines of logs."""
+"""The form of task ids, session ids and names of nodes, which become parts of paths and of log lines."""
 
 BODY_SECONDS = 60.0
 """How long the body of a request may take to come."""
@@ -31,7 +31,7 @@ LARGE_BYTES = 2**16
 
 
 class AnswerError(Exception):
-    """Ends a request with this status and message."""
+    """An exception that ends a request with this status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,6 +39,7 @@ class AnswerError(Exception):
 
 
 def check_identifier(field: str, value: str) -> str:
+    """Return `value` where it is an identifier. Raises `AnswerError`."""
     if not IDENTIFIER.fullmatch(value):
         raise AnswerError(
             400,
@@ -68,12 +69,14 @@ async def read_record(request: web.Request, record: type[R], *, empty: bytes = b
 
 
 def whole_number(field: str, text: str, most: int) -> int:
+    """Return the number that a text of ASCII digits spells, from 0 to `most`. Raises `AnswerError`."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
         raise AnswerError(400, f"{field}={text[:50]!r}: expected a number from 0 to {most}")
     return int(text)
 
 
 def query_number(request: web.Request, name: str, default: float, least: float, most: float) -> float:
+    """Return a number of the query, from `least` to `most`; `default` without one. Raises `AnswerError`."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -87,6 +90,7 @@ def query_number(request: web.Request, name: str, default: float, least: float, 
 
 
 def query_flag(request: web.Request, name: str) -> bool:
+    """Return a flag of the query; false without one. Raises `AnswerError`."""
     text = request.query.get(name, "false").lower()
     if text not in ("true", "false", "1", "0"):
         raise AnswerError(400, f"{name}={text[:50]!r}: expected true or false")

@@ -1,8 +1,8 @@
-"""Which requests a web page may have sent: one that is shown on this machine reaches every port of its loopback.
+"""Recognises requests that a web page may have sent: a page shown on this machine reaches all loopback ports.
 
-A browser says which page a request is from (`Origin`), except where it takes the page's own site for the port's: then
-the request's `Host` is a name that was bound to this address a moment ago (DNS rebinding). Where a key is asked for,
-no page has it.
+A browser names the page that a request is from in the header `Origin`. It does not where the page's own site seems to
+be the port: the site bound its name to this address a moment ago (DNS rebinding). Then `Host` holds that name. A port
+that asks for a key needs no such guard, because no page has the key.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ REFUSED = "a web page may have sent this: it has an Origin, or a Host that is no
 
 
 def from_a_page(request: web.BaseRequest, urls: Collection[str | None] = ()) -> bool:
-    """Return whether a web page may have sent a request: it has an Origin, or its Host is neither a loopback name, nor
-    the address that the request came to, nor the host of one of `urls`, by which the port is known."""
+    """Return whether a web page may have sent a request.
+
+    Such a request has an Origin, or a Host of another kind than these: a loopback name, the address that the request
+    came to, the host of one of the port's own `urls`.
+    """
     if "Origin" in request.headers:
         return True
     host = _host(f"//{request.headers.get('Host', '')}")
@@ -30,6 +33,7 @@ def from_a_page(request: web.BaseRequest, urls: Collection[str | None] = ()) -> 
 
 
 def _host(url: str) -> str:
+    """Return the host of a URL, and "" where a URL is malformed."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""The keys of the rollout service's HTTP ports: their sources, the ports that need one, and the check of a request."""
+"""Reads the keys of the rollout service's HTTP ports, and checks requests and addresses against them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ SERVICE_KEY = "POLAR_GYM_SERVICE_KEY"
 CALLBACK_KEY = "POLAR_GYM_CALLBACK_KEY"
 """The variable with the key that signs callbacks."""
 MIN_LENGTH = 16
+"""Characters of a key, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,10 @@ def read_key(name: str) -> str | None:
 
 
 def check_exposure(listen: str, host: str, keys: Mapping[str, str | None]) -> None:
-    """Raise `ConfigError` where other machines could reach a port without a key. `keys`: by their variables."""
+    """Raise `ConfigError` where other machines could reach a port that lacks a key.
+
+    `keys`: the keys of the port by the names of their environment variables.
+    """
     for name, key in keys.items():
         if key is None and not is_loopback(host):
             raise ConfigError(
@@ -79,7 +83,7 @@ def check_exposure(listen: str, host: str, keys: Mapping[str, str | None]) -> No
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address or name is of the loopback interface."""
+    """Return whether an address or name belongs to the loopback interface."""
     if host == "localhost":
         return True
     try:
@@ -89,7 +93,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bearer_is(header: str | None, keys: Iterable[str]) -> bool:
-    """Return whether an `Authorization` header holds one of the keys, in a time that tells nothing of them."""
+    """Return whether an `Authorization` header holds one of the keys. The time taken tells nothing about the keys."""
     scheme, _, given = (header or "").partition(" ")
     matches = [hmac.compare_digest(given.encode(errors="replace"), key.encode()) for key in keys]
     return scheme == "Bearer" and any(matches)

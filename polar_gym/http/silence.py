@@ -1,7 +1,7 @@
-"""Connections that ask for nothing: closed after a time, so that nobody can hold all that a port has by being slow.
+"""Closes connections that send no request, so that slow clients cannot use up the connections of a port.
 
-aiohttp limits the pause between two requests, by a time that is long for the sake of clients that come back; this is
-for the head of the first request. Bodies have a limit where they are read.
+aiohttp limits only the pause between two requests, and that limit is long, for clients that come back. This module
+limits the time for the head of the first request. The time for a body is limited where the body is read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class SilentConnections:
-    """Those of one server whose first request is not there yet."""
+    """The connections of one server that have not sent their first request."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._silent: set[RequestHandler] = set()
 
     def watched(self, connect: Callable[[], RequestHandler]) -> Callable[[], RequestHandler]:
-        """A protocol factory whose connections are closed unless they are `heard` of in time."""
+        """Return a protocol factory like `connect`, whose connections are closed unless `heard` is called in time."""
 
         def watching() -> RequestHandler:
             protocol = connect()
@@ -36,15 +36,17 @@ class SilentConnections:
         return watching
 
     def heard(self, protocol: RequestHandler) -> None:
+        """Note that a connection sent a request: it stays open."""
         self._silent.discard(protocol)
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """For applications: the first of theirs."""
+        """Call `heard` for each request. An application must have this middleware before all others."""
         self.heard(request.protocol)
         return await handler(request)
 
     def _cut(self, protocol: RequestHandler) -> None:
+        """Close a connection that is still silent."""
         if protocol not in self._silent:
             return
         self._silent.discard(protocol)
