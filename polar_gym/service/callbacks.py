@@ -11,13 +11,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import random
 import time
 from collections.abc import Mapping, Set
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
-from tenacity import RetryCallState, Retrying, wait_exponential_jitter
 
 from polar_gym.http.failures import reason
 from polar_gym.protocol import Event
@@ -34,8 +34,8 @@ REPLAY_WINDOW_SECONDS = 300.0
 GIVE_UP_SECONDS = 3 * 86400.0
 AT_ONCE = 16
 """Callbacks under way."""
-
-_pause = wait_exponential_jitter(initial=0.5, max=300.0, jitter=1.0)
+LONGEST_PAUSE = 300.0
+"""Seconds between two tries to deliver a callback."""
 
 
 class ForgedCallbackError(ValueError):
@@ -185,7 +185,7 @@ class CallbackSender:
 
 
 def pause_after(tries: int) -> float:
-    """Seconds until the next try: doubles from one second, with jitter, up to five minutes."""
-    state = RetryCallState(Retrying(), None, (), {})
-    state.attempt_number = tries
-    return _pause(state)
+    """Return the seconds until the next try, after `tries` of them: half a second, doubled by each further try, and up
+    to a second of jitter; at most `LONGEST_PAUSE`."""
+    doublings = min(tries - 1, 10)  # 0.5 s doubled ten times is more than the longest pause
+    return min(0.5 * 2**doublings + random.uniform(0.0, 1.0), LONGEST_PAUSE)
