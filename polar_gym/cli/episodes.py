@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from polar_gym.console import console
-from polar_gym.episodes.report import inspect_file, print_verification, read_episodes
+from polar_gym.episodes.reading import read_episodes
+from polar_gym.episodes.report import inspect_file, print_verification
 from polar_gym.episodes.verify import verify_file
 
 app = typer.Typer()

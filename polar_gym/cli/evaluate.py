@@ -16,7 +16,7 @@ from rich.text import Text
 
 from polar_gym.console import console, errors
 from polar_gym.episodes.pass_at_k import Tally, pass_at_k, tally, usual_ks
-from polar_gym.episodes.report import read_episodes
+from polar_gym.episodes.reading import read_episodes
 from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
 

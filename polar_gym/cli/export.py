@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from polar_gym.console import console
-from polar_gym.episodes.report import read_episodes
+from polar_gym.episodes.reading import read_episodes
 from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.summary import acceptance_table, splits_line, statistics_table

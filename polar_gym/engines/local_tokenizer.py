@@ -1,4 +1,4 @@
-"""A model's tokenizer, for servers that do not turn ids into text: NeMo RL's has no `/detokenize`."""
+"""A model's tokenizer on this machine, which turns ids into text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from tokenizers import Tokenizer
 from polar_gym.engines import EngineError
 
 
-def local_tokenizer(name: str) -> Tokenizer:
-    """`name`: a directory, a `tokenizer.json`, or a model on the Hugging Face Hub (or in its cache). Blocks. Raises
-    `EngineError`."""
+def local_tokenizer(key: str, name: str) -> Tokenizer:
+    """Return the tokenizer of a directory, a `tokenizer.json`, or a model on the Hugging Face Hub (or in its cache).
+
+    `key` is the setting that holds the name. Blocks. Raises `EngineError`.
+    """
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
@@ -19,6 +21,5 @@ def local_tokenizer(name: str) -> Tokenizer:
     except Exception as error:  # the library raises nothing narrower
         raise EngineError(
             400,
-            f"engine.tokenizer={name!r}: no tokenizer there ({error}); NeMo RL's server does not turn ids into text: "
-            "set engine.tokenizer to the model's directory or its tokenizer.json",
+            f"{key}={name!r}: no tokenizer there ({error}); set {key} to the model's directory or its tokenizer.json",
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from polar_gym.chat import ChatRequest
@@ -21,11 +22,15 @@ def sampling_fields(sampling: Sampling, request: ChatRequest) -> dict[str, Any]:
     return fields
 
 
+def shaping_fields(sampling: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that make the distribution another one than the model's own."""
+    shaping = [name for name, default in NEUTRAL.items() if sampling.get(name) != default]
+    return [*shaping, "top_k"] if sampling.get("top_k", -1) > 0 else shaping
+
+
 def logprobs_problem(mode: Literal["raw", "processed"] | None, sampling: Sampling) -> str | None:
     """Why logprobs taken in `mode` are not those of the distribution that `sampling` samples from; None: they are."""
-    shaped = [name for name, default in NEUTRAL.items() if getattr(sampling, name) != default]
-    if sampling.top_k > 0:
-        shaped.append("top_k")
+    shaped = shaping_fields(sampling.model_dump())
     if mode == "processed" or not shaped:
         return None
     how = "raw: taken before" if mode == "raw" else "taken in an unknown way, which may be before"

@@ -18,9 +18,8 @@ from rich.table import Table
 
 from polar_gym.builders import BUILDERS, build_trajectory
 from polar_gym.console import console, errors
-from polar_gym.episodes.report import read_episodes
+from polar_gym.episodes.reading import read_calls, read_episodes
 from polar_gym.errors import ConfigError
-from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.schema import BuilderSpec, ModelCall
 
 
@@ -55,20 +54,7 @@ def cost(builder: str, sessions: Sequence[Sequence[ModelCall]], batch: int) -> C
 
 def recorded_sessions(files: Sequence[Path]) -> list[list[ModelCall]]:
     """The captured calls of every episode. Raises `ConfigError` naming what is missing."""
-    sessions = []
-    for file in files:
-        for episode in read_episodes(file):
-            journal = episode.artifacts.journal
-            if journal is None or not Path(journal).exists():
-                raise ConfigError(
-                    f"{file}: session {episode.session.session_id}: its journal {journal} is gone; "
-                    "roll out again with rollout.state=DIR, which keeps the captured calls"
-                )
-            try:
-                sessions.append(read_journal(Path(journal)))
-            except JournalError as error:
-                raise ConfigError(str(error)) from error
-    return sessions
+    return [read_calls(episode) for file in files for episode in read_episodes(file)]
 
 
 def print_costs(costs: Sequence[Cost], sessions: int, batch: int) -> None:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import orjson
-from pydantic import ValidationError
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from polar_gym.engines import EngineError
+from polar_gym.engines.local_tokenizer import local_tokenizer
+from polar_gym.episodes.reading import read_episodes
 from polar_gym.episodes.verify import Verification
-from polar_gym.errors import ConfigError, explain
-from polar_gym.schema import Episode, Fidelity, Trace
+from polar_gym.errors import ConfigError
+from polar_gym.schema import Episode, Fidelity, Timing, Trace
 
-STAGES = ("queued", "init", "ready", "running", "building", "evaluating")
 MASKED_SHOWN = 600
 """Characters of a masked stretch that are shown at each end."""
 
@@ -29,8 +29,9 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
     """One row a session, what it was worth and where its time went; then the token balance of all."""
     ordered = sorted(episodes, key=lambda episode: (episode.session.task_id, episode.session.sample_index))
     headings = ("reward", "calls", "traces", "sampled", "trainable", "excluded")
+    stages = tuple(Timing.model_fields)
     console.print(_table("episodes", headings, {_name(episode): _worth(episode) for episode in ordered}))
-    console.print(_table("seconds per stage", STAGES, {_name(episode): _seconds(episode) for episode in ordered}))
+    console.print(_table("seconds per stage", stages, {_name(episode): _seconds(episode) for episode in ordered}))
     balances = [episode.trajectory.fidelity for episode in episodes]
     sampled, trainable = _total(balances, "sampled_tokens"), _total(balances, "trainable_tokens")
     excluded = sum(sum(balance.excluded.values()) for balance in balances)
@@ -84,8 +85,7 @@ def _worth(episode: Episode) -> list[str]:
 
 
 def _seconds(episode: Episode) -> list[str]:
-    seconds = [getattr(episode.session.timing, stage) for stage in STAGES]
-    return ["" if value is None else f"{value:.1f}" for value in seconds]
+    return ["" if value is None else f"{value:.1f}" for value in episode.session.timing.model_dump().values()]
 
 
 def inspect_file(file: Path, console: Console, *, only: int | None, tokenizer: str | None, full: bool) -> None:
@@ -106,39 +106,22 @@ def inspect_file(file: Path, console: Console, *, only: int | None, tokenizer: s
             )
         if episode.evaluation is not None:
             console.print(Text(f"{episode.evaluation.evaluator}: {episode.evaluation.detail}"))
-        decode = _decoder(tokenizer or episode.engine.tokenizer)
+        decoder = _tokenizer(tokenizer or episode.engine.tokenizer)
         for trace in episode.trajectory.traces:
             console.print(
                 Rule(f"trace {trace.trace_id} ({trace.kind}, {trace.trainable_tokens} trainable)", style="dim")
             )
-            console.print(trace_text(trace, decode, full=full))
+            console.print(trace_text(trace, decoder, full=full))
 
 
-def read_episodes(file: Path) -> Iterator[Episode]:
-    """The episodes of a JSONL file. Raises `ConfigError` naming the line that is wrong, or that there is none."""
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
-    if not lines:
-        raise ConfigError(f"{file}: it holds no episode")
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield Episode.from_json(line)
-        except orjson.JSONDecodeError as error:
-            raise ConfigError(f"{file}:{number}: not an episode: {error}") from error
-        except ValidationError as error:
-            raise ConfigError(f"{file}:{number}: not an episode: {explain(error, Episode)}") from error
-
-
-def trace_text(trace: Trace, decode: Callable[[Sequence[int]], str], *, full: bool) -> Text:
+def trace_text(trace: Trace, tokenizer: Tokenizer, *, full: bool) -> Text:
     """The trace as text: trainable tokens in ⟦ ⟧ and green, masked ones dim, long masked ones cut in the middle."""
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])
     mask = np.concatenate([np.zeros(len(trace.prompt_ids), dtype=np.int8), trace.loss_mask])
     text = Text()
     for trained, positions in groupby(range(len(ids)), key=lambda position: int(mask[position])):
         span = list(positions)
-        said = decode(ids[span[0] : span[-1] + 1].tolist())
+        said = tokenizer.decode(ids[span[0] : span[-1] + 1].tolist(), skip_special_tokens=False)
         if trained:
             text.append(f"⟦{said}⟧", style="bold green")
         elif full or len(said) <= 2 * MASKED_SHOWN:
@@ -151,18 +134,14 @@ def trace_text(trace: Trace, decode: Callable[[Sequence[int]], str], *, full: bo
     return text
 
 
-def _decoder(tokenizer: str | None) -> Callable[[Sequence[int]], str]:
-    if tokenizer is None:
+def _tokenizer(name: str | None) -> Tokenizer:
+    """Return the tokenizer that decodes an episode. Raises `ConfigError`."""
+    if name is None:
         raise ConfigError("the episodes name no tokenizer: give one with --tokenizer (a model directory)")
-    path = Path(tokenizer)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise ConfigError(f"--tokenizer={tokenizer}: no tokenizer.json there")
     try:
-        loaded = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"--tokenizer={tokenizer}: no tokenizer: {error}") from error
-    return lambda ids: loaded.decode(list(ids), skip_special_tokens=False)
+        return local_tokenizer("--tokenizer", name)
+    except EngineError as error:
+        raise ConfigError(error.message) from error
 
 
 def print_verification(result: Verification, bound: float, console: Console) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +17,10 @@ from numpy.typing import NDArray
 from polar_gym.builders.trace import verify_trace
 from polar_gym.config.loading import load_config
 from polar_gym.engines import Engine
-from polar_gym.errors import ConfigError
+from polar_gym.engines.sampling import shaping_fields
+from polar_gym.episodes.reading import read_calls
 from polar_gym.gateway.node.assemble import make_engine
-from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.schema import Episode, ModelCall, Trace
-
-NEUTRAL = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
 
 
 @dataclass(slots=True)
@@ -77,7 +67,7 @@ async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verifica
     """Both tests, the second only with an engine. Raises `ConfigError` where an episode's journal is not there."""
     result = Verification()
     for episode in episodes:
-        calls = _calls(episode)
+        calls = read_calls(episode)
         result.calls += len(calls)
         for trace in episode.trajectory.traces:
             result.traces += 1
@@ -101,7 +91,7 @@ async def _compare(
         scored = again[len(call.prompt_ids) : len(call.prompt_ids) + len(call.response_ids)]
         result.no_room += len(call.response_ids) - len(scored)
         delta = np.abs(scored - call.logprobs[: len(scored)])
-        if not raw and not _is_neutral(call):
+        if not raw and shaping_fields(call.sampling):
             result.not_comparable += len(delta)
         else:
             (result.constrained if call.sampling_mismatch else result.free).values.append(delta)
@@ -113,23 +103,3 @@ def _spans(trace: Trace, calls: Sequence[ModelCall]) -> Iterator[ModelCall]:
         offset = len(call.prompt_ids) - len(trace.prompt_ids)
         if call.call_id in trace.call_ids and trace.loss_mask[offset : offset + len(call.response_ids)].any():
             yield call
-
-
-def _is_neutral(call: ModelCall) -> bool:
-    return all(call.sampling.get(name) == value for name, value in NEUTRAL.items()) and call.sampling["top_k"] in (
-        -1,
-        0,
-    )
-
-
-def _calls(episode: Episode) -> list[ModelCall]:
-    journal = episode.artifacts.journal
-    if journal is None or not Path(journal).is_file():
-        raise ConfigError(
-            f"session {episode.session.session_id}: no journal at {journal!r}; verify on the machine of the rollout, "
-            "and keep journals with rollout.state=DIR"
-        )
-    try:
-        return read_journal(Path(journal))
-    except JournalError as error:
-        raise ConfigError(str(error)) from error

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from polar_gym.episodes.output import set_aside
-from polar_gym.episodes.report import read_episodes
+from polar_gym.episodes.reading import read_episodes
 from tests.support.requirements import need_program
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.episodes.report import read_episodes
+from polar_gym.episodes.reading import read_episodes
 from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.vllm_server import VllmServer
 from tests.support.requirements import need_program

@@ -106,7 +106,7 @@ class VllmEngine:
         templated = await self._http.post("/tokenize", {"model": self.model, "messages": PROBE})
         self.max_model_len = context_length(self._http, {"id": self.model, **templated}, self._options.max_model_len)
         name = self._model_root = self._options.tokenizer or self.model
-        self._tokenizer = await asyncio.to_thread(local_tokenizer, name)
+        self._tokenizer = await asyncio.to_thread(local_tokenizer, "engine.tokenizer", name)  # it has no /detokenize
         warn_of_unknown_grammar(self.url, "NeMo RL's server has no route for that")
         self.path = "chat"  # whether the field is honoured shows in the echo of the first continuation
 

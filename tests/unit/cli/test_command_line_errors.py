@@ -38,8 +38,8 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         (None, "No such file or directory"),
         ("", "it holds no episode"),
-        ("not json\n", ":1: not an episode"),
-        ("{}\n", ":1: not an episode: session: is required"),
+        ("not json\n", ":1: not JSON"),
+        ("{}\n", ":1: not an episode of this version: session: is required"),
     ],
 )
 def test_a_file_that_holds_no_episodes_is_named(

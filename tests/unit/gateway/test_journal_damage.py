@@ -18,17 +18,9 @@ from polar_gym.episodes.report import print_verification
 from polar_gym.episodes.verify import Verification, verify
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
-from polar_gym.schema import (
-    BuilderSpec,
-    EngineInfo,
-    Episode,
-    HarnessSpec,
-    ModelCall,
-    RuntimeSpec,
-    Session,
-    TaskRequest,
-)
+from polar_gym.schema import BuilderSpec, Episode, ModelCall
 from tests.support.calls import make_call
+from tests.support.sample_episodes import make_episode
 
 
 def test_a_write_that_fails_leaves_no_half_line(tmp_path: Path) -> None:
@@ -95,14 +87,7 @@ def recorded(directory: Path, calls: list[ModelCall]) -> Episode:
     for call in calls:
         journal.append(call)
     journal.close()
-    request = TaskRequest(task_id="t", instruction="x", runtime=RuntimeSpec(name="r"), agent=HarnessSpec(name="h"))
-    episode = Episode(
-        session=Session(session_id="s", task_id="t", sample_index=0, harness="h"),
-        request=request,
-        engine=EngineInfo(name="e", model="m", max_model_len=4),
-        trajectory=build_trajectory(calls, BuilderSpec(name="prefix_merging")),
-        reward=1.0,
-    )
+    episode = make_episode("s", 1.0, calls)
     episode.artifacts.journal = str(journal.path)
     return episode
 

@@ -1,0 +1,39 @@
+"""Read what a rollout left: the episodes of a file, and the captured calls that an episode's journal holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from polar_gym.durable import records
+from polar_gym.errors import ConfigError
+from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.schema import Episode, ModelCall
+
+
+def read_episodes(file: Path) -> Iterator[Episode]:
+    """Yield the episodes of a JSON lines file. Files of earlier versions are read as long as the record fits.
+
+    Raises `ConfigError` naming the line and the field that is wrong, and where the file holds no episode.
+    """
+    found = False
+    try:
+        with file.open("rb") as lines:
+            for episode in records(lines, file, Episode, "an episode of this version"):
+                found = True
+                yield episode
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    if not found:
+        raise ConfigError(f"{file}: it holds no episode")
+
+
+def read_calls(episode: Episode) -> list[ModelCall]:
+    """Return the captured calls of an episode. Raises `ConfigError` where the journal is gone or damaged."""
+    journal = episode.artifacts.journal
+    if journal is None or not Path(journal).is_file():
+        raise ConfigError(
+            f"session {episode.session.session_id}: its journal {journal!r} is not there; use the machine of the "
+            "rollout, and roll out with rollout.state=DIR, which keeps the captured calls"
+        )
+    return read_journal(Path(journal))
