@@ -20,7 +20,7 @@ from polar_gym.schema import EngineInfo, Episode, Session, TaskRequest
 
 
 class ErrorAnswer(Record):
-    """Why a request was refused: `error` names the field, its value and the fix."""
+    """The reason why a request was refused: `error` names the field, its value and the fix."""
 
     error: str
 
@@ -31,8 +31,8 @@ class Generation(Record):
     paused: bool = False
     """New calls of harnesses wait until generation is resumed; a wait does not use up the agent's budget."""
     running: Literal["finish", "keep"] = "finish"
-    """What becomes of the calls under way. `finish`: acknowledged when the last has its answer. `keep`: acknowledged at
-    once; the calls stay open, and go on when the engine does."""
+    """When the pause is acknowledged. `finish`: when the last call under way has its answer. `keep`: at once; the calls
+    under way stay open, and go on when the engine does."""
     timeout_seconds: float = Field(default=60.0, gt=0)
     """How long to wait for the calls under way."""
 
@@ -44,11 +44,11 @@ class Weights(Record):
 
 
 class GenerationAnswer(Record):
-    """Node to server: what holds on this node now."""
+    """Node to server: the present state of model calls on this node."""
 
     paused: bool
     in_flight: int = Field(ge=0)
-    """Calls that are under way. With `paused` and `running="finish"`, 0 unless the time was up."""
+    """Calls that are under way. With `paused` and `running="finish"`, 0 unless the timeout has passed."""
     weight_version: str | None = None
 
 
@@ -59,17 +59,17 @@ class GenerationState(Record):
     weight_version: str | None = None
     nodes: dict[str, GenerationAnswer] = Field(default_factory=dict)
     unreached: dict[str, str] = Field(default_factory=dict)
-    """Nodes that did not acknowledge, and why. They follow as soon as their next heartbeat is answered."""
+    """Node -> why it did not acknowledge. The node follows as soon as its next heartbeat is answered."""
 
     @property
     def settled(self) -> bool:
-        """Whether every node follows, and (when paused with `finish`) no call is under way anywhere."""
+        """True where every node follows, and (when paused with `finish`) no call is under way on any node."""
         idle = self.generation.running == "keep" or not any(node.in_flight for node in self.nodes.values())
         return not self.unreached and (idle or not self.generation.paused)
 
 
 class StageCounts(Record):
-    """Places, or sessions, by stage."""
+    """A number of places or of sessions for each stage."""
 
     init: int = Field(default=0, ge=0)
     ready: int = Field(default=0, ge=0)
@@ -87,39 +87,39 @@ class Dispatch(Record):
 
 
 class Heartbeat(Record):
-    """Node to server, every few seconds: that it lives, and all that it holds."""
+    """Node to server, every few seconds: the node lives, and holds these sessions."""
 
     node: str
     url: str
-    """Where the server reaches the node's control port."""
+    """The URL at which the server reaches the node's control port."""
     incarnation: str
-    """New for every start of the process: the sessions of an earlier one are not running any more."""
+    """An id of this process of the node: sessions of an earlier process are not running any more."""
     engine: EngineInfo
     engine_key: str
-    """Names the engine: sessions of one task prefer nodes with one key, for its prefix cache."""
+    """Identifies the engine: sessions of one task prefer nodes with the same key, for the engine's prefix cache."""
     places: StageCounts
     held: StageCounts
     waiting: int = Field(default=0, ge=0)
-    """Sessions that were accepted and wait for INIT."""
+    """The number of sessions that were accepted and wait for INIT."""
     draining: bool = False
-    """Finishes what it has; takes nothing new."""
+    """True: the node finishes its sessions and takes no new ones."""
     sessions: list[Session] = Field(default_factory=list)
     """Every session that the node holds and has not delivered."""
 
 
 class HeartbeatAnswer(Record):
-    """Server to node."""
+    """Server to node: the sessions to give up, and the orders that hold."""
 
     lease_seconds: float
-    """A node that was silent for so long counts as dead: its sessions are dispatched again elsewhere."""
+    """A node that was silent for this time counts as dead: its sessions are dispatched again to other nodes."""
     known: bool = True
-    """False: the server does not know (any more) some of the sessions; `cancel` names them."""
+    """False: the server does not know some of the sessions, or not any more; `cancel` names them."""
     cancel: list[str] = Field(default_factory=list)
     """Session ids whose attempt on this node is no longer wanted."""
     generation: Generation = Field(default_factory=Generation)
-    """As the trainer last set it: a node that has just started, or missed the order, follows it from here."""
+    """The trainer's last order: a node that has just started, or that missed the order, follows it now."""
     weight_version: str | None = None
-    """As the trainer last set it; None: it never was."""
+    """The version that the trainer last set; None: the trainer has set none."""
     draining: bool = False
     """True: begin to drain."""
 
@@ -132,24 +132,27 @@ class Delivery(Record):
 
 
 class DeliveryAnswer(Record):
-    """Server to node: the episode is stored, and need not be sent again."""
+    """Server to node: the episode is stored, and the node need not send the episode again."""
 
     accepted: bool
-    """False: another attempt of the session was accepted already, or the task is gone; it is kept as excluded."""
+    """False: another attempt of the session was accepted already, or the task is gone. The episode is kept as
+    excluded."""
 
 
 class TaskStatus(StrEnum):
+    """The status of a task as a whole."""
+
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     COMPLETED = "COMPLETED"
     """At least one sample is usable."""
     FAILED = "FAILED"
-    """All samples ended, none is usable."""
+    """All samples ended, and none is usable."""
     CANCELLED = "CANCELLED"
 
 
 class TaskState(Record):
-    """Server to trainer: how far a task is."""
+    """Server to trainer: the progress of a task."""
 
     task_id: str
     status: TaskStatus
@@ -163,24 +166,24 @@ class TaskState(Record):
     failures: dict[str, int] = Field(default_factory=dict)
     """Kind of failure -> how many samples ended with it."""
     stopped_early: bool = False
-    """`request.stop_when_usable` ended samples that were under way: those left are biased towards short runs."""
+    """True: `request.stop_when_usable` ended samples that were under way, so the others are biased to short runs."""
     stale: int = 0
     """Accepted episodes that were begun more than `request.max_staleness` weight versions ago."""
 
 
 class TaskPage(Record):
-    """Server to trainer: some of the tasks, newest first."""
+    """Server to trainer: a page of the list of tasks, newest first."""
 
     tasks: list[TaskState]
     next: str | None = None
-    """What to give as `after` for the next page; None: this is the last."""
+    """The value of `after` for the next page; None: this page is the last."""
 
 
 class Event(Record):
-    """Server to trainer: something happened to a task."""
+    """Server to trainer: one event of a task."""
 
     id: int
-    """Grows; a stream that broke off is resumed after it."""
+    """Grows from event to event; a stream that broke off is resumed after the last id received."""
     task_id: str
     at: float
     kind: Literal[
@@ -200,7 +203,7 @@ class Event(Record):
 
 
 class NodeState(Record):
-    """Server to trainer: one node as the server sees it."""
+    """Server to trainer: the state of one node as the server knows it."""
 
     node: str
     alive: bool
@@ -210,7 +213,7 @@ class NodeState(Record):
 
 
 class Callback(Record):
-    """Server to the task's `callback_url`, at least once: a sample has ended, or the whole task has.
+    """Server to the task's `callback_url`, at least once: a sample has ended, or the whole task has ended.
 
     Headers: `Polar-Gym-Idempotency-Key` is the same for every repetition; `Polar-Gym-Timestamp` (Unix seconds) and
     `Polar-Gym-Signature` (`v1=` and the hex HMAC-SHA256 of timestamp, ".", body) prove who sent it and when.
@@ -219,8 +222,8 @@ class Callback(Record):
     kind: Literal["session", "task"]
     task_id: str
     session: Session | None = None
-    """Of a `session` callback."""
+    """Set in a `session` callback."""
     episode: Episode | None = None
-    """None: the session ended without one (its node died, it was cancelled), or it is the task's end."""
+    """None: the session ended without an episode (its node died, or it was cancelled), or the kind is `task`."""
     task: TaskState | None = None
-    """Of a `task` callback."""
+    """Set in a `task` callback."""

@@ -1,12 +1,12 @@
-"""The rollout service from Python: `RolloutClient` for asyncio, `SyncRolloutClient` for everybody else.
+"""Uses the rollout service from Python: `RolloutClient` for asyncio, `SyncRolloutClient` for code without asyncio.
 
     async with RolloutClient("http://127.0.0.1:8700") as client:
         await client.submit(request)
         async for episode in client.episodes(request.task_id):
             ...
 
-Every request may be repeated without harm, and is, while the server cannot be reached or is being restarted: a stream
-of episodes goes on behind the last one received.
+Every request may be repeated without harm. The client repeats requests while the server cannot be reached or restarts.
+A stream of episodes then goes on after the last episode that was received.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 SILENT_SECONDS = 60.0
-"""A connection on which nothing came for so long is dead: on a stream of events the server says something sooner."""
+"""A connection that was silent for this time is dead. On a stream of events the server sends a comment sooner."""
 
 
 class RolloutServiceError(Exception):
-    """The service refused: `status` is HTTP's, the message its own."""
+    """The service refused a request: `status` is the HTTP status, and the message is that of the service."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -55,14 +55,16 @@ class RolloutServiceError(Exception):
 
 
 class UnreachableError(Exception):
-    """The service did not answer within the time that the client keeps trying."""
+    """The service did not answer within the time for which the client keeps trying."""
 
 
 class _TryAgainError(Exception):
-    """No answer, or one that another try may change."""
+    """The service did not answer, or answered with an error that may not come again."""
 
 
 class RolloutClient:
+    """A client of one rollout server, for asyncio: `async with RolloutClient(url)`."""
+
     def __init__(
         self,
         url: str = DEFAULT_URL,
@@ -71,10 +73,11 @@ class RolloutClient:
         keep_trying_seconds: float = 120.0,
         notice: Callable[[str], None] | None = None,
     ) -> None:
-        """`key` None: the one in POLAR_GYM_SERVICE_KEY, or in the file that POLAR_GYM_SERVICE_KEY_FILE names.
-        `keep_trying_seconds`: how long the server may be away. `notice` is told when it is, and when it is back.
+        """`key` None: the key in POLAR_GYM_SERVICE_KEY, or in the file that POLAR_GYM_SERVICE_KEY_FILE names.
+        `keep_trying_seconds`: how long the server may be away. `notice` is called with a message when the server is
+        away, and when it is back.
 
-        Raises `ValueError` for what is no URL, and `polar_gym.errors.ConfigError` for what is no key."""
+        Raises `ValueError` for a bad URL, and `polar_gym.errors.ConfigError` for a bad key."""
         if not is_http_url(url):
             raise ValueError(f"server={url!r}: expected a URL, e.g. {DEFAULT_URL}")
         self.url = url.rstrip("/")
@@ -93,27 +96,30 @@ class RolloutClient:
         await self._http.close()
 
     async def submit(self, request: TaskRequest) -> TaskState:
-        """Raises `RolloutServiceError` (409) when the task id was used for another request."""
+        """Submit a task. Raises `RolloutServiceError` (409) when the task id was used for another request."""
         return await self._ask(routes.SUBMIT, request)
 
     async def task(self, task_id: str) -> TaskState:
+        """Return the state of a task."""
         return await self._ask(routes.TASK, task_id=task_id)
 
     async def tasks(self, limit: int = 50, after: str | None = None, status: TaskStatus | None = None) -> TaskPage:
+        """Return tasks, newest first: those after the task `after`, and only those with this status."""
         query = {"limit": str(limit), **({"after": after} if after else {}), **({"status": status} if status else {})}
         return await self._ask(routes.TASKS, query=query)
 
     async def cancel(self, task_id: str) -> TaskState:
+        """Cancel a task, and return its state."""
         return await self._ask(routes.CANCEL, task_id=task_id)
 
     async def wait(self, task_id: str) -> TaskState:
-        """The task when it has ended."""
+        """Wait until a task has ended, and return its state."""
         async for _ in self.events(task_id):
             pass
         return await self.task(task_id)
 
     async def episodes(self, task_id: str, *, excluded: bool = False) -> AsyncGenerator[Episode]:
-        """Each accepted episode once, as it arrives, until the task has ended."""
+        """Yield each accepted episode once, as it arrives, until the task has ended. `excluded`: the others too."""
         seen: set[tuple[str, int]] = set()
         after: str | None = None
         query = {"follow": "true", "excluded": str(excluded).lower()}
@@ -132,12 +138,15 @@ class RolloutClient:
                 await self._until_back(task_id)
 
     async def episode(self, session_id: str, attempt: int | None = None) -> Episode:
-        """Raises `RolloutServiceError` (404, or 410 when it was evicted)."""
+        """Return the accepted episode of a session, or the episode of an attempt.
+
+        Raises `RolloutServiceError` (404, or 410 when the episode was evicted).
+        """
         query = {"attempt": str(attempt)} if attempt is not None else {}
         return await self._ask(routes.EPISODE, query=query, session_id=session_id)
 
     async def events(self, task_id: str, after: int = 0) -> AsyncGenerator[Event]:
-        """What happens to the task, from the beginning (or behind event `after`) until it has ended."""
+        """Yield the events of a task, from the first one (or the one after event `after`) until the task has ended."""
         while True:
             try:
                 async for line in self._lines(routes.EVENTS, task_id, {}, {"Last-Event-ID": str(after)}):
@@ -150,22 +159,26 @@ class RolloutClient:
                 await self._until_back(task_id)
 
     async def nodes(self) -> list[NodeState]:
+        """Return the states of the living nodes."""
         body = await self._body(routes.NODES)
         return [NodeState.model_validate(state) for state in orjson.loads(body)]
 
     async def pause(
         self, running: Literal["finish", "keep"] = "finish", timeout_seconds: float = 60.0
     ) -> GenerationState:
-        """New model calls wait. Look at `settled` before touching the weights."""
+        """Let new model calls wait. Check `settled` before you change the weights."""
         return await self._generation(Generation(paused=True, running=running, timeout_seconds=timeout_seconds))
 
     async def resume(self) -> GenerationState:
+        """Let model calls through again."""
         return await self._generation(Generation(paused=False))
 
     async def set_weights(self, version: str) -> GenerationState:
+        """Tell all nodes that the engine's weights were updated."""
         return await self._ask(routes.WEIGHTS, Weights(version=version))
 
     async def _until_back(self, task_id: str) -> None:
+        """Wait until the server answers again. Raises `UnreachableError`."""
         await asyncio.sleep(0.2)
         await self.task(task_id)
 
@@ -213,6 +226,7 @@ class RolloutClient:
         return await self._again(once)
 
     async def _again(self, once: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `once` returns, and repeat it after each `_TryAgainError`. Raises `UnreachableError`."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TryAgainError),
             wait=wait_random_exponential(0.2, max=5.0),
@@ -228,6 +242,7 @@ class RolloutClient:
         return answer
 
     def _note(self, problem: BaseException | None) -> None:
+        """Tell the caller that the server is away (`problem`), or back (None), once for each change."""
         if problem is not None and not self._away:
             self._notice(f"{problem}; trying again for {self._keep_trying:g} s")
         elif problem is None and self._away:
@@ -240,7 +255,7 @@ class RolloutClient:
     async def _lines(
         self, route: Route[Any], task_id: str, query: dict[str, str], headers: dict[str, str]
     ) -> AsyncGenerator[bytes]:
-        """The lines of a stream. Raises `_TryAgainError` where it breaks off."""
+        """Yield the lines of a stream. Raises `_TryAgainError` where the stream breaks off."""
         url = route.url(self.url, task_id=task_id)
         try:
             async with self._http.get(url, params=query, headers=headers) as response:
@@ -253,11 +268,12 @@ class RolloutClient:
 
 
 def _timeout(patience_seconds: float = 0.0) -> aiohttp.ClientTimeout:
+    """Return the timeout of a request that the server may answer `patience_seconds` late."""
     return aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENT_SECONDS + patience_seconds)
 
 
 async def _split(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
-    """Lines of any length: aiohttp's own are short."""
+    """Yield the lines of a stream, of any length: aiohttp's own reader limits their length."""
     parts: list[bytes] = []
     async for chunk in content.iter_any():
         *ends, rest = chunk.split(b"\n")
@@ -271,6 +287,7 @@ async def _split(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
 
 
 def _checked(status: int, answer: bytes) -> bytes:
+    """Return the body of a successful answer. Raises `_TryAgainError` or `RolloutServiceError` for another answer."""
     if 200 <= status < 300:
         return answer
     said = error_text(answer)
@@ -282,7 +299,7 @@ def _checked(status: int, answer: bytes) -> bytes:
 
 
 class SyncRolloutClient:
-    """The same for callers that are not asynchronous; a thread of its own does the work. Close it, or use `with`."""
+    """The client for callers without asyncio; its own thread does the work. Close the client, or use `with`."""
 
     def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, keep_trying_seconds: float = 120.0) -> None:
         self._client = RolloutClient(url, key, keep_trying_seconds=keep_trying_seconds)

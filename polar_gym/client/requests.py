@@ -1,4 +1,4 @@
-"""TaskRequests from a file, one JSON object a line."""
+"""Reads TaskRequests from a file with one JSON object a line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from polar_gym.schema import TaskRequest
 
 
 def read_requests(file: str) -> list[TaskRequest]:
-    """`-` is stdin. Raises `ConfigError` naming the line, the field, its value and what is allowed."""
+    """Read the requests of a file; `-` is stdin.
+
+    Raises `ConfigError` that names the line, the field, its value and the allowed values.
+    """
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as lines:
             requests = list(records(lines, file, TaskRequest, "a task request"))

@@ -1,8 +1,8 @@
 """Recognises requests that a web page may have sent: a page shown on this machine reaches all loopback ports.
 
-A browser names the page that a request is from in the header `Origin`. It does not where the page's own site seems to
-be the port: the site bound its name to this address a moment ago (DNS rebinding). Then `Host` holds that name. A port
-that asks for a key needs no such guard, because no page has the key.
+The header `Origin` names the page that a request is from. A browser omits `Origin` where the page's own site seems to
+be the port, because that site bound its name to this address a moment ago (DNS rebinding). Then `Host` holds that name.
+A port that asks for a key needs no such guard, because no page has the key.
 """
 
 from __future__ import annotations
