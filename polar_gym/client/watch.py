@@ -16,7 +16,7 @@ from rich.text import Text
 from polar_gym.client import RolloutClient, RolloutServiceError
 from polar_gym.episodes.output import set_aside
 from polar_gym.episodes.progress import STAGES, episode_line
-from polar_gym.protocol import NodeState, TaskState, TaskStatus
+from polar_gym.protocol import NodeState, StageCounts, TaskState, TaskStatus
 from polar_gym.schema import Episode, Session, Status
 
 LATE_SECONDS = 15.0
@@ -60,12 +60,13 @@ def sample_table(task: TaskState) -> Table:
 
 
 def node_table(nodes: Sequence[NodeState]) -> Table:
-    table = Table("node", "init", "ready", "run", "postrun", "waiting", "heard", "", box=None, header_style="dim")
+    stages = list(StageCounts.model_fields)
+    table = Table("node", *stages, "waiting", "heard", "", box=None, header_style="dim")
     for state in nodes:
         held, places = state.heartbeat.held, state.heartbeat.places
         table.add_row(
             state.node,
-            *(f"{getattr(held, stage)}/{getattr(places, stage)}" for stage in ("init", "ready", "run", "postrun")),
+            *(f"{getattr(held, stage)}/{getattr(places, stage)}" for stage in stages),
             str(state.heartbeat.waiting),
             f"{state.silent_seconds:.0f} s ago",
             "draining" if state.draining else "",
