@@ -14,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Set
+from typing import Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -36,6 +37,8 @@ AT_ONCE = 16
 """Callbacks under way."""
 LONGEST_PAUSE = 300.0
 """Seconds between two tries to deliver a callback."""
+
+CallbackEnd = Literal["callback.delivered", "callback.given_up"]
 
 
 class ForgedCallbackError(ValueError):
@@ -158,13 +161,17 @@ class CallbackSender:
             log.info("callback %s: not delivered yet: %s", entry.key, problem)
             await self._store.callback_failed(entry.key, time.time() + pause_after(entry.tries + 1))
 
-    async def _done(self, entry: OutboxEntry, kind: str, why: str = "") -> None:
+    async def _done(self, entry: OutboxEntry, kind: CallbackEnd, why: str = "") -> None:
         self._book.counts.callbacks[kind.removeprefix("callback.")] += 1
-        data = {"key": entry.key, **({"reason": why} if why else {})}
-        event = Event.model_validate(
-            {"id": 0, "task_id": entry.task_id, "at": time.time(), "kind": kind, "session_id": entry.session_id,
-             "attempt": entry.attempt, "data": data}
-        )  # fmt: skip
+        event = Event(
+            id=0,
+            task_id=entry.task_id,
+            at=time.time(),
+            kind=kind,
+            session_id=entry.session_id,
+            attempt=entry.attempt,
+            data={"key": entry.key, "reason": why} if why else {"key": entry.key},
+        )
         await self._store.callback_done(entry, event)
 
     async def _body(self, entry: OutboxEntry) -> bytes | None:

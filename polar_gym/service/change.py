@@ -21,7 +21,7 @@ class OutboxEntry:
     tries: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class NewEpisode:
     session_id: str
     attempt: int

@@ -118,12 +118,12 @@ class Store:
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
-    async def apply(self, change: Change) -> list[Event]:
-        """Write it all; the events with their ids. What is written is what `change` holds at the call."""
+    async def apply(self, change: Change) -> None:
+        """Write all of it or nothing. What is written is what `change` holds at the call."""
         task_row = _task_row(change.task) if change.task else None
         samples = [(s.session.session_id, s.session.task_id, s.to_json()) for s in change.samples]
 
-        def write(db: sqlite3.Connection) -> list[Event]:
+        def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
             if task_row is not None:
                 db.execute(
@@ -142,11 +142,11 @@ class Store:
                     " VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (entry.key, entry.task_id, entry.session_id, entry.attempt, entry.url, entry.created_at, 0.0),
                 )
-            events = [_insert_event(db, event) for event in change.events]
+            for event in change.events:
+                _insert_event(db, event)
             db.execute("COMMIT")
-            return events
 
-        return await self._run(write)
+        await self._run(write)
 
     async def live_tasks(self) -> list[Task]:
         """The tasks that have not ended, in the order in which they came."""
@@ -188,9 +188,7 @@ class Store:
                 " ORDER BY id LIMIT ?",
                 (task_id, after, limit),
             )
-            names = ("id", "task_id", "at", "kind", "session_id", "attempt")
-            return [Event.model_validate({**dict(zip(names, row, strict=False)), "data": orjson.loads(row[6])})
-                    for row in rows]  # fmt: skip
+            return [_event(row) for row in rows]
 
         return await self._run(read)
 
@@ -343,10 +341,22 @@ def _task(db: sqlite3.Connection, row: Sequence[Any]) -> Task:
     )
 
 
-def _insert_event(db: sqlite3.Connection, event: Event) -> Event:
+def _event(row: Sequence[Any]) -> Event:
+    number, task_id, at, kind, session_id, attempt, data = row
+    return Event(
+        id=number,
+        task_id=task_id,
+        at=at,
+        kind=kind,
+        session_id=session_id,
+        attempt=attempt,
+        data=orjson.loads(data),
+    )
+
+
+def _insert_event(db: sqlite3.Connection, event: Event) -> None:
     row = (event.task_id, event.at, event.kind, event.session_id, event.attempt, orjson.dumps(event.data))
-    sql = "INSERT INTO events (task_id, at, kind, session_id, attempt, data) VALUES (?, ?, ?, ?, ?, ?)"
-    return event.model_copy(update={"id": db.execute(sql, row).lastrowid})
+    db.execute("INSERT INTO events (task_id, at, kind, session_id, attempt, data) VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 def _insert_episode(db: sqlite3.Connection, new: NewEpisode) -> None:
