@@ -115,8 +115,8 @@ def open_dataset(directory: Path, filters: Filters) -> Iterator[SftDataset]:
             raise ConfigError(f"--out={directory}: holds something else than a dataset of this command; name a new one")
         for name in ("parquet", "jsonl", "ledger"):
             (directory / name).mkdir(parents=True, exist_ok=True)
-        with durable.locked(directory / "filters.json", wait=False) as said:
-            _check_filters(said, directory, filters)
+        with durable.locked(directory / "filters.json", wait=False) as file:
+            _check_filters(file, directory, filters)
             yield SftDataset(directory)
     except BlockingIOError as error:
         raise ConfigError(f"--out={directory}: another export is writing there; wait for it") from error
@@ -125,20 +125,16 @@ def open_dataset(directory: Path, filters: Filters) -> Iterator[SftDataset]:
 
 
 def _check_filters(file: IO[bytes], directory: Path, filters: Filters) -> None:
+    """Write the filters into a new directory. Raises `ConfigError` where the directory has others, or damaged ones."""
     file.seek(0)
-    said = file.read()
-    if not said:
-        file.write(filters.to_json())
-        file.flush()
-        return
-    known = orjson.loads(said)
-    if known == orjson.loads(filters.to_json()):
-        return
-    if any((directory / "parquet").iterdir()):
-        raise ConfigError(
-            f"--out={directory}: was made with the filters {json.dumps(known)}; give the same, or another directory"
-        )
-    for entries in (directory / "ledger").iterdir():  # nothing was accepted yet: other filters look at all of it anew
+    for _, known in durable.json_lines(file, directory / "filters.json"):
+        if known == orjson.loads(filters.to_json()):
+            return
+        if any((directory / "parquet").iterdir()):
+            raise ConfigError(
+                f"--out={directory}: was made with the filters {json.dumps(known)}; give the same, or another directory"
+            )
+    for entries in (directory / "ledger").iterdir():  # nothing was accepted yet: the filters look at all episodes again
         entries.unlink()
     file.truncate(0)
     file.write(filters.to_json())

@@ -277,6 +277,14 @@ def test_a_directory_has_one_set_of_filters(tmp_path):
         export_sft([make_episode()], tmp_path / "out", Filters(min_reward=0.5))
 
 
+def test_damaged_filters_are_named(tmp_path):
+    """Guards against a traceback."""
+    export_sft([make_episode()], tmp_path / "out", Filters())
+    (tmp_path / "out" / "filters.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"filters\.json:1: not JSON"):
+        export_sft([make_episode()], tmp_path / "out", Filters())
+
+
 def test_a_directory_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="holds something else"):
