@@ -1,6 +1,12 @@
-"""Traces -> files that trainers read.
+"""Turn accepted episodes into a data set for supervised fine-tuning.
 
-`sft` turns the episodes that were worth it into a dataset of supervised examples: `acceptance` decides which, `rows`
-says what one example is, `dataset` keeps the directory (in parts, so that a run that was killed half-way leaves a
-usable one), `summary` counts.
+    sft           episodes to rows, one part at a time
+    acceptance    which episodes and traces are accepted, and why the others are not
+    rows          one example: a trace as exact token ids with a loss mask, and the same as chat messages with tools
+    dataset       the directory: it grows in parts, so a run that was killed leaves a usable directory
+    ledger        the record of the episodes that a directory has seen
+    summary       tables of what was accepted
+
+This room uses chat, evaluators and the modules at the root, and needs pyarrow (`pip install 'polar-gym[export]'`). The
+room cli uses it. It has no plug-ins.
 """

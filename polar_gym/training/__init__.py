@@ -1,11 +1,16 @@
-"""Episodes -> what a trainer takes a step on.
+"""Turn episodes into the arrays that a trainer takes a step on.
 
-`advantage` is the arithmetic of GRPO over sessions. `batch` makes rows of traces, applies the policies for rows that
-do not fit or teach nothing, and keeps the balance of what came in and what goes out. `tensors`, `nemo_rl` and `trl` are
-the forms in which trainers take them. Nothing here needs torch: arrays are numpy's until `to_torch`.
+    advantage    GRPO's advantage, over sessions
+    batch        traces as rows, what becomes of rows that do not fit or teach nothing, and the counts of both
+    tensors      rows as padded arrays
+    nemo_rl      rows in the form of NeMo RL
+    trl          episodes in the form of TRL
 
     batch = make_batch(infos["trajectory"], max_tokens=32768, zero_variance="drop", multiple_of=8)
     tensors = to_torch(padded(batch.rows, pad_id))
+
+Arrays are numpy's until `to_torch`, which alone needs torch. This room uses `polar_gym.schema` only, and no other room
+uses it: it is for the user's training script. It has no plug-ins.
 """
 
 from polar_gym.training.batch import Balance, Batch, Row, make_batch
