@@ -6,7 +6,7 @@
     report       tables of a run, and a trace as text
     verify       the exact test of traces, and the comparison of logprobs with an engine
     pass_at_k    pass@k with confidence intervals
-    ablation     what the traces of each builder would cost a trainer (a program of its own)
+    ablation     the costs of each builder's traces for a trainer: run with `python -m polar_gym.episodes.ablation`
 
 This room uses gateway, config, engines, builders and the modules at the root. The rooms cli, client and runs use it.
 It has no plug-ins.

@@ -1,9 +1,9 @@
-"""The builder ablation: the same recorded calls, built by each builder, and what a trainer would have to do with each.
+"""The builder ablation: build the same recorded calls with each builder, and compare the costs for a trainer.
 
     python -m polar_gym.episodes.ablation outputs/codex_rollout.jsonl [MORE.jsonl]... [--batch 64]
 
-The calls are read from the journals that the episodes name. A trainer is taken to update once for every `--batch`
-sequences, each padded to the longest of its batch.
+The calls are read from the journals that the episodes name. We assume a trainer that makes one update for every
+`--batch` sequences, and pads each sequence to the longest of its batch.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from polar_gym.schema import BuilderSpec, ModelCall
 
 @dataclass(frozen=True)
 class Cost:
-    """What a builder's traces cost a trainer."""
+    """The costs of a builder's traces for a trainer."""
 
     builder: str
     traces: int
     trainable: int
-    """Tokens that are trained on: the same for every builder."""
+    """Tokens that are trained on: every builder has the same number."""
     tokens: int
-    """Of all sequences, prompts included: what is computed without padding."""
+    """Tokens of all sequences, prompts included: a trainer without padding computes this many."""
     padded: int
     updates: int
 
 
 def cost(builder: str, sessions: Sequence[Sequence[ModelCall]], batch: int) -> Cost:
-    """Sequences in the order of their sessions, `batch` of them an update."""
+    """Return the costs of a builder. Sequences stay in the order of their sessions; `batch` of them are one update."""
     traces = [trace for calls in sessions for trace in build_trajectory(calls, BuilderSpec(name=builder)).traces]
     lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
     batches = [lengths[start : start + batch] for start in range(0, len(lengths), batch)]
@@ -53,7 +53,7 @@ def cost(builder: str, sessions: Sequence[Sequence[ModelCall]], batch: int) -> C
 
 
 def recorded_sessions(files: Sequence[Path]) -> list[list[ModelCall]]:
-    """The captured calls of every episode. Raises `ConfigError` naming what is missing."""
+    """Return the captured calls of every episode. Raises `ConfigError` naming a missing or damaged file."""
     return [read_calls(episode) for file in files for episode in read_episodes(file)]
 
 

@@ -1,12 +1,13 @@
 """pass@k: how likely one of k samples of a task passes, over tasks.
 
-Of a task with n scored samples of which c pass, the unbiased estimate is 1 - C(n - c, k) / C(n, k) (Chen et al. 2021,
-"Evaluating Large Language Models Trained on Code", arXiv 2107.03374). pass@k is its mean over the tasks with n >= k.
+For a task with n scored samples, c of which pass, the unbiased estimate is 1 - C(n - c, k) / C(n, k) (Chen et al. 2021,
+"Evaluating Large Language Models Trained on Code", arXiv 2107.03374). pass@k is the mean of this estimate over the
+tasks with n >= k.
 
 The interval is Wilson's score interval (Wilson 1927, J. Am. Stat. Assoc. 22) with as many observations as tasks:
-samples of one task are not independent of each other, tasks are. It is for other tasks of the same kind, so more
-samples of the same tasks do not narrow it. For values between 0 and 1 that are not all 0 or 1 it is too wide rather
-than too narrow, and it stays honest where every task passes, which a bootstrap does not.
+tasks are independent of each other, samples of one task are not. The interval is about other tasks of the same kind, so
+more samples of the same tasks do not narrow it. Where the estimates of tasks lie between 0 and 1, the interval is too
+wide rather than too narrow. It stays honest where every task passes; a bootstrap does not.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of the samples of one task."""
+    """How the samples of one task ended."""
 
     task_id: str
     repo: str
     scored: int
     passed: int
     masked: int
-    """Without a reward, because the machinery failed: in no estimate."""
+    """Samples without a reward, because the machinery failed. No estimate counts them."""
     truncated: int
-    """Ended by a budget; scored all the same."""
+    """Scored samples that a budget ended."""
     mean_reward: float | None
 
 
@@ -45,20 +46,20 @@ class Estimate:
     low: float | None
     high: float | None
     tasks: int
-    """With k scored samples or more."""
+    """Tasks with at least k scored samples."""
     left_out: int
-    """Tasks with fewer."""
+    """Tasks with fewer scored samples."""
 
 
 def passed(episode: Episode) -> bool:
-    """What the evaluator says of it, else whether the reward is whole."""
+    """Return the evaluator's verdict on the sample; without a verdict, whether the reward is at least 1."""
     if episode.evaluation is not None and episode.evaluation.resolved is not None:
         return episode.evaluation.resolved
     return episode.reward is not None and episode.reward >= 1.0
 
 
 def tally(episodes: Iterable[Episode]) -> list[Tally]:
-    """One for each task, in the order in which they first occur."""
+    """Return one tally for each task, in the order in which the tasks first occur."""
     by_task: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_task.setdefault(episode.session.task_id, []).append(episode)
@@ -80,13 +81,14 @@ def _tally(task_id: str, samples: Sequence[Episode]) -> Tally:
 
 
 def of_task(scored: int, passes: int, k: int) -> float:
-    """The unbiased estimate for one task. Raises `ValueError` where there are fewer than k scored samples."""
+    """Return the unbiased estimate for one task. Raises `ValueError` where it has fewer than k scored samples."""
     if not 1 <= k <= scored:
         raise ValueError(f"k={k}: expected 1 to {scored}, the number of scored samples")
     return 1 - comb(scored - passes, k) / comb(scored, k)
 
 
 def pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate:
+    """Return the mean estimate over the tasks with at least k scored samples, and its interval."""
     values = [of_task(each.scored, each.passed, k) for each in tallies if each.scored >= k]
     mean = sum(values) / len(values) if values else None
     low, high = (None, None) if mean is None else wilson(mean, len(values))
@@ -94,7 +96,7 @@ def pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate:
 
 
 def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The score interval of a share of `count` observations."""
+    """Return the score interval of a share of `count` observations."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     reach = z * sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
@@ -102,6 +104,6 @@ def wilson(share: float, count: int, confidence: float = CONFIDENCE) -> tuple[fl
 
 
 def usual_ks(tallies: Sequence[Tally]) -> list[int]:
-    """1, 2, 4, ... up to the most samples that a task has."""
+    """Return 1, 2, 4, ... up to the largest number of samples of a task."""
     most = max((each.scored for each in tallies), default=0)
     return [2**power for power in range(most.bit_length())]

@@ -1,4 +1,4 @@
-"""Live progress in a terminal: how many sessions are in which stage, and what the finished ones were worth."""
+"""Live progress in a terminal: how many sessions are in which stage, and a line for each session that ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES = {
 
 
 class Progress:
-    """Redraws itself on every change of a session; prints one line for each that ends."""
+    """The live line. It is drawn again on every change of a session; a session that ends gets a line that stays."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._total = total
@@ -63,7 +63,7 @@ class Progress:
 
 
 def episode_line(episode: Episode) -> Text:
-    """What one finished session was, in one line."""
+    """Return one line about a session that ended: the failure, or the reward and the counts."""
     session = episode.session
     if session.failure is not None:
         return Text.assemble(

@@ -1,4 +1,4 @@
-"""Read what a rollout left: the episodes of a file, and the captured calls that an episode's journal holds."""
+"""Read the results of a rollout: the episodes of a file, and the captured calls in the journal of an episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person reads in the terminal: the summary of a run, and a trajectory token by token."""
+"""Text for a person at a terminal: the summary of a run, and the traces token by token."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode, Fidelity, Timing, Trace
 
 MASKED_SHOWN = 600
-"""Characters of a masked stretch that are shown at each end."""
+"""Number of characters that are shown at each end of a long masked part."""
 
 
 def print_summary(episodes: Sequence[Episode], console: Console) -> None:
-    """One row a session, what it was worth and where its time went; then the token balance of all."""
+    """Print tables with one row for each session (reward, counts, seconds), then the token counts of all sessions."""
     ordered = sorted(episodes, key=lambda episode: (episode.session.task_id, episode.session.sample_index))
     headings = ("reward", "calls", "traces", "sampled", "trainable", "excluded")
     stages = tuple(Timing.model_fields)
@@ -115,7 +115,7 @@ def inspect_file(file: Path, console: Console, *, only: int | None, tokenizer: s
 
 
 def trace_text(trace: Trace, tokenizer: Tokenizer, *, full: bool) -> Text:
-    """The trace as text: trainable tokens in ⟦ ⟧ and green, masked ones dim, long masked ones cut in the middle."""
+    """Return a trace as text: trainable tokens green in ⟦ ⟧, masked tokens dim, long masked parts cut in the middle."""
     ids = np.concatenate([trace.prompt_ids, trace.response_ids])
     mask = np.concatenate([np.zeros(len(trace.prompt_ids), dtype=np.int8), trace.loss_mask])
     text = Text()
@@ -145,14 +145,14 @@ def _tokenizer(name: str | None) -> Tokenizer:
 
 
 def print_verification(result: Verification, bound: float, console: Console) -> None:
-    """The exact test, then |captured - recomputed| logprobs of free and of constrained calls."""
+    """Print the result of the exact test, then |captured - recomputed| logprobs of free and of constrained calls."""
     exact = result.traces - len(result.broken)
     console.print(f"exact: {exact} of {result.traces} traces hold what {result.calls} calls saw and sampled")
     for line in result.broken:
         console.print(Text(line, "red"))
     for name, differences in (("free", result.free.all), ("under a grammar", result.constrained.all)):
         if len(differences):
-            beyond = int((~(differences <= bound)).sum())  # one that is no number is none that is equal
+            beyond = int((~(differences <= bound)).sum())  # NaN <= bound is false, so a NaN counts as beyond
             console.print(
                 f"logprobs, {name}: {len(differences)} tokens, |Δ| mean {differences.mean():.2e}, "
                 f"max {differences.max():.2e}, {beyond} beyond {bound:g}"

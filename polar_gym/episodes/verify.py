@@ -1,9 +1,10 @@
-"""`polar-gym verify`: is every trace what the model saw, and do its logprobs come back?
+"""`polar-gym verify`: does every trace hold what the model saw, and does the engine give the same logprobs again?
 
-First test, exact and for any dtype: the ids before each sampled span are the prompt ids that the engine echoed for that
-call. Second test: one forward pass over each trace gives back the captured logprobs. It can hold only where these are
-the model's own: temperature 1 without truncation or penalties, or an engine that reports raw logprobs. Calls under a
-grammar are compared apart: their captured logprobs are of the constrained distribution.
+The first test is exact and holds for any dtype: the ids before each sampled span are the prompt ids that the engine
+echoed for that call. The second test: one forward pass over each trace gives the captured logprobs again. This can hold
+only where the captured logprobs are the model's own: temperature 1 without truncation or penalties, or an engine that
+reports raw logprobs. Calls under a grammar are compared apart: their captured logprobs are those of the constrained
+distribution.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from polar_gym.schema import Episode, ModelCall, Trace
 
 @dataclass(slots=True)
 class Differences:
-    """|captured - recomputed| of sampled tokens."""
+    """|captured - recomputed| logprobs of sampled tokens."""
 
     values: list[NDArray[np.float32]] = field(default_factory=list)
 
@@ -36,23 +37,23 @@ class Differences:
 
 @dataclass(slots=True)
 class Verification:
-    """What the two tests found."""
+    """The results of the two tests."""
 
     traces: int = 0
     calls: int = 0
     broken: list[str] = field(default_factory=list)
-    """What the exact test found wrong, a line each."""
+    """One line for each trace that failed the exact test."""
     free: Differences = field(default_factory=Differences)
     constrained: Differences = field(default_factory=Differences)
-    """Of calls under a grammar or a forced tool."""
+    """Differences of calls under a grammar or a forced tool."""
     not_comparable: int = 0
     """Sampled tokens whose captured logprobs are not the model's own (temperature, truncation, penalties)."""
     no_room: int = 0
-    """Sampled tokens at the ends of traces that fill the engine's context: it scores none of them."""
+    """Sampled tokens at the ends of traces that fill the engine's context: the engine does not score them."""
 
 
 async def verify_file(episodes: Sequence[Episode], settings: Sequence[str]) -> Verification:
-    """Both tests, the second where `settings` (`key=value`) choose an engine. Raises `ConfigError`, `EngineError`."""
+    """Run both tests, the second if `settings` (`key=value`) choose an engine. Raises `ConfigError`, `EngineError`."""
     if not settings:
         return await verify(episodes, None)
     engine = make_engine(load_config(None, settings), [])
@@ -64,7 +65,7 @@ async def verify_file(episodes: Sequence[Episode], settings: Sequence[str]) -> V
 
 
 async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verification:
-    """Both tests, the second only with an engine. Raises `ConfigError` where an episode's journal is not there."""
+    """Run both tests, the second only with an engine. Raises `ConfigError` where a journal is missing or damaged."""
     result = Verification()
     for episode in episodes:
         calls = read_calls(episode)
@@ -98,7 +99,7 @@ async def _compare(
 
 
 def _spans(trace: Trace, calls: Sequence[ModelCall]) -> Iterator[ModelCall]:
-    """The calls whose tokens are trainable in this trace, so that a shared span is counted once."""
+    """Yield the calls whose tokens are trainable in this trace, so that a shared span is counted once."""
     for call in calls:
         offset = len(call.prompt_ids) - len(trace.prompt_ids)
         if call.call_id in trace.call_ids and trace.loss_mask[offset : offset + len(call.response_ids)].any():
