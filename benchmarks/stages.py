@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.report import Figure, Goal, Plot, Section, Table
 from benchmarks.virtual_clock import VirtualClock
-from polar_gym.config.run_config import PoolsConfig
+from polar_gym.config.run_config import Pools
 from polar_gym.gateway.session.stages import Pool, Stages
 
 SLOTS = (64, 128, 256, 512, 1024)
@@ -150,9 +150,7 @@ def workers(slots: int, times: LogNormal, more: float) -> int:
 
 def staged(slots: int, ready: int, more: float = MORE, init: int | None = None) -> Load:
     post = workers(slots, EVALUATION, more)
-    sizes = PoolsConfig(
-        init=init or workers(slots, INIT, more), ready=max(1, ready), run=slots, postrun=post, prewarm=0
-    )
+    sizes = Pools(init=init or workers(slots, INIT, more), ready=max(1, ready), run=slots, postrun=post, prewarm=0)
     stages = Stages(sizes)
     return Load(slots).conduct(lambda session: stages.conduct("task", session))
 

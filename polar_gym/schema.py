@@ -194,13 +194,17 @@ class Retries(Record):
     again in silence biases the task towards the agents that avoid it."""
 
 
+HARNESS_SECONDS = 1800.0
+"""How long a harness may work on a task, where neither a request nor a config says otherwise."""
+
+
 class TaskRequest(Record):
     """One task, to be sampled `num_samples` times."""
 
     task_id: str = Field(min_length=1)
     instruction: str = Field(min_length=1)
     num_samples: int = Field(default=1, gt=0)
-    timeout_seconds: float = Field(default=1800.0, gt=0)
+    timeout_seconds: float = Field(default=HARNESS_SECONDS, gt=0)
     """The agent's own budget; init and evaluation have theirs."""
     runtime: RuntimeSpec
     agent: HarnessSpec

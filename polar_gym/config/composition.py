@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -23,6 +24,7 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from polar_gym.config.files import ROOMS, config_roots, group_choices, recipe_names
+from polar_gym.config.run_config import field_defaults
 from polar_gym.errors import ConfigError
 from polar_gym.paths import shipped_dir
 
@@ -102,6 +104,7 @@ def _values(override: Override) -> list[str]:
 def _hydra(root: Path) -> Iterator[None]:
     """Hydra, for as long as the context lasts. Its own errors become `ConfigError`."""
     GlobalHydra.instance().clear()
+    ConfigStore.instance().store(name="field_defaults", node=field_defaults())
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(root.resolve())):
             yield

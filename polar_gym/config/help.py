@@ -57,8 +57,7 @@ def sections() -> Iterator[Section]:
         assert isinstance(model, type)
         assert issubclass(model, BaseModel)
         names = sorted({*choices[name], *ROOMS[name].names()}) if name in ROOMS else []
-        shipped = _shipped(f"{name}/{names[0]}") if names else _shipped("config").get(name, {})
-        own = [key for key in _keys(name, model, {} if names else shipped) if key.name != f"{name}.name"]
+        own = [key for key in _keys(name, model, {}) if key.name != f"{name}.name"]
         described = {choice: _first_sentence(name, choice) for choice in names}
         yield Section(name, documented.get(name) or _summary(model), described, own)
         for choice in names:

@@ -1,14 +1,27 @@
-"""The checked form of a run's config. The docstrings of the fields are the descriptions in `polar-gym rollout
---help`."""
+"""The checked form of a run's config.
+
+The docstrings of the fields are the descriptions in `polar-gym rollout --help`. A default is said once, here or in
+`polar_gym.schema`: `conf/config.yaml` begins with `field_defaults`, and the files of `conf/` say only what differs.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, Record, RuntimeSpec, Sampling
+from polar_gym.record import Record
+from polar_gym.schema import (
+    HARNESS_SECONDS,
+    Budget,
+    BuilderSpec,
+    EvaluatorSpec,
+    HarnessSpec,
+    PluginSpec,
+    RuntimeSpec,
+    Sampling,
+)
 
 
 class RolloutConfig(Record):
@@ -16,7 +29,7 @@ class RolloutConfig(Record):
 
     num_samples: int = Field(default=1, gt=0)
     """Sessions for each task."""
-    timeout_seconds: float = Field(default=1800.0, gt=0)
+    timeout_seconds: float = Field(default=HARNESS_SECONDS, gt=0)
     """The agent's own budget; init and evaluation have theirs."""
     output: Path = Path("outputs/episodes.jsonl")
     """One episode a line; a file of an earlier run is kept under another name. In a sweep, a relative path is in each
@@ -25,7 +38,7 @@ class RolloutConfig(Record):
     """Where journals of captured calls are kept; null: beside the output, or for gym.make in a temporary folder."""
 
 
-class PoolsConfig(Record):
+class Pools(Record):
     """How many sessions may be in each stage at once."""
 
     init: int = Field(default=2, gt=0)
@@ -71,5 +84,18 @@ class RunConfig(Record):
     sampling: Sampling = Field(default_factory=Sampling)
     budget: Budget = Field(default_factory=Budget)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    pools: PoolsConfig = Field(default_factory=PoolsConfig)
+    pools: Pools = Field(default_factory=Pools)
     proxy: ProxyConfig = Field(default_factory=ProxyConfig)
+
+
+def field_defaults() -> dict[str, Any]:
+    """Return the defaults of every section and group, as the config `field_defaults` of Hydra.
+
+    Left out are the keys whose meaning depends on the choice of the group, whose file names them.
+    """
+    own = {"today", "image", "workspace"}
+    return {
+        name: field.annotation.model_construct().model_dump(mode="json", exclude=own)
+        for name, field in RunConfig.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }

@@ -24,7 +24,7 @@ class SweEnv(HarnessEnv):
         **settings: Any,
     ) -> None:
         """`harness` is by default the recipe's, or without a recipe `pi`. `settings` are the groups and sections of
-        `conf/config.yaml`: `runtime="docker"`, `rollout={...}`, ...
+        `polar_gym.config.run_config.RunConfig`: `runtime="docker"`, `rollout={...}`, ...
 
         Raises `polar_gym.errors.ConfigError` before anything starts.
         """

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polar_gym.config.loading import load_config
-from polar_gym.config.run_config import PoolsConfig, RunConfig
+from polar_gym.config.run_config import Pools, RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.errors import ConfigError, explain
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
@@ -55,7 +55,7 @@ class AgentSettings(BaseModel):
     """How many harnesses may run at once, over all replicas."""
     recipe: str | None = None
     polar: dict[str, Any] = Field(default_factory=dict)
-    """Groups and sections of polar-gym's `conf/config.yaml`: `harness: codex`, `runtime: docker`, `tasks: {...}`."""
+    """Groups and sections of a run's config (`RunConfig`): `harness: codex`, `runtime: docker`, `tasks: {...}`."""
 
 
 def check_others(keys: Iterable[str]) -> None:
@@ -177,7 +177,7 @@ def _config(settings: AgentSettings, engine: dict[str, Any], replicas: int) -> R
     pools = {**settings.polar.get("pools", {}), "run": settings.concurrency}
     config = load_config(settings.recipe, settings={**settings.polar, "engine": engine, "pools": pools})
     shares = {name: -(-places // replicas) for name, places in config.pools.model_dump().items()}
-    return config.model_copy(update={"pools": PoolsConfig(**shares)})
+    return config.model_copy(update={"pools": Pools(**shares)})
 
 
 def _sampling(sampling: Sampling, row: Row) -> Sampling:

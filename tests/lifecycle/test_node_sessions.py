@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from polar_gym.config.run_config import PoolsConfig
+from polar_gym.config.run_config import Pools
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.harnesses import Harness, Launch, LaunchContext
@@ -156,7 +156,7 @@ def launch_nothing(context: LaunchContext) -> Launch:
 UNLAUNCHABLE = Harness(launch=launch_nothing)
 
 
-def local_node(tmp_path: Path, pools: PoolsConfig | None = None) -> Node:
+def local_node(tmp_path: Path, pools: Pools | None = None) -> Node:
     engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(commands=[], final_message="All done.")]))
     return Node(engine, cache=tmp_path / "cache", state=tmp_path / "state", pools=pools)
 
@@ -206,7 +206,7 @@ async def test_a_disk_that_is_full_ends_the_session_and_counts_the_call(tmp_path
 
 async def graded(tmp_path: Path, watched: RuntimeSpec, prewarm: int = 1, **fields: Any) -> Episode:
     request = task(**{"runtime": watched, "evaluator": GRADED, "agent": asking("ask()"), **fields})
-    async with local_node(tmp_path, PoolsConfig(prewarm=prewarm)) as node:
+    async with local_node(tmp_path, Pools(prewarm=prewarm)) as node:
         episode = await node.rollout(request)
     assert Watched.running == 0
     return episode
@@ -223,7 +223,7 @@ async def test_grading_takes_the_sandbox_that_came_up_beside_the_agent(
             up_at_the_end.append(len(Watched.started))
 
     agent = asking("ask(); import time; time.sleep(1)")
-    async with local_node(tmp_path, PoolsConfig(prewarm=prewarm)) as node:
+    async with local_node(tmp_path, Pools(prewarm=prewarm)) as node:
         episode = await node.rollout(task(runtime=watched, evaluator=GRADED, agent=agent), on_change=watch)
     assert (episode.reward, Watched.started) == (1.0, [True, False])
     assert up_at_the_end == [1 + prewarm], "before the evaluation began"

@@ -24,7 +24,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from polar_gym.config.run_config import PoolsConfig
+from polar_gym.config.run_config import Pools
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.session.stages import Staged, Stages
@@ -79,7 +79,7 @@ class Runs:
         return self.ideal_window / self.window
 
 
-async def measure(given: argparse.Namespace, pools: PoolsConfig, staged: bool) -> Runs:
+async def measure(given: argparse.Namespace, pools: Pools, staged: bool) -> Runs:
     dice = random.Random(given.seed)
     started: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -132,7 +132,7 @@ def table_of(both: Mapping[str, Runs], options: argparse.Namespace) -> Table:
 
 async def measure_both(options: argparse.Namespace) -> dict[str, Runs]:
     """Run the sessions with staged pools, then with one pool."""
-    pools = PoolsConfig(init=options.run, ready=options.run, run=options.run, postrun=options.run, prewarm=0)
+    pools = Pools(init=options.run, ready=options.run, run=options.run, postrun=options.run, prewarm=0)
     return {"staged pools": await measure(options, pools, True), "one pool": await measure(options, pools, False)}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from socket import AF_UNIX, socket
 
 from polar_gym.builders import BUILDERS
-from polar_gym.config.run_config import PoolsConfig
+from polar_gym.config.run_config import Pools
 from polar_gym.engines import Engine
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, StateDirectory
@@ -45,7 +45,7 @@ class Node:
         cache: Path,
         state: Path | None = None,
         scratch: Path | None = None,
-        pools: PoolsConfig | None = None,
+        pools: Pools | None = None,
         streaming: Streaming = "synthetic",
         splice: bool = True,
         keep_reasoning: bool = True,
@@ -60,7 +60,7 @@ class Node:
         self._state = state
         self._scratch_root = scratch
         self.proxy = Proxy(engine, _providers(), streaming=streaming, splice=splice, keep_reasoning=keep_reasoning)
-        self.stages = Stages(pools or PoolsConfig())
+        self.stages = Stages(pools or Pools())
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
         self._loopback: asyncio.Server | None = None

@@ -26,7 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
-from polar_gym.config.run_config import PoolsConfig
+from polar_gym.config.run_config import Pools
 from polar_gym.protocol import StageCounts
 
 T_co = TypeVar("T_co", covariant=True)
@@ -119,7 +119,7 @@ class Staged(Protocol[T_co]):
 class Stages:
     """The pools of one node. A place in READY is a sandbox that is up and waits for a place in RUN."""
 
-    def __init__(self, sizes: PoolsConfig) -> None:
+    def __init__(self, sizes: Pools) -> None:
         self.init = Pool(sizes.init)
         self.ready = Pool(sizes.ready)
         self.run = Pool(sizes.run)

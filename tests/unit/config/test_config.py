@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
+from polar_gym.config.composition import compose_config, without_hydra
 from polar_gym.config.files import group_choices, recipe_names
 from polar_gym.config.loading import load_config
+from polar_gym.config.run_config import field_defaults
 from polar_gym.errors import ConfigError
+from polar_gym.paths import shipped_dir
 from polar_gym.schema import HarnessSpec
 
 
@@ -153,3 +157,19 @@ def test_a_directory_of_ones_own_adds_recipes_and_choices(tmp_path: Path) -> Non
     assert load_config(None, ["harness=slim"], config_dir=tmp_path).harness.profile == "lean"
     with pytest.raises(ConfigError, match="recipe='day': unknown recipe; known: demo, night"):
         load_config("day", config_dir=tmp_path)
+
+
+def test_a_default_stands_in_the_record_alone_and_is_in_the_composed_config() -> None:
+    """A default in two places would be two defaults as soon as one of them is changed."""
+    composed = OmegaConf.to_container(without_hydra(compose_config(overrides=["evaluator=composite"])))
+    assert isinstance(composed, dict)
+    defaults = field_defaults()
+    for section in ("sampling", "budget", "rollout", "pools", "proxy"):
+        assert composed[section] == defaults[section]
+    assert {**defaults["harness"], "name": "pi", "today": "auto"} == composed["harness"]
+    assert composed["evaluator"]["timeout_seconds"] == 1200, "a file of the group wins"
+    for file in shipped_dir("conf").glob("*/*.yaml"):
+        values = OmegaConf.load(file)
+        assert isinstance(values, DictConfig)
+        repeated = {key for key, value in defaults.get(file.parent.name, {}).items() if values.get(key) == value}
+        assert repeated == set(), file

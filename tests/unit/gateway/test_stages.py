@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.virtual_clock import VirtualClock
-from polar_gym.config.run_config import PoolsConfig
+from polar_gym.config.run_config import Pools
 from polar_gym.gateway.session.stages import Pool, Stages
 
 
@@ -64,7 +64,7 @@ class Simulated:
         return self
 
 
-def conduct(sizes: PoolsConfig, sessions: list[Simulated]) -> Stages:
+def conduct(sizes: Pools, sessions: list[Simulated]) -> Stages:
     """All of them at once, to their end; the stages as they are left."""
     stages: list[Stages] = []
 
@@ -95,9 +95,9 @@ sizes = st.integers(1, 4)
 
 @given(
     st.lists(simulated, min_size=1, max_size=25),
-    st.builds(PoolsConfig, init=sizes, ready=sizes, run=sizes, postrun=sizes),
+    st.builds(Pools, init=sizes, ready=sizes, run=sizes, postrun=sizes),
 )
-def test_no_pool_holds_more_than_its_size_and_nothing_is_left(sessions: list[Simulated], pools: PoolsConfig) -> None:
+def test_no_pool_holds_more_than_its_size_and_nothing_is_left(sessions: list[Simulated], pools: Pools) -> None:
     stages = conduct(pools, sessions)
     for name, size in (("init", pools.init), ("run", pools.run), ("postrun", pools.postrun)):
         assert overlap(sessions, lambda s: s.began[name], lambda s: s.ended[name]) <= size  # noqa: B023
@@ -109,9 +109,9 @@ def test_no_pool_holds_more_than_its_size_and_nothing_is_left(sessions: list[Sim
 
 @given(
     st.lists(simulated, min_size=1, max_size=25),
-    st.builds(PoolsConfig, init=sizes, ready=sizes, run=sizes, postrun=sizes),
+    st.builds(Pools, init=sizes, ready=sizes, run=sizes, postrun=sizes),
 )
-def test_a_run_place_is_free_only_while_nobody_is_ready(sessions: list[Simulated], pools: PoolsConfig) -> None:
+def test_a_run_place_is_free_only_while_nobody_is_ready(sessions: list[Simulated], pools: Pools) -> None:
     """READY and POSTRUN never keep a RUN place from being used."""
     conduct(pools, sessions)
     for waiting in sessions:
@@ -195,20 +195,20 @@ async def test_a_place_that_is_given_to_a_cancelled_session_goes_on_to_the_next(
 
 def test_slow_evaluation_delays_no_agent() -> None:
     sessions = [Simulated(running=1, postrun=1000) for _ in range(10)]
-    conduct(PoolsConfig(init=2, ready=1, run=1, postrun=1), sessions)
+    conduct(Pools(init=2, ready=1, run=1, postrun=1), sessions)
     assert max(session.ended["run"] for session in sessions) == 1 + 10
 
 
 def test_a_session_that_cannot_run_takes_no_place_to_run() -> None:
     agent, broken = Simulated(running=1000), Simulated(runnable=False)
-    conduct(PoolsConfig(init=2, ready=1, run=1, postrun=1), [agent, broken])
+    conduct(Pools(init=2, ready=1, run=1, postrun=1), [agent, broken])
     assert broken.ended["postrun"] == 2
 
 
 def test_every_init_worker_works_although_ready_is_small() -> None:
     """Guards against taking the place in READY before INIT begins: then one worker of four would work."""
     sessions = [Simulated(init=10, running=5) for _ in range(40)]
-    conduct(PoolsConfig(init=8, ready=1, run=4, postrun=4), sessions)
+    conduct(Pools(init=8, ready=1, run=4, postrun=4), sessions)
     assert max(session.ended["run"] for session in sessions) == 10 + 40 / 4 * 5
 
 
@@ -216,7 +216,7 @@ def test_agents_of_varied_length_keep_the_places_busy() -> None:
     """95 % of the ideal schedule with READY a tenth of the slots, INIT as slow as half a run."""
     lengths = [10 + 7 * (number % 13) for number in range(400)]
     sessions = [Simulated(init=20, running=length, postrun=30) for length in lengths]
-    conduct(PoolsConfig(init=20, ready=4, run=40, postrun=32), sessions)
+    conduct(Pools(init=20, ready=4, run=40, postrun=32), sessions)
     last_begun = max(session.began["run"] for session in sessions)
     first_begun = min(session.began["run"] for session in sessions)
     busy = sum(min(s.ended["run"], last_begun) - s.began["run"] for s in sessions if s.began["run"] < last_begun)
@@ -226,7 +226,7 @@ def test_agents_of_varied_length_keep_the_places_busy() -> None:
 @pytest.mark.parametrize(("places", "expected"), [(1, 1), (0, 0), (4, 3)])
 def test_what_grading_needs_is_prepared_while_the_agent_runs(places: int, expected: int) -> None:
     sessions = [Simulated(prewarm_takes=1000) for _ in range(3)]
-    conduct(PoolsConfig(init=3, ready=3, run=3, postrun=3, prewarm=places), sessions)
+    conduct(Pools(init=3, ready=3, run=3, postrun=3, prewarm=places), sessions)
     early = [s for s in sessions if s.began.get("prewarm", 1000) < s.ended["run"]]
     assert len(early) == expected
     assert max(session.ended["postrun"] for session in sessions) == 12, "and delays nothing"
