@@ -1,4 +1,4 @@
-"""How the server speaks to nodes: the contract's requests, with the node key."""
+"""Sends the rollout server's requests to nodes, with the node key."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ TIMEOUT_SECONDS = 20.0
 
 
 class NodeUnreachableError(Exception):
-    """No answer, or one that makes no sense; whether the node acted on the request is not known."""
+    """A node did not answer, or its answer makes no sense. The server does not know whether the node acted on the
+    request."""
 
 
 class NodeFailedError(NodeUnreachableError):
-    """An answer, and it is an error of the node's own."""
+    """A node answered that it failed."""
 
 
 class NodeBusyError(Exception):
-    """The node does not take the session: it is full, draining or starting."""
+    """A node does not take a session, because it is full, draining or starting."""
 
 
 class RequestRefusedError(Exception):
@@ -33,8 +34,10 @@ class RequestRefusedError(Exception):
 
 
 class NodeLink(Protocol):
+    """Sends orders to the node at a URL."""
+
     async def dispatch(self, url: str, order: Dispatch) -> None:
-        """The node holds the session when this returns. Raises one of the errors above."""
+        """Give a session to a node, which holds the session when this returns. Raises one of the errors above."""
         ...
 
     async def cancel(self, url: str, session_id: str, attempt: int) -> None: ...
@@ -45,7 +48,7 @@ class NodeLink(Protocol):
 
 
 class HttpNodeLink:
-    """`async with HttpNodeLink(key)`. Every method raises `NodeUnreachableError`."""
+    """Sends orders to nodes over HTTP: `async with HttpNodeLink(key)`. Every method raises `NodeUnreachableError`."""
 
     def __init__(self, key: str | None) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -98,11 +101,13 @@ class HttpNodeLink:
 
 
 def _expect_success(status: int, answer: bytes) -> None:
+    """Raise `NodeFailedError` for an answer that is an error."""
     if not 200 <= status < 300:
         raise NodeFailedError(f"HTTP {status}: {error_text(answer)}")
 
 
 def _acknowledgement(status: int, answer: bytes) -> GenerationAnswer:
+    """Return the answer to an order about generation. Raises `NodeUnreachableError`."""
     _expect_success(status, answer)
     try:
         return GenerationAnswer.from_json(answer)

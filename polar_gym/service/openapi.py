@@ -37,6 +37,7 @@ def openapi_document(routes: tuple[Route[Any], ...]) -> bytes:
 
 
 def _operation(route: Route[Any], references: dict[Any, Any]) -> dict[str, Any]:
+    """Return the description of a route."""
     error = {"schema": references[protocol.ErrorAnswer, "serialization"]}
     answer: dict[str, Any] = {"description": "done"}
     if route.gives is not None:

@@ -1,4 +1,4 @@
-"""The rollout server as a process: its store, its port, its nodes; and its end."""
+"""Runs the rollout server as a process: its store, its port, its nodes, and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ LINGERING_SECONDS = 10.0
 async def serving(
     settings: ServeSettings, keys: Keys, config: RunConfig | None = None
 ) -> AsyncIterator[tuple[RolloutService, str]]:
-    """The service and its URL, until the context ends. `config`: of nodes that the server starts itself.
+    """Run the service until the context ends, and give the service and its URL.
+
+    `config`: the config of nodes that the server starts itself.
 
     Raises `ConfigError` before anything starts.
     """
@@ -64,9 +66,9 @@ async def serving(
 
 
 async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, say: Callable[[str], None]) -> None:
-    """Until SIGTERM or SIGINT. `config`: what nodes are made of that the server starts itself.
+    """Serve until SIGTERM or SIGINT. `config`: the config of nodes that the server starts itself.
 
-    Raises `ConfigError`, or the `StoreError` or other error that the service could not go on with.
+    Raises `ConfigError`, or the error that stopped the service, e.g. a `StoreError`.
     """
     if settings.cluster.name == "ray" and importlib.util.find_spec("ray") is None:
         raise ConfigError("cluster=ray: needs Ray; pip install 'polar-gym[ray]'")
@@ -85,7 +87,7 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
                 return
             say(f"node {gateway.service.node.name} listens on {gateway.url}")
         elif config is not None and settings.cluster.name == "ray":
-            from polar_gym.service.ray_cluster import RayCluster  # only here: ray is an extra
+            from polar_gym.service.ray_cluster import RayCluster  # imported here, because ray is an extra
 
             cluster = RayCluster(settings, config, url, keys.node, service.node_died)
             await stack.enter_async_context(cluster)

@@ -1,4 +1,4 @@
-"""The rollout service over HTTP: handlers that parse, call the service, and answer."""
+"""Serves the rollout service over HTTP: the handlers parse a request, call the service, and answer."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ from polar_gym.service.store import EpisodeRow, StoreError
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 2**20
-"""Of a task; a SWE-bench task has a few hundred KB."""
+"""The size of the largest task; a SWE-bench task has a few hundred KB."""
 MAX_EPISODE_BYTES = 2 * 2**30
+"""The size of the largest delivery."""
 KEEP_ALIVE_SECONDS = 15.0
-"""A comment is sent on a silent event stream, so that a dead connection is noticed."""
+"""How often the server sends a comment on a silent event stream, so that a dead connection is noticed."""
 
 MAX_EVENT_ID = 2**63 - 1
 """SQLite's largest number."""
@@ -65,6 +66,8 @@ def make_app(service: RolloutService, keys: Keys, allowed: Allowed, url: str | N
 
 
 def _served(handlers: _Handlers) -> Served:
+    """Return the routes of the rollout server with their handlers."""
+
     async def openapi(http: web.Request) -> web.Response:
         return web.Response(body=openapi_document(tuple(served)), content_type="application/json")
 
@@ -135,7 +138,7 @@ class _Handlers:
         return answer(await self._service.cancel(_task_id(http)))
 
     async def events(self, http: web.Request) -> web.StreamResponse:
-        """Ends after the task's last event."""
+        """Stream the events of a task until its last one."""
         task_id = _task_id(http)
         await self._service.task(task_id)
         last = whole_number("Last-Event-ID", http.headers.get("Last-Event-ID", "0"), MAX_EVENT_ID)
@@ -149,7 +152,7 @@ class _Handlers:
         return response
 
     async def _follow_events(self, task_id: str, after: int) -> AsyncGenerator[Event | None]:
-        """None now and then, where nothing happens."""
+        """Yield the events of a task, and None every `KEEP_ALIVE_SECONDS` without an event."""
         while True:
             news = self._service.book.news(task_id)
             live = task_id in self._service.book.live
@@ -167,7 +170,10 @@ class _Handlers:
     # Episodes ---------------------------------------------------------------------------------------------------------
 
     async def episodes(self, http: web.Request) -> web.StreamResponse:
-        """One a line. `wait`: up to so many seconds until there is one. `follow`: until the task has ended."""
+        """Stream the episodes of a task, one a line.
+
+        `wait`: how many seconds to wait for the first one. `follow`: stream until the task has ended.
+        """
         task_id = _task_id(http)
         await self._service.task(task_id)
         wait = query_number(http, "wait", 0, 0, 3600)
@@ -185,7 +191,7 @@ class _Handlers:
                 after = row.number
             await self._service.store.mark_fetched([row.number for row in rows])
             if rows:
-                deadline = 0.0  # there was one; what else is there already is sent too
+                deadline = 0.0  # one is sent: send the others that there are, and do not wait for more
                 continue
             left = KEEP_ALIVE_SECONDS if follow else deadline - asyncio.get_running_loop().time()
             gone = http.transport is None or http.transport.is_closing()
@@ -196,6 +202,7 @@ class _Handlers:
         return response
 
     async def _number_of(self, session_id: str | None) -> int:
+        """Return the number of the accepted episode of a session in the order of arrival; 0 without a session."""
         if session_id is None:
             return 0
         row = await self._service.store.find_episode(check_identifier("after", session_id))
@@ -219,7 +226,7 @@ class _Handlers:
         return web.Response(body=line, content_type="application/json")
 
     async def _line(self, row: EpisodeRow) -> bytes:
-        """Empty when it was evicted, or is damaged: the others can still be had."""
+        """Return an episode as a line. It is empty for an evicted or damaged episode: the stream goes on without it."""
         try:
             return await asyncio.to_thread(self._service.store.files.read, row.session_id, row.attempt) + b"\n"
         except OSError as error:
@@ -266,7 +273,7 @@ class _Handlers:
         return web.Response(text="ok\n")
 
     async def readyz(self, http: web.Request) -> web.Response:
-        """Whether a task that is submitted now would begin."""
+        """Answer 200 where a task that is submitted now would begin."""
         await self.healthz(http)
         if not self._service.fleet.members:
             raise AnswerError(503, "no gateway node has registered")
@@ -285,10 +292,12 @@ def _node(http: web.Request) -> str:
 
 
 def _server_sent(event: Event) -> bytes:
+    """Return an event in the form of server-sent events."""
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.to_json())
 
 
 async def _set_within(news: asyncio.Event, seconds: float) -> bool:
+    """Return whether an event is set within a time."""
     try:
         await asyncio.wait_for(news.wait(), seconds)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""What `polar-gym serve` is told besides what its nodes are."""
+"""The settings of `polar-gym serve` beside the config of its nodes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ DEFAULTS = Limits()
 
 
 class ClusterSpec(Record):
-    """Which nodes there are; the choices and their defaults are the files of `conf/cluster/`."""
+    """The nodes of a server. The choices and their defaults are the files of `conf/cluster/`."""
 
     name: Literal["none", "local", "ray"]
-    """Where the nodes come from: `local` is one in this process, `ray` has Ray place one on each of its machines, with
-    `none` others start them."""
+    """Where the nodes come from. `local`: one node in this process. `ray`: Ray starts one node on each of its machines.
+    `none`: the operator starts the nodes."""
     address: str | None = None
-    """ray: of the running cluster; null: what RAY_ADDRESS says, else a new one on this machine."""
+    """ray: the address of the running cluster; null: RAY_ADDRESS, or else a new cluster on this machine."""
     nodes: int | None = Field(default=None, gt=0)
-    """ray: at most so many; null: one on every machine."""
+    """ray: the number of nodes at most; null: one on every machine."""
     num_cpus: float = Field(default=1.0, ge=0)
-    """ray: set aside on the machine for each node."""
+    """ray: the CPUs that Ray sets aside for each node."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """ray: what a machine must have for a node to be placed on it, e.g. {gateway: 1}."""
+    """ray: the resources that a machine must have for a node, e.g. {gateway: 1}."""
     state: Path = Path("state/nodes")
-    """ray: where nodes keep their sessions, on each machine."""
+    """ray: the directory of each machine in which its node keeps sessions."""
 
     @model_validator(mode="after")
     def _of_ray(self) -> Self:
@@ -44,23 +44,23 @@ class ClusterSpec(Record):
 
 
 class ServeSettings(ListenSettings):
-    """The rollout server."""
+    """The settings of the rollout server."""
 
     listen: str = "127.0.0.1:8700"
-    """Host and port of the HTTP API; port 0: any that is free."""
+    """Host and port of the HTTP API; port 0: any free port."""
     url: str | None = None
-    """Where nodes reach this server; null: at `listen`."""
+    """The URL at which nodes reach this server; null: at `listen`."""
     state: Path = Path("state")
-    """The database and the episodes. One process at a time."""
+    """The directory of the database and the episodes. One process at a time may use it."""
     cluster: ClusterSpec
     lease_seconds: float = Field(default=DEFAULTS.lease_seconds, gt=0)
-    """A node that was silent for so long is dead: its sessions are tried elsewhere."""
+    """A node that was silent for this time is dead: its sessions are tried on other nodes."""
     keep_seconds: float = Field(default=DEFAULTS.keep_seconds, ge=0)
-    """How long ended tasks and fetched episodes are kept."""
+    """How long the server keeps ended tasks and fetched episodes."""
     keep_bytes: int = Field(default=DEFAULTS.keep_bytes, ge=0)
-    """How much disk fetched episodes may use before the oldest go."""
+    """How much disk fetched episodes may use before the oldest are deleted."""
     refuse_bytes: int = Field(default=DEFAULTS.refuse_bytes, gt=0)
-    """New tasks are refused while so much is stored."""
+    """The server refuses new tasks while it stores this many bytes."""
 
     @property
     def limits(self) -> Limits:
@@ -73,7 +73,7 @@ class ServeSettings(ListenSettings):
 
 
 def split_settings(arguments: Sequence[str]) -> tuple[ServeSettings, list[str]]:
-    """The server's own `key=value` settings, and those that are its nodes'. Raises `ConfigError`."""
+    """Return the server's own settings, and the `key=value` settings of its nodes. Raises `ConfigError`."""
     changes = [argument for argument in arguments if argument.startswith("cluster.")]
     own, others = split_own([argument for argument in arguments if argument not in changes], ServeSettings)
     cluster = _cluster(own.pop("cluster", "local"), [change.removeprefix("cluster.") for change in changes])
@@ -81,6 +81,7 @@ def split_settings(arguments: Sequence[str]) -> tuple[ServeSettings, list[str]]:
 
 
 def serve_settings(values: Mapping[str, Any]) -> ServeSettings:
+    """Return the checked settings. Raises `ConfigError`."""
     try:
         return ServeSettings.model_validate(values)
     except ValidationError as error:
@@ -88,6 +89,7 @@ def serve_settings(values: Mapping[str, Any]) -> ServeSettings:
 
 
 def _cluster(name: str, changes: Sequence[str]) -> Any:
+    """Return the values of a file of `conf/cluster/` with changes. Raises `ConfigError`."""
     directory = shipped_dir("conf") / "cluster"
     known = sorted(path.stem for path in directory.glob("*.yaml"))
     if name not in known:
