@@ -33,7 +33,7 @@ from polar_gym.workspaces.requirements import check_requirement
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Something of the machine that an option names."""
+    """A part of the machine that an option names."""
 
     key: str
     kind: Names
@@ -46,17 +46,17 @@ class Allowed:
 
     imports: frozenset[str] = frozenset()
     directories: tuple[Path, ...] = (SUITE.parent,)
-    """Below which workspaces and image files may be."""
+    """The directories below which workspaces and image files may be."""
     own: frozenset[Named] | None = frozenset()
     """The names in the config of the nodes: a request may use each in the same option; None: only the nodes know."""
     keyed: bool = False
-    """True where every port that this process knows of asks for a key."""
+    """True where every port that this process knows asks for a key."""
 
 
 def allowed_by(settings: ListenSettings, config: RunConfig | None, *, keyed: bool) -> Allowed:
     """Return the parts of its machine that a process lets requests name.
 
-    `config`: of the nodes; None: they have their own.
+    `config`: the config of the nodes; None: the nodes have their own.
     """
     own = None
     if config is not None:
@@ -71,7 +71,10 @@ def allowed_by(settings: ListenSettings, config: RunConfig | None, *, keyed: boo
 
 
 def check_request(request: TaskRequest, allowed: Allowed) -> None:
-    """Raises `ConfigError` naming the field, its value and the fix. Nothing that it refuses was imported. Blocks."""
+    """Raise `ConfigError` for a request that names a part of the machine that it may not name.
+
+    The message names the field, its value and the fix. A refused import path was not imported. The check blocks.
+    """
     for named in _named_by(request.runtime, request.agent, request.builder, request.evaluator):
         _check(named, allowed)
     for requirement in request.runtime.workspace.python_requirements:
@@ -83,7 +86,7 @@ def check_request(request: TaskRequest, allowed: Allowed) -> None:
 
 
 def check_network(spec: RuntimeSpec, allowed: Allowed) -> None:
-    """Raises `ConfigError` where an agent would reach ports of the machine that ask for no key."""
+    """Raise `ConfigError` where a harness would reach ports of the machine that ask for no key."""
     if spec.network != "full" or allowed.keyed:
         return
     check_plugin("runtime", RUNTIMES, spec)
@@ -96,6 +99,7 @@ def check_network(spec: RuntimeSpec, allowed: Allowed) -> None:
 
 
 def _check(named: Named, allowed: Allowed) -> None:
+    """Raise `ConfigError` where a request may not name this part of the machine."""
     if allowed.own is not None and named in allowed.own:
         return
     said = f"{named.key}={named.value!r}"
@@ -115,6 +119,7 @@ def _check(named: Named, allowed: Allowed) -> None:
 def _named_by(
     runtime: RuntimeSpec, agent: HarnessSpec, builder: BuilderSpec, evaluator: EvaluatorSpec
 ) -> Iterator[Named]:
+    """Yield the parts of the machine that a request or a config names. Raises `ConfigError`."""
     if runtime.workspace.source is not None:
         yield Named("runtime.workspace.source", Names.PATH, runtime.workspace.source)
     if runtime.image is not None:
@@ -131,7 +136,10 @@ def _named_by(
 
 
 def _named(key: str, room: registry.Registry[Any], spec: PluginSpec) -> Iterator[Named]:
-    """The import path of a plug-in comes first: it is imported only when what comes after it is asked for."""
+    """Yield the parts of the machine that a plug-in's spec names.
+
+    The import path comes first: the plug-in is imported only when the caller asks for the next part.
+    """
     if ":" in spec.name:
         yield Named(f"{key}.name", Names.CODE, spec.name)
     for option, (kind, default) in _marked(room, spec.name).items():
@@ -145,7 +153,7 @@ def _named(key: str, room: registry.Registry[Any], spec: PluginSpec) -> Iterator
 
 
 def _marked(room: registry.Registry[Any], name: str) -> dict[str, tuple[Names, Any]]:
-    """The options that name something of the machine, with their defaults; none for a plug-in that only nodes have."""
+    """Return the options that name a part of the machine, with their defaults; none for a plug-in of nodes only."""
     try:
         fields = getattr(room.get(name), "Options", registry.Options).model_fields
     except (registry.UnknownNameError, ImportError):

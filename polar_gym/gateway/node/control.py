@@ -24,6 +24,7 @@ from polar_gym.record import Record
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+"""The size of the largest order."""
 
 R = TypeVar("R", bound=Record)
 

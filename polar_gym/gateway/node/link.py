@@ -1,6 +1,6 @@
-"""The node's side of the contract with its rollout server: heartbeats, and the delivery of episodes.
+"""Keeps a node in touch with its rollout server: sends heartbeats and delivers episodes.
 
-A server that is away for long costs nothing but disk: episodes stay there until it has said, of each, that it has it.
+A server that is away for long costs disk only: each episode stays there until the server has acknowledged the episode.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from polar_gym.record import Record
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-"""Between two heartbeats, at most; a short lease makes it less."""
+"""The longest pause between two heartbeats; a short lease makes the pause shorter."""
 BEATS_IN_A_LEASE = 4
+"""How many heartbeats a node sends in the time of its lease, at least."""
 AT_MOST_EVERY_SECONDS = 1.0
-"""How often changes are told before their time."""
+"""The shortest pause between two heartbeats; a change of the node ends a longer pause."""
 DELIVERIES = 4
-"""Episodes on their way at once."""
+"""How many episodes are sent at the same time."""
 REFUSED_AGAIN_SECONDS = 30.0
-"""When an episode is sent again that the server did not take."""
+"""How long to wait before an episode that the server refused is sent again."""
 R = TypeVar("R", bound=Record)
 TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
-"""Of a delivery. A heartbeat is given half a lease at most: a dead connection must not silence the node."""
+"""The timeout of a delivery. A heartbeat has half a lease at most: a dead connection must not silence the node."""
 
 
 class UnreachableError(Exception):
@@ -48,7 +49,7 @@ class ServerRefusedError(Exception):
 
 
 class Link:
-    """Between one node and its server, while `run` runs."""
+    """Connects one node with its server while `run` runs."""
 
     def __init__(self, service: NodeService, server: str, url: str, key: str | None) -> None:
         self._service = service
@@ -60,7 +61,7 @@ class Link:
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def run(self) -> None:
-        """For ever."""
+        """Send heartbeats and deliver episodes until cancelled."""
         async with aiohttp.ClientSession(headers=self._headers, timeout=TIMEOUT) as http, asyncio.TaskGroup() as group:
             group.create_task(self._beat(http))
             for _ in range(DELIVERIES):
@@ -69,6 +70,7 @@ class Link:
     # Heartbeats -------------------------------------------------------------------------------------------------------
 
     async def _beat(self, http: aiohttp.ClientSession) -> None:
+        """Send a heartbeat after each pause, and sooner when the node changes."""
         changed, silent = self._service.changed, False
         while True:
             changed.clear()
@@ -88,7 +90,10 @@ class Link:
                     await changed.wait()
 
     async def heartbeat(self, http: aiohttp.ClientSession) -> None:
-        """Tell the server what there is, and follow what it says. Raises `UnreachableError` or `ServerRefusedError`."""
+        """Report the node's sessions to the server, and follow the orders in its answer.
+
+        Raises `UnreachableError` or `ServerRefusedError`.
+        """
         service = self._service
         orders = service.orders
         body = service.heartbeat(self._own_url).to_json()
@@ -99,7 +104,7 @@ class Link:
         if answer.draining:
             service.drain()
         if service.orders != orders:
-            return  # an order came while this answer was under way: it may be older than that
+            return  # an order came while this answer was under way: the answer may be older than the order
         if answer.weight_version is not None:
             service.set_weights(answer.weight_version)
         if answer.generation.paused != service.generation().paused:
@@ -108,6 +113,7 @@ class Link:
     # Deliveries -------------------------------------------------------------------------------------------------------
 
     async def _deliver(self, http: aiohttp.ClientSession) -> None:
+        """Deliver the episodes of ended sessions, one after the other."""
         while True:
             key = await self._service.ended.get()
             try:
@@ -120,6 +126,7 @@ class Link:
                 self._send_again(key)
 
     def _send_again(self, key: Key) -> None:
+        """Put an episode back into the queue after `REFUSED_AGAIN_SECONDS`."""
         asyncio.get_running_loop().call_later(REFUSED_AGAIN_SECONDS, self._service.ended.put_nowait, key)
 
     @tenacity.retry(
@@ -127,12 +134,14 @@ class Link:
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=15),
     )
     async def _until_reached(self, http: aiohttp.ClientSession, key: Key) -> None:
+        """Deliver an episode, and try again until the server answers. Raises `ServerRefusedError`."""
         body = await asyncio.to_thread(_delivery, self._service.state.files(key).episode, key.attempt)
         await self._service.delivered(key, await self._post(http, DELIVER, body))
 
     async def _post(
         self, http: aiohttp.ClientSession, route: Route[R], body: bytes, timeout: aiohttp.ClientTimeout = TIMEOUT
     ) -> R:
+        """Return the server's answer to a request. Raises `UnreachableError` or `ServerRefusedError`."""
         assert route.gives is not None
         url = route.url(self._server, node=self._service.node.name)
         try:
@@ -149,5 +158,5 @@ class Link:
 
 
 def _delivery(episode: Path, attempt: int) -> bytes:
-    """A `Delivery`, put together without reading what is in the episode."""
+    """Return the JSON of a `Delivery`, without parsing the episode."""
     return b'{"attempt":%d,"episode":%b}' % (attempt, episode.read_bytes())

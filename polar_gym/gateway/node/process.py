@@ -1,7 +1,7 @@
-"""A node of the rollout service as a process: state, engine, control port, link to the server; and its end.
+"""Runs a node of the rollout service as a process: state, engine, control port, link to the server, and its end.
 
-Everything is refused that can be refused before anything starts; then what an earlier process left is salvaged, and
-only then the control port answers.
+Bad settings are refused before anything starts. Then the sessions that an earlier process left are salvaged, and only
+then does the control port answer.
 """
 
 from __future__ import annotations
@@ -42,31 +42,32 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FAREWELL_SECONDS = 10.0
-"""How long the last episodes may take to be delivered at the end; the next process delivers the others."""
+"""How long the delivery of the last episodes may take at the end; the next process delivers the others."""
 LINGERING_SECONDS = 1.0
 """How long the rest of a refused body is read; an order is small."""
 ANEW_SECONDS = 5.0
+"""How long to wait before background work that failed starts again."""
 ENGINE_AGAIN_SECONDS = 2.0
-"""Between two looks for an engine that is not there yet."""
+"""The pause between two tries to reach an engine that is not up yet."""
 WORKERS = 64
-"""Threads for what blocks. It waits for disks and subprocesses more than it computes, and a slow one (an npm install)
-must not hold up the episodes of others."""
+"""Threads for blocking work. Such work mostly waits for disks and subprocesses, and slow work (an npm install) must not
+hold up the episodes of other sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A node that serves."""
+    """A node that is running."""
 
     service: NodeService
     url: str
-    """Where its control port is."""
+    """The URL of the node's control port."""
 
 
 @asynccontextmanager
 async def serving(config: RunConfig, settings: GatewaySettings, key: str | None) -> AsyncIterator[Gateway]:
-    """A node of the rollout service, until the context ends: then its sessions are interrupted.
+    """Run a node of the rollout service until the context ends, and then interrupt its sessions.
 
-    Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before it takes any session.
+    Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before the node takes any session.
     """
     check_exposure(settings.listen, settings.host, {NODE_KEY: key})
     allowed = allowed_by(settings, config, keyed=key is not None)
@@ -96,7 +97,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
 
 
 async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, say: Callable[[str], None]) -> None:
-    """Until SIGTERM or SIGINT; a second one ends the grace period."""
+    """Run a node until SIGTERM or SIGINT. A second signal ends the grace period."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(WORKERS, "polar-gym"))
     told, told_again = asyncio.Event(), asyncio.Event()
@@ -117,7 +118,10 @@ async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, s
 
 
 async def entered(stack: AsyncExitStack, context: AbstractAsyncContextManager[T], told: asyncio.Event) -> T | None:
-    """What the context gives; None where `told` was set before it was entered: it was left again."""
+    """Enter a context and return its value.
+
+    Return None where `told` is set before the context is entered; then the entering is cancelled.
+    """
     entering = asyncio.create_task(stack.enter_async_context(context))
     stopping = asyncio.create_task(told.wait())
     try:
@@ -130,7 +134,10 @@ async def entered(stack: AsyncExitStack, context: AbstractAsyncContextManager[T]
 
 
 async def _start(node: Node, stack: AsyncExitStack, wait_seconds: float) -> None:
-    """Nodes and engines are often started together, and a model takes minutes to load. Raises `EngineError`."""
+    """Start a node, and wait for its engine: both are often started together, and a model takes minutes to load.
+
+    Raises `EngineError`.
+    """
     deadline, told = time.monotonic() + wait_seconds, False
     while True:
         try:
@@ -146,6 +153,7 @@ async def _start(node: Node, stack: AsyncExitStack, wait_seconds: float) -> None
 
 
 async def _say_goodbye(service: NodeService) -> None:
+    """Interrupt the sessions of a node, and wait a while for the delivery of their episodes."""
     await service.stop(0)
     if service.settings.server is None:
         return
@@ -157,21 +165,23 @@ async def _say_goodbye(service: NodeService) -> None:
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    """Run background work until cancelled. Work that fails is logged and starts again."""
     while True:
         try:
             await work()
         except Exception:
-            log.exception("what runs in the background broke, and begins anew")
+            log.exception("background work failed, and starts again")
             await asyncio.sleep(ANEW_SECONDS)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 def _locked(root: Path) -> StateDirectory:
-    """The state directory, this process's own from now on, without the scratch files of an earlier one."""
+    """Return the state directory, locked for this process, without the scratch files of an earlier process."""
     state = StateDirectory(root.absolute())
     try:
         state.lock()
@@ -183,6 +193,7 @@ def _locked(root: Path) -> StateDirectory:
 
 
 def _bound(settings: GatewaySettings) -> socket.socket:
+    """Return a socket at the address of the settings. Raises `ConfigError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
@@ -191,16 +202,17 @@ def _bound(settings: GatewaySettings) -> socket.socket:
 
 
 def _with_state(config: RunConfig, state: StateDirectory) -> RunConfig:
+    """Return a config whose sessions keep their state in `state`."""
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state.root})})
 
 
 def _demonstrated(config: RunConfig) -> list[Any]:
-    """The tasks whose reference solutions a scripted policy plays that has no script of its own."""
+    """Return the tasks whose reference solutions a scripted policy plays, where it has no script of its own."""
     options = config.engine.options
     return load_tasks(config) if options.get("policy") == "scripted" and options.get("scripts") is None else []
 
 
 def _engine_key(engine: PluginSpec) -> str:
-    """The same for every node that asks the same engine; an engine in the process is nobody else's."""
+    """Return a key that is the same for all nodes of one engine; an engine inside the process has its own key."""
     url = engine.options.get("url") or f"{socket.gethostname()}:{id(engine)}"
     return hashlib.sha256(f"{engine.name} {url} {engine.options.get('model')}".encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What `polar-gym gateway` is told besides the engine, the proxy and the pools."""
+"""The settings of `polar-gym gateway` beside the config of engine, proxy and pools."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from polar_gym.record import Record
 
 
 def _several(value: Any) -> Any:
-    """`a,b` or `[a,b]`, as they are typed."""
+    """Return the parts of `a,b` or `[a,b]`, as an operator types them; another value stays as it is."""
     if not isinstance(value, str):
         return value
     return [part.strip() for part in value.removeprefix("[").removesuffix("]").split(",") if part.strip()]
 
 
 class ListenSettings(Record):
-    """The address of a process of the rollout service, its URL for others, and the parts of its machine that requests
-    may name (`polar_gym.gateway.node.admission`). Each process has defaults of its own."""
+    """The settings that both processes of the rollout service have: the address, the URL for other machines, and the
+    parts of the machine that requests may name (`polar_gym.gateway.node.admission`). Their defaults differ."""
 
     listen: str
     url: str | None = None
@@ -69,31 +69,33 @@ class ListenSettings(Record):
 
     @property
     def allowing(self) -> dict[str, Any]:
-        """The settings of requests, for a node that is started from here."""
+        """The settings about requests, for a node that this process starts."""
         return {"imports": self.imports, "directories": self.directories}
 
 
 class GatewaySettings(ListenSettings):
-    """A node of the rollout service."""
+    """The settings of a node of the rollout service."""
 
     listen: str = "127.0.0.1:8701"
-    """Host and port of the control API; port 0: any that is free."""
+    """Host and port of the control API; port 0: any free port."""
     server: str | None = None
-    """The rollout server that gives out sessions and takes episodes; null: whoever knows this node asks it."""
+    """The URL of the rollout server that gives out sessions and takes episodes; null: the node has no server, and any
+    client with the key may ask the node."""
     url: str | None = None
-    """Where the server reaches this node; null: at `listen`."""
+    """The URL at which the server reaches this node; null: at `listen`."""
     name: str | None = None
-    """What this node is called; null: by its machine and port."""
+    """The name of this node; null: made of the names of machine and port."""
     state: Path = Path("state")
-    """Where sessions are kept while they run, and until their episodes are delivered. One process at a time."""
+    """The directory that holds sessions while they run, and until their episodes are delivered. One process at a time
+    may use it."""
     engine_wait_seconds: float = Field(default=600.0, ge=0)
-    """With `server`: how long the node waits, at its start, for an engine that does not answer yet."""
+    """With `server`: how long the node waits at its start for an engine that does not answer yet."""
     grace_seconds: float = Field(default=30.0, ge=0)
-    """How long running sessions may go on after SIGTERM; those left are then ended as interrupted."""
+    """How long running sessions may go on after SIGTERM; the sessions left then end as interrupted."""
     keep_seconds: float = Field(default=24 * 3600.0, ge=0)
-    """How long a finished session is kept after its delivery."""
+    """How long the node keeps a finished session after its delivery."""
     keep_bytes: int = Field(default=20 * 1024**3, ge=0)
-    """How much disk finished sessions may use before the oldest go."""
+    """How much disk finished sessions may use before the oldest are deleted."""
 
     @field_validator("name")
     @classmethod
@@ -103,13 +105,16 @@ class GatewaySettings(ListenSettings):
         return value
 
     def named(self) -> str:
+        """Return the name of the node: the set one, or one made of machine and port."""
         own = self.port or uuid.uuid4().hex[:8]
         return self.name or f"{re.sub('[^A-Za-z0-9_.-]', '-', socket.gethostname())[:40]}-{own}"
 
 
 def split_own(arguments: Sequence[str], model: type[ListenSettings]) -> tuple[dict[str, str], list[str]]:
-    """The `key=value` settings that are the process's own, and those of a rollout's config. Raises `ConfigError` on
-    one that is neither."""
+    """Return the `key=value` settings of the process itself, and those of a rollout's config.
+
+    Raises `ConfigError` for a setting that is neither.
+    """
     own: dict[str, str] = {}
     others = []
     for argument in arguments:
@@ -127,7 +132,7 @@ def split_own(arguments: Sequence[str], model: type[ListenSettings]) -> tuple[di
 
 
 def gateway_settings(values: Mapping[str, Any]) -> GatewaySettings:
-    """Raises `ConfigError` naming the key, its value and what is allowed."""
+    """Return the checked settings. Raises `ConfigError` that names the key, its value and the allowed values."""
     try:
         settings = GatewaySettings.model_validate(values)
     except ValidationError as error:
