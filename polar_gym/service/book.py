@@ -55,8 +55,8 @@ class Book:
         """Task -> key of the engine that its first session went to."""
         self.counts = Counts()
         self.stored_bytes = 0
-        self.room_changed = asyncio.Event()
-        """There may be something to dispatch."""
+        self.may_place = asyncio.Event()
+        """Set when the queue or the free places have changed."""
         self.outbox_news = asyncio.Event()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         """Done when the store, or the service's own work, failed."""
@@ -87,7 +87,7 @@ class Book:
         for sample in sorted(task.open_samples(), key=lambda sample: sample.session.sample_index):
             if sample.phase is Phase.WAITING:
                 self.queue.push(task.task_id, sample.session.session_id)
-        self.room_changed.set()
+        self.may_place.set()
 
     async def ended(self, task: Task, endings: list[Ending], change: Change | None = None) -> list[Placement]:
         """Samples have ended in memory: write it, with all else that is in `change`, with their callbacks, and with the
@@ -116,7 +116,7 @@ class Book:
             self._remove(task)
         if change.callbacks:
             self.outbox_news.set()
-        self.room_changed.set()
+        self.may_place.set()
         return placements
 
     async def lost(self, placements: Iterable[Placement], why: str) -> None:
@@ -150,7 +150,7 @@ class Book:
         change.samples.append(sample)
         change.events.append(event(task, "session.retried", sample.session, reason=why))
         self.counts.retried += 1
-        self.room_changed.set()
+        self.may_place.set()
 
     async def write(self, change: Change) -> None:
         """On the disk when this returns; then whoever waits for news is woken."""

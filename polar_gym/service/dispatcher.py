@@ -42,9 +42,9 @@ class Dispatcher:
     async def run(self) -> None:
         try:
             while True:
-                await self._book.room_changed.wait()
-                self._book.room_changed.clear()
-                assignments = plan(self._fleet.rooms(), self._book.queue, self._book.engines)
+                await self._book.may_place.wait()
+                self._book.may_place.clear()
+                assignments = plan(self._fleet.free_places(), self._book.queue, self._book.engines)
                 for task, placement in [self._place(assignment) for assignment in assignments]:
                     await self._send(task, placement)
         finally:
@@ -132,7 +132,7 @@ class Dispatcher:
         self._fleet.forget(placement)
         self._book.queue.push(task.task_id, placement.session_id, first=True)
         await self._book.write(Change(task, [task.samples[placement.session_id]]))
-        self._book.room_changed.set()
+        self._book.may_place.set()
 
     def call_off(self, placements: Iterable[Placement]) -> None:
         """Tell nodes to stop these sessions, without waiting: what is missed, the answer to their next heartbeat

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from polar_gym.protocol import Heartbeat, NodeState
 from polar_gym.schema import Session
-from polar_gym.service.scheduler import NodeRoom
+from polar_gym.service.scheduler import FreePlaces
 from polar_gym.service.task import Placement
 
 REMEMBERED_INCARNATIONS = 16
@@ -37,11 +37,11 @@ class Member:
     placed: dict[Placement, int | None] = field(default_factory=dict)
     """What the server has placed on it -> `beats` when the node acknowledged it; None: not yet."""
 
-    def room(self) -> NodeRoom:
-        room = NodeRoom.of(self.heartbeat, len(self.placed.keys() - self.held.keys()))
+    def free_places(self) -> FreePlaces:
+        free = FreePlaces.of(self.heartbeat, len(self.placed.keys() - self.held.keys()))
         if self.draining or self.full or (self.failing and None in self.placed.values()):
-            return NodeRoom(room.node, room.engine_key, 0, 0)
-        return replace(room, running=min(room.running, 1), total=min(room.total, 1)) if self.failing else room
+            return replace(free, running=0, total=0)
+        return replace(free, running=min(free.running, 1), total=min(free.total, 1)) if self.failing else free
 
     def missing(self) -> list[Placement]:
         """Sessions that the node acknowledged and does not hold any more: it has answered since, so that its heartbeat
@@ -111,8 +111,8 @@ class Fleet:
         if (member := self.at(placement)) is not None:
             member.placed.pop(placement, None)
 
-    def rooms(self) -> list[NodeRoom]:
-        return [member.room() for member in self.members.values()]
+    def free_places(self) -> list[FreePlaces]:
+        return [member.free_places() for member in self.members.values()]
 
     def states(self, now: float) -> list[NodeState]:
         return [

@@ -1,9 +1,10 @@
 """Which waiting session goes to which node: pure functions over what nodes last said.
 
 Tasks take turns, in the order in which they came, so that a large task delays a small one by one session at a time;
-within a task the samples go first come, first served. A session goes to the node with most room: first one where a
-place to run is free for it, then one where it can at least be prepared. Among nodes that are equal in this sense a
-task keeps to one engine, whose prefix cache knows its prompt; it never waits for that engine while another is idle.
+within a task the samples go first come, first served. A session goes to the node with most free places: first to one
+where a place to run is free, then to one where the session can at least be prepared. Among nodes that are equal in this
+sense a task keeps to one engine, whose prefix cache knows its prompt; it never waits for that engine while another is
+idle.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from polar_gym.protocol import Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRoom:
-    """What a node can still take."""
+class FreePlaces:
+    """The places of one node that a session can still be given."""
 
-    node: str
+    name: str
+    """The node's."""
     engine_key: str
     running: int
     """Places to run that nobody on the node is on his way to; negative when sessions queue for them."""
@@ -27,7 +29,7 @@ class NodeRoom:
     """Sessions that it may be given: those that run, and those that are prepared ahead of a free place."""
 
     @classmethod
-    def of(cls, heartbeat: Heartbeat, dispatched_since: int = 0) -> NodeRoom:
+    def of(cls, heartbeat: Heartbeat, dispatched_since: int = 0) -> FreePlaces:
         """`dispatched_since`: sessions that were sent to the node and that the heartbeat does not know of yet."""
         places, held = heartbeat.places, heartbeat.held
         load = heartbeat.waiting + held.init + held.ready + held.run + dispatched_since
@@ -35,7 +37,7 @@ class NodeRoom:
         total = 0 if heartbeat.draining else max(0, places.init + places.ready + places.run - load - backlog)
         return cls(heartbeat.node, heartbeat.engine_key, places.run - load, total)
 
-    def with_one_more(self) -> NodeRoom:
+    def with_one_more(self) -> FreePlaces:
         return replace(self, running=self.running - 1, total=self.total - 1)
 
 
@@ -95,28 +97,28 @@ class Assignment:
     node: str
 
 
-def choose(rooms: Iterable[NodeRoom], preferred_engine: str | None) -> NodeRoom | None:
-    """The node for one session; None: none has room."""
-    open_rooms = [room for room in rooms if room.total > 0]
-    if not open_rooms:
+def choose(nodes: Iterable[FreePlaces], preferred_engine: str | None) -> FreePlaces | None:
+    """Return the node for one session, or None where no node has a free place."""
+    free = [node for node in nodes if node.total > 0]
+    if not free:
         return None
-    idle = [room for room in open_rooms if room.running > 0]
-    candidates = idle or open_rooms
-    candidates = [room for room in candidates if room.engine_key == preferred_engine] or candidates
-    return max(candidates, key=lambda room: (room.running, room.total))
+    candidates = [node for node in free if node.running > 0] or free
+    candidates = [node for node in candidates if node.engine_key == preferred_engine] or candidates
+    return max(candidates, key=lambda node: (node.running, node.total))
 
 
-def plan(rooms: Iterable[NodeRoom], queue: FairQueue, engines: Mapping[str, str]) -> list[Assignment]:
-    """Take from the queue all that the nodes have room for. `engines`: task -> the engine that its sessions are on."""
-    left = {room.node: room for room in rooms}
+def plan(nodes: Iterable[FreePlaces], queue: FairQueue, engines: Mapping[str, str]) -> list[Assignment]:
+    """Take from the queue all sessions that the nodes have free places for. `engines`: task -> the engine that its
+    sessions are on."""
+    left = {node.name: node for node in nodes}
     engines = dict(engines)
     assignments = []
     while (head := queue.peek()) is not None:
-        room = choose(left.values(), engines.get(head[0]))
-        if room is None:
+        node = choose(left.values(), engines.get(head[0]))
+        if node is None:
             break
         task_id, session_id = queue.pop()
-        engines.setdefault(task_id, room.engine_key)
-        left[room.node] = room.with_one_more()
-        assignments.append(Assignment(session_id, task_id, room.node))
+        engines.setdefault(task_id, node.engine_key)
+        left[node.name] = node.with_one_more()
+        assignments.append(Assignment(session_id, task_id, node.name))
     return assignments

@@ -173,7 +173,7 @@ class RolloutService:
         unwanted = await self._hear(member)
         if missing := member.missing():
             await self.book.lost(missing, "its gateway does not know it any more")
-        self.book.room_changed.set()
+        self.book.may_place.set()
         return HeartbeatAnswer(
             lease_seconds=self.limits.lease_seconds,
             known=not unwanted,

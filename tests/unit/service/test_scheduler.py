@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from polar_gym.protocol import Heartbeat, StageCounts
 from polar_gym.schema import EngineInfo
-from polar_gym.service.scheduler import FairQueue, NodeRoom, choose, plan
+from polar_gym.service.scheduler import FairQueue, FreePlaces, choose, plan
 
-rooms = st.lists(
+free_places = st.lists(
     st.builds(
-        NodeRoom,
-        node=st.text("abcdef", min_size=1, max_size=3),
+        FreePlaces,
+        name=st.text("abcdef", min_size=1, max_size=3),
         engine_key=st.sampled_from(["x", "y", "z"]),
         running=st.integers(-3, 4),
         total=st.integers(0, 8),
     ),
     max_size=6,
-    unique_by=lambda room: room.node,
+    unique_by=lambda node: node.name,
 )
 tasks = st.lists(st.integers(1, 12), max_size=6)
 """How many sessions each task has."""
@@ -34,42 +34,44 @@ def queue_of(sizes: list[int]) -> FairQueue:
     return queue
 
 
-@given(rooms, tasks)
-def test_capacity_is_respected_and_nothing_waits_while_there_is_room(nodes: list[NodeRoom], sizes: list[int]) -> None:
+@given(free_places, tasks)
+def test_capacity_is_respected_and_nothing_waits_while_a_place_is_free(
+    nodes: list[FreePlaces], sizes: list[int]
+) -> None:
     queue = queue_of(sizes)
-    given_to = Counter(placement.node for placement in plan(nodes, queue, {}))
-    capacity = {room.node: room.total for room in nodes}
+    given_to = Counter(assignment.node for assignment in plan(nodes, queue, {}))
+    capacity = {node.name: node.total for node in nodes}
     assert all(count <= capacity[node] for node, count in given_to.items())
     assert given_to.total() == min(sum(sizes), sum(capacity.values()))
     assert len(queue) == sum(sizes) - given_to.total()
 
 
-@given(rooms, tasks)
-def test_tasks_take_turns_and_their_sessions_stay_in_order(nodes: list[NodeRoom], sizes: list[int]) -> None:
-    placements = plan(nodes, queue_of(sizes), {})
+@given(free_places, tasks)
+def test_tasks_take_turns_and_their_sessions_stay_in_order(nodes: list[FreePlaces], sizes: list[int]) -> None:
+    assignments = plan(nodes, queue_of(sizes), {})
     for task, size in enumerate(sizes):
-        own = [placement.session_id for placement in placements if placement.task_id == f"t{task}"]
+        own = [assignment.session_id for assignment in assignments if assignment.task_id == f"t{task}"]
         assert own == [f"t{task}-{session}" for session in range(len(own))]
         for other, _ in enumerate(sizes):
-            others = sum(placement.task_id == f"t{other}" for placement in placements)
+            others = sum(assignment.task_id == f"t{other}" for assignment in assignments)
             assert len(own) == size or others <= len(own) + 1, "nobody is served twice before a waiting one once"
 
 
-@given(rooms, tasks, st.dictionaries(st.sampled_from([f"t{n}" for n in range(6)]), st.sampled_from("xyz")))
+@given(free_places, tasks, st.dictionaries(st.sampled_from([f"t{n}" for n in range(6)]), st.sampled_from("xyz")))
 def test_a_session_never_waits_for_its_engine_while_another_node_is_idle(
-    nodes: list[NodeRoom], sizes: list[int], engines: dict[str, str]
+    nodes: list[FreePlaces], sizes: list[int], engines: dict[str, str]
 ) -> None:
-    left = {room.node: room for room in nodes}
-    for placement in plan(nodes, queue_of(sizes), engines):
-        chosen = left[placement.node]
-        idle = [room for room in left.values() if room.running > 0 and room.total > 0]
+    left = {node.name: node for node in nodes}
+    for assignment in plan(nodes, queue_of(sizes), engines):
+        chosen = left[assignment.node]
+        idle = [node for node in left.values() if node.running > 0 and node.total > 0]
         assert not idle or chosen in idle
-        equals = idle or [room for room in left.values() if room.total > 0]
-        preferred = engines.get(placement.task_id)
-        if any(room.engine_key == preferred for room in equals):
+        equals = idle or [node for node in left.values() if node.total > 0]
+        preferred = engines.get(assignment.task_id)
+        if any(node.engine_key == preferred for node in equals):
             assert chosen.engine_key == preferred, "its own engine, where that costs no waiting"
-        engines.setdefault(placement.task_id, chosen.engine_key)
-        left[placement.node] = chosen.with_one_more()
+        engines.setdefault(assignment.task_id, chosen.engine_key)
+        left[assignment.node] = chosen.with_one_more()
 
 
 @given(
@@ -103,15 +105,15 @@ def test_the_queue_gives_back_each_session_once_or_forgets_it(steps: list[tuple[
         assert (queue.peek() is None) == (not waiting)
 
 
-def test_the_node_with_most_room_by_stage() -> None:
-    prepared_only = NodeRoom("big", "x", running=0, total=9)
-    small = NodeRoom("small", "x", running=1, total=1)
+def test_the_node_with_most_free_places_by_stage() -> None:
+    prepared_only = FreePlaces("big", "x", running=0, total=9)
+    small = FreePlaces("small", "x", running=1, total=1)
     assert choose([prepared_only, small], None) == small, "a place to run comes before many to be prepared in"
-    assert choose([prepared_only, NodeRoom("full", "x", running=4, total=0)], None) == prepared_only
+    assert choose([prepared_only, FreePlaces("full", "x", running=4, total=0)], None) == prepared_only
     assert choose([], None) is None
 
 
-def test_room_counts_what_is_held_on_its_way_and_not_yet_graded() -> None:
+def test_free_places_count_what_is_held_on_its_way_and_not_yet_graded() -> None:
     beat = Heartbeat(
         node="a",
         url="http://a",
@@ -122,7 +124,7 @@ def test_room_counts_what_is_held_on_its_way_and_not_yet_graded() -> None:
         held=StageCounts(init=1, ready=0, run=2, postrun=3),
         waiting=1,
     )
-    room = NodeRoom.of(beat, dispatched_since=1)
-    assert room.running == 4 - (1 + 2 + 1 + 1)
-    assert room.total == (1 + 2 + 4) - (1 + 2 + 1 + 1) - (3 - 1), "a backlog of grading takes room away"
-    assert NodeRoom.of(beat.model_copy(update={"draining": True})).total == 0
+    free = FreePlaces.of(beat, dispatched_since=1)
+    assert free.running == 4 - (1 + 2 + 1 + 1)
+    assert free.total == (1 + 2 + 4) - (1 + 2 + 1 + 1) - (3 - 1), "a backlog of grading takes places away"
+    assert FreePlaces.of(beat.model_copy(update={"draining": True})).total == 0
