@@ -1,7 +1,33 @@
-"""Front door 3: tasks -> sessions -> gateway nodes -> episodes.
+"""The rollout service: takes tasks over HTTP, runs their sessions on gateway nodes, and hands out the episodes.
 
-`run` and `sweep` roll out configs on a node in this process. The rollout service does it for others, over HTTP and on
-many nodes: `task` (the life of a task, pure), `scheduler` (who goes where, pure), `fleet` (which nodes live, pure),
-`store`, `book` and `dispatcher` (what happens is written, and told to nodes), `service` (all of it, without HTTP),
-`server` and `edge` (HTTP), `callbacks`, `client`, `ray_cluster`, and `process`, which puts them together.
+`polar-gym serve` starts it. (`polar-gym rollout`, in the room `runs`, runs tasks on this machine without a server.)
+
+The decisions, as pure code without a clock, a disk or a network:
+
+    task            the life of one task: its samples, their placements and attempts, which episode is accepted
+    scheduler       which waiting session goes to which node
+    fleet           which nodes live, what they hold, how many free places they have
+    weights         which weight versions there were, and how far a session lies behind
+    change          what happened to a task, to be written as one
+
+What is kept, and what is done about it:
+
+    store           SQLite: tasks, samples, events, outbox, weights
+    episode_files   the episodes in full, one file each
+    book            the live tasks in memory, and the only way to write about them
+    dispatcher      gives sessions to nodes, and calls them off
+    callbacks       sends results to a task's `callback_url`
+    service         all of these together, without HTTP
+    metrics         what Prometheus reads
+
+The edges:
+
+    server, openapi the HTTP port and its description
+    node_link       the requests that the server sends to nodes
+    settings        the settings of `polar-gym serve`
+    process         the server as a process
+    ray_cluster     nodes on the machines of a Ray cluster
+
+The room may use `gateway.node`, `config`, `http` and what lies below them. Only `cli` uses it; clients know nothing but
+`protocol`.
 """
