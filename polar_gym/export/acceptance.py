@@ -11,20 +11,20 @@ from polar_gym.schema import Episode, Trace
 
 
 class Filters(Record):
-    """What a dataset accepts. One directory has one set of filters, for good."""
+    """The conditions under which a dataset accepts episodes. The filters of a directory never change."""
 
     min_reward: float | None = None
-    """Accept by reward. None: by the tests: all of FAIL_TO_PASS and PASS_TO_PASS must have passed."""
+    """Accept by reward. None: accept by tests; all of FAIL_TO_PASS and PASS_TO_PASS must have passed."""
     allow_scripted: bool = False
-    """Accept also episodes of a scripted policy, which imitate nobody."""
+    """Accept also episodes of a scripted policy, which is not a model."""
     allow_truncated: bool = True
     """Accept also episodes that a budget ended after the work was done."""
     max_tokens: int | None = Field(default=None, gt=0)
-    """Leave out traces that are longer."""
+    """Leave out traces with more tokens than this."""
 
 
 def refusal(episode: Episode, filters: Filters) -> str | None:
-    """Why an episode is not accepted, in a word or two; None: it is."""
+    """Return in a word or two why an episode is not accepted. None: the episode is accepted."""
     if episode.engine.scripted and not filters.allow_scripted:
         return "scripted"
     if episode.session.failure is not None or episode.reward is None:
@@ -37,7 +37,7 @@ def refusal(episode: Episode, filters: Filters) -> str | None:
 
 
 def trace_refusal(trace: Trace, filters: Filters) -> str | None:
-    """Why a trace of an accepted episode is left out; None: it is not."""
+    """Return why a trace of an accepted episode is left out. None: the trace becomes a row."""
     if not trace.trainable_tokens:
         return "nothing trainable"
     if filters.max_tokens is not None and len(trace.prompt_ids) + len(trace.response_ids) > filters.max_tokens:
@@ -48,7 +48,10 @@ def trace_refusal(trace: Trace, filters: Filters) -> str | None:
 
 
 def _resolved(episode: Episode) -> bool:
-    """All tests passed, one by one, where the evaluator knows single tests; `resolved` alone must not be trusted."""
+    """Return whether the task is resolved and every single test that the evaluator reports has passed.
+
+    `resolved` alone must not be trusted.
+    """
     evaluation = episode.evaluation
     if evaluation is None or evaluation.resolved is not True:
         return False

@@ -1,13 +1,13 @@
 """A dataset directory that grows in parts.
 
     README.md                             the card; `datasets.load_dataset(DIR)` reads the splits from it
-    filters.json                          what this directory accepts
-    parquet/SPLIT-00000.parquet           rows, a file per part and split
+    filters.json                          the filters of this directory; locked during an export
+    parquet/SPLIT-00000.parquet           rows, one file for each part and split
     jsonl/SPLIT-00000.jsonl               the same rows
-    ledger/00000.jsonl                    the episodes of that part: written last, it makes the part count
+    ledger/00000.jsonl                    the episodes of that part: a part without a ledger does not count
 
-Every file is written beside its place and renamed, the ledger's last. A run that was killed leaves whole files: what of
-them has no ledger is removed by the next run, which sees those episodes as new.
+Every file is written beside its place and renamed, the ledger last. A run that was killed leaves whole files only. The
+next run removes the files that have no ledger, and takes their episodes as new.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ chat. All examples of a task are in one split; of each repository about one task
 
 
 def split_of(task: str) -> str:
-    """Return the split of all examples of a task: of each repository about one task in ten is for validation.
+    """Return the split of all examples of a task. About one task in ten of each repository is for validation.
 
-    The task's name alone decides. So neither the order of the episodes, nor what is added later, nor another directory
-    moves a task to the other side: datasets can be joined, and a model that was trained on one has not seen another's
-    validation tasks. The price is that the share of a repository with few tasks is a matter of chance.
+    The task's name alone decides. The order of the episodes, later additions and other directories do not move a task
+    to the other split. Datasets can therefore be joined: a model that was trained on one dataset has not seen the
+    validation tasks of another. The price is that the share of a repository with few tasks is a matter of chance.
 
-    Repositories are on both sides. As groups they are too few to split (all eleven of SWE-Gym would be in train);
-    to hold one out, filter by the column `repo`.
+    Repositories are in both splits, because they are too few to split as groups (all eleven of SWE-Gym would be in
+    train). To hold out a repository, filter by the column `repo`.
     """
     share = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8]) / 2**64
     return "validation" if share < VALIDATION_SHARE else "train"
 
 
 class SftDataset:
-    """A directory opened for adding; `open_dataset` makes sure that it is nobody else's meanwhile."""
+    """A directory that is open for more parts. `open_dataset` excludes other processes meanwhile."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -67,12 +67,12 @@ class SftDataset:
         self.seen = {(entry.session_id, entry.attempt) for entry in self.entries}
         self.digests = {example.digest for entry in self.entries for example in entry.examples}
         self.splits = {entry.task_id: example.split for entry in self.entries for example in entry.examples}
-        """Task id -> its split: a task stays where the directory has it, also if an earlier version put it there."""
+        """Task id -> its split. A task stays in the split that it has, also if an earlier version chose that split."""
         self._parts = len(self._ledgers())
         self._remove_unfinished()
 
     def add_part(self, entries: Sequence[EpisodeEntry], rows: Sequence[tuple[str, Row]]) -> None:
-        """Commit episodes with their rows (split, row): all of them, or after a kill none."""
+        """Commit episodes with their rows (split, row): all of them, or none if the process is killed."""
         part = f"{self._parts:05d}"
         for split in SPLITS:
             chosen = [row for name, row in rows if name == split]
@@ -108,8 +108,10 @@ class SftDataset:
 
 @contextlib.contextmanager
 def open_dataset(directory: Path, filters: Filters) -> Iterator[SftDataset]:
-    """The dataset in `directory`, made where there is none. Raises `ConfigError` where it holds something else, accepts
-    by other filters, or is being written to."""
+    """Open the dataset in `directory`, or make a new one there.
+
+    Raises `ConfigError` where the directory holds something else, has other filters, or is being written to.
+    """
     try:
         if directory.exists() and any(directory.iterdir()) and not (directory / "filters.json").exists():
             raise ConfigError(f"--out={directory}: holds something else than a dataset of this command; name a new one")
@@ -134,7 +136,7 @@ def _check_filters(file: IO[bytes], directory: Path, filters: Filters) -> None:
             raise ConfigError(
                 f"--out={directory}: was made with the filters {json.dumps(known)}; give the same, or another directory"
             )
-    for entries in (directory / "ledger").iterdir():  # nothing was accepted yet: the filters look at all episodes again
+    for entries in (directory / "ledger").iterdir():  # no episode was accepted: the new filters see all again
         entries.unlink()
     file.truncate(0)
     file.write(filters.to_json())

@@ -1,4 +1,4 @@
-"""What a dataset directory knows of the episodes that it has seen: one line each, accepted or not."""
+"""The ledger of a dataset directory: one line for each episode that the directory has seen, accepted or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ExampleEntry(Record):
     kind: Kind
     messages: int
     turns: int
-    """Answers of the policy."""
+    """Number of the policy's answers."""
     tokens: int
     trainable_tokens: int
 
@@ -30,7 +30,7 @@ class EpisodeEntry(Record):
     repo: str
     reward: float | None
     refused: str | None = None
-    """Why no trace of it was looked at; None: it was accepted."""
+    """Why the episode was refused; its traces were not examined. None: the episode was accepted."""
     left_out: dict[str, int] = Field(default_factory=dict)
-    """Traces of an accepted episode that became no row, by reason; `duplicate` among them."""
+    """Number of traces of an accepted episode that did not become rows, by reason. One reason is `duplicate`."""
     examples: list[ExampleEntry] = Field(default_factory=list)

@@ -1,9 +1,9 @@
-"""What one example is: a trace as exact token ids with a loss mask, and the same as chat messages with tools.
+"""One example: a trace as exact token ids with a loss mask, and the same as chat messages with tools.
 
-`input_ids` and `assistant_masks` are what TRL's SFT trainer (and any other that takes tokenised examples) trains on:
-the ids that the engine conditioned on and sampled, never re-tokenised text. `messages` and `tools` are what it applies
-a chat template to when the ids are taken out, for a model with another tokenizer. Arguments of tool calls are objects,
-as chat templates want them; those that are no JSON object stay the text that the policy wrote.
+TRL's SFT trainer, and any other trainer of tokenised examples, trains on `input_ids` and `assistant_masks`: the ids
+that the engine conditioned on and sampled, never re-tokenised text. For a model with another tokenizer, drop these two
+columns: the trainer then applies a chat template to `messages` and `tools`. Arguments of tool calls are objects, as
+chat templates want them. Arguments that are not a JSON object stay the text that the policy wrote.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ COLUMNS: dict[str, tuple[pa.DataType, dict[str, Any]]] = {
     "input_ids": (pa.list_(pa.int32()), {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"}),
     "assistant_masks": (pa.list_(pa.int8()), {"feature": {"dtype": "int8", "_type": "Value"}, "_type": "List"}),
 }
-"""Column -> its Arrow type and what `datasets` calls it. Messages and tools are JSON, so that none of their fields is
-filled in or lost where rows differ."""
+"""Column -> its Arrow type, and the name of that type in `datasets`. Messages and tools are JSON: where rows have
+different fields, no field is added or lost."""
 
 SCHEMA = pa.schema(
     [(name, kind) for name, (kind, _) in COLUMNS.items()],
@@ -48,7 +48,10 @@ SCHEMA = pa.schema(
 
 
 def to_row(episode: Episode, trace: Trace) -> Row:
-    """Invariant: `input_ids` and `assistant_masks` have one length; the mask is 0 on the prompt."""
+    """Return the row of a trace.
+
+    Invariant: `input_ids` and `assistant_masks` have one length; the mask is 0 on the prompt.
+    """
     return {
         "trace_id": trace.trace_id,
         "session_id": episode.session.session_id,
@@ -67,23 +70,24 @@ def to_row(episode: Episode, trace: Trace) -> Row:
 
 
 def repository(episode: Episode) -> str:
-    """The repository that a task is about; tasks that name none are one of their own."""
+    """Return the repository of a task. A task that names none counts as a repository with the task's name."""
     return str(episode.request.metadata.get("repo") or episode.session.task_id)
 
 
 def task_name(episode: Episode) -> str:
-    """The name that a task has in its data, whatever was put before it when it was submitted."""
+    """Return the name of a task in its data set, without a prefix that was added when the task was submitted."""
     return str(episode.request.metadata.get("instance_id") or episode.session.task_id)
 
 
 def digest(row: Row) -> str:
-    """Two rows with one digest hold the same ids and train the same ones of them."""
+    """Return a hash: two rows with the same hash hold the same ids, and train the same ones of these ids."""
     hashed = hashlib.blake2b(row["input_ids"].tobytes(), digest_size=16)
     hashed.update(row["assistant_masks"].tobytes())
     return hashed.hexdigest()
 
 
 def to_table(rows: list[Row]) -> pa.Table:
+    """Return the rows as an Arrow table with the columns of `SCHEMA`."""
     arrays = []
     for name, (kind, _) in COLUMNS.items():
         values = [row[name] for row in rows]
@@ -92,18 +96,22 @@ def to_table(rows: list[Row]) -> pa.Table:
 
 
 def _json_lists(values: list[list[Any]]) -> pa.Array:
-    """Arrow makes no JSON array out of Python values by itself."""
+    """Return lists of JSON values as an Arrow array: Arrow cannot make one from Python values by itself."""
     texts = pa.array([orjson.dumps(each).decode() for value in values for each in value], pa.string())
     offsets = np.cumsum([0, *map(len, values)])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.ExtensionArray.from_storage(pa.json_(), texts))
 
 
 def to_json_line(row: Row) -> bytes:
+    """Return a row as one line of JSON, newline included."""
     return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
 def plain_message(message: Message) -> Message:
-    """A message as chat templates know it: text content, `reasoning_content`, arguments as objects, no empty fields."""
+    """Return a message as chat templates expect it.
+
+    It has text content, `reasoning_content`, arguments as objects, and no empty fields.
+    """
     plain: Message = {"role": message["role"], "content": _text(message.get("content"))}
     if message.get("reasoning"):
         plain["reasoning_content"] = message["reasoning"]
@@ -113,7 +121,7 @@ def plain_message(message: Message) -> Message:
 
 
 def _text(content: Any) -> str:
-    """The parts of a content that has only text, one after the other."""
+    """Return the joined parts of a content that has only text."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content)
     return content or ""

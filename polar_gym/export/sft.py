@@ -1,4 +1,4 @@
-"""Episodes -> a dataset for supervised fine-tuning, a part at a time."""
+"""Turn episodes into a dataset for supervised fine-tuning, one part at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from polar_gym.export.rows import Row, digest, repository, task_name, to_row
 from polar_gym.schema import Episode
 
 PART_TOKENS = 20_000_000
-"""A part is committed when its rows hold so many tokens ..."""
+"""A part is committed when its rows hold this many tokens ..."""
 PART_EPISODES = 2_000
-"""... or when it holds so many episodes."""
+"""... or when it holds this many episodes."""
 
 
 def export_sft(episodes: Iterable[Episode], directory: Path, filters: Filters) -> list[EpisodeEntry]:
-    """Add what `directory` has not seen yet; all that it then knows. Raises `ConfigError`."""
+    """Add the episodes that `directory` has not seen, and return all that it has seen by then. Raises `ConfigError`."""
     with open_dataset(directory, filters) as dataset:
         part = _Part(dataset, filters)
         for episode in episodes:
@@ -31,7 +31,7 @@ def export_sft(episodes: Iterable[Episode], directory: Path, filters: Filters) -
 
 
 class _Part:
-    """What is added next."""
+    """The part that is added next."""
 
     def __init__(self, dataset: SftDataset, filters: Filters) -> None:
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""What a person reads about a dataset: how many attempts were accepted, where, and what the examples are like."""
+"""Tables about a dataset for a person: the accepted attempts by repository, and the sizes of the examples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
 
 
 def acceptance_table(entries: Sequence[EpisodeEntry]) -> Table:
-    """One row a repository, and their sum: attempts, accepted, rate, examples, how many of them are for validation, and
-    why the others were refused."""
+    """Return a table with one row for each repository, and the sum of all.
+
+    The columns: attempts, accepted, rate, examples, examples for validation, and why the other attempts were refused.
+    """
     by_repo: defaultdict[str, list[EpisodeEntry]] = defaultdict(list)
     for entry in entries:
         by_repo[entry.repo].append(entry)
@@ -29,7 +31,7 @@ def acceptance_table(entries: Sequence[EpisodeEntry]) -> Table:
 
 
 def statistics_table(entries: Sequence[EpisodeEntry]) -> Table:
-    """Messages, turns and tokens of the examples."""
+    """Return a table of the messages, turns and tokens of the examples."""
     examples = list(_examples(entries))
     table = Table(title=f"{len(examples)} examples", title_justify="left")
     for heading in ("", "mean", "median", "min", "max", "sum"):
