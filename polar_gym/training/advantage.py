@@ -1,7 +1,7 @@
 """The advantage of a session over its group: the other samples of its task.
 
-It is a session's, not a trace's: a session that forked into five traces counts once in its group's mean. A session
-without a reward (the machinery failed, not the policy) is in no mean, and has no advantage.
+An advantage belongs to a session, not to a trace: a session that forked into five traces counts once in the mean of its
+group. A session without a reward (the machinery failed, not the policy) is in no mean, and has no advantage.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scale = Literal["none", "std"]
-"""What the difference from the group's mean is divided by: nothing, or the group's standard deviation (n - 1), as in
-GRPO's first form; without it, hard and easy tasks weigh by how much their rewards differ."""
+"""The divisor of the difference from the group's mean. `none`: no divisor; hard and easy tasks then weigh by how much
+their rewards differ. `std`: the group's standard deviation (n - 1), as in GRPO's first form."""
 
 EPSILON = 1e-6
 
 
 def advantages(rewards: Sequence[float | None], groups: Sequence[str], *, scale: Scale = "none") -> NDArray[np.float64]:
-    """One for each session; NaN where the reward is None. Unscaled, they sum to zero in every group, and where all
-    rewards of a group are equal each is exactly zero."""
+    """Return one advantage for each session; NaN where the reward is None.
+
+    Unscaled advantages sum to zero in every group. Where all rewards of a group are equal, each is exactly zero.
+    """
     values = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
     result = np.full(len(values), np.nan)
     for members in _members(groups).values():
@@ -32,7 +34,7 @@ def advantages(rewards: Sequence[float | None], groups: Sequence[str], *, scale:
 
 
 def without_variance(rewards: Sequence[float | None], groups: Sequence[str]) -> set[str]:
-    """The groups whose scored sessions all have the same reward, so that they teach nothing."""
+    """Return the groups whose scored sessions all have the same reward: these groups teach nothing."""
     seen: dict[str, set[float]] = {}
     for reward, group in zip(rewards, groups, strict=True):
         if reward is not None:
@@ -42,7 +44,7 @@ def without_variance(rewards: Sequence[float | None], groups: Sequence[str]) -> 
 
 def _over_mean(values: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]:
     if values.max() == values.min():
-        return np.zeros(len(values))  # exactly: a mean of equal numbers may differ from them in the last bit
+        return np.zeros(len(values))  # exactly zero: the mean of equal numbers may differ from them in the last bit
     centred = values - values.mean()
     return centred if scale == "none" else centred / (values.std(ddof=1) + EPSILON)
 

@@ -1,10 +1,10 @@
-"""Traces as rows of a training batch, with the balance of what came in and what goes out.
+"""Traces as rows of a training batch, with the counts of all traces and tokens that came in and that went out.
 
 A row is a whole sequence with the advantage of its session and a weight for each trainable token. The weights of a
 batch sum to one, so that `-(weights * advantage * ratio).sum()` is the policy-gradient loss. A sampled token is
 trainable in one trace only, therefore neither weighting lets a session count more because it forked.
 
-Advantages come first, policies after: what becomes of a session's rows changes no baseline.
+Advantages are computed before rows are dropped or cut. Therefore no dropped row changes the mean of a group.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from polar_gym.schema import Episode, LossMask, TokenIds, Trace
 from polar_gym.training.advantage import Scale, advantages, without_variance
 
 Overlong = Literal["drop", "truncate", "mask"]
-"""What becomes of a trace that is longer than the trainer takes: no row; a row of its first tokens; or a row of its
-first tokens of which none is trained, so that there are as many rows as traces."""
+"""The treatment of a trace that is longer than the trainer takes. `drop`: no row. `truncate`: its first tokens.
+`mask`: its first tokens, none of which is trained, so that there are as many rows as traces."""
 
 ZeroVariance = Literal["keep", "drop"]
-"""What becomes of the rows of a group whose rewards are all equal: advantages of 0, or no rows."""
+"""The treatment of a group whose rewards are all equal. `keep`: rows with advantages of 0. `drop`: no rows."""
 
 Weighting = Literal["token", "session"]
-"""`token`: all trainable tokens of the batch weigh the same (DAPO's token mean). `session`: all sessions do, and so do
-the tokens of one session (GRPO's mean of means, over sessions instead of rows)."""
+"""`token`: all trainable tokens of a batch weigh the same (DAPO's token mean). `session`: all sessions weigh the same,
+and so do all tokens of one session (GRPO's mean of means, over sessions instead of rows)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,15 +42,15 @@ class Row:
 
     token_ids: TokenIds
     prompt_length: int
-    """How many of them are the prompt of the first call."""
+    """How many of the tokens are the prompt of the first call."""
     loss_mask: LossMask
     logprobs: NDArray[np.float32]
-    """As captured when the token was sampled."""
+    """Log-probabilities as captured when the tokens were sampled."""
     weights: NDArray[np.float32]
     advantage: float
     reward: float
     group_id: str
-    """The task; empty in a row that only fills up."""
+    """The task; empty in an inert row."""
     session_id: str
     trace_id: str
 
@@ -60,14 +60,14 @@ class Row:
 
     @property
     def inert(self) -> bool:
-        """Whether it only fills up the batch."""
+        """Return whether the row only fills up the batch."""
         return not self.trace_id
 
 
 @dataclass(slots=True)
 class Balance:
-    """`traces == rows + sum(traces_left_out.values())` and
-    `trainable_tokens == tokens + sum(tokens_left_out.values())`, exactly.
+    """The counts of a batch. These hold exactly: `traces == rows + sum(traces_left_out.values())` and
+    `trainable_tokens == tokens + sum(tokens_left_out.values())`.
 
     Reasons: `no_reward` (a masked episode), `no_trainable_token`, `zero_variance`, `overlong`, `other_trace` (the form
     has room for one trace of a session).
@@ -75,19 +75,19 @@ class Balance:
 
     episodes: int = 0
     masked_episodes: int = 0
-    """Without a reward: in no group's mean."""
+    """Episodes without a reward: they are in no group's mean."""
     groups: int = 0
-    """With at least one scored session."""
+    """Groups with at least one scored session."""
     zero_variance_groups: int = 0
     traces: int = 0
     trainable_tokens: int = 0
     rows: int = 0
     tokens: int = 0
-    """Trainable ones, in all rows."""
+    """Trainable tokens in all rows."""
     traces_left_out: Counter[str] = field(default_factory=Counter)
     tokens_left_out: Counter[str] = field(default_factory=Counter)
     inert_rows: int = 0
-    """Not counted in `rows`."""
+    """Rows that only fill up the batch. `rows` does not count them."""
 
     @property
     def holds(self) -> bool:
@@ -117,11 +117,11 @@ def make_batch(
     weighting: Weighting = "token",
     multiple_of: int = 1,
 ) -> Batch:
-    """The rows of a GRPO step over `episodes`: every session of the step, for groups are made here, by task.
+    """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by task.
 
     `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
-    data-parallel ranks; inert rows fill up to it. Raises `ValueError` for a session that occurs twice, a reward or a
-    logprob that is no number, and a wrong setting.
+    data-parallel ranks; inert rows fill the batch up to a multiple. Raises `ValueError` for a session that occurs
+    twice, for a reward or a logprob that is not finite, and for a wrong setting.
     """
     episodes = list(episodes)
     _check_choice("overlong", overlong, Overlong)
@@ -154,11 +154,12 @@ def make_batch(
 
 
 def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
+    """Return the reward and the group of each episode."""
     return [episode.reward for episode in episodes], [episode.session.task_id for episode in episodes]
 
 
 def begin_balance(episodes: Sequence[Episode]) -> Balance:
-    """What is known before any trace was looked at."""
+    """Return the counts that are known before any trace is examined."""
     rewards, groups = rewards_and_groups(episodes)
     return Balance(
         episodes=len(episodes),
@@ -169,7 +170,7 @@ def begin_balance(episodes: Sequence[Episode]) -> Balance:
 
 
 def _check_choice(name: str, given: str, choices: Any) -> None:
-    """Raises `ValueError` for none of a literal's: it would be taken for the last one."""
+    """Raise `ValueError` for an unknown choice: the code would take it for the last one."""
     if given not in get_args(choices):
         raise ValueError(f"{name}={given!r}: unknown; known: {', '.join(map(repr, get_args(choices)))}")
 
@@ -188,7 +189,7 @@ def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int
 
 
 def check_logprobs(episodes: Sequence[Episode]) -> None:
-    """Raises `ValueError` where one of a scored session is no number: it would make the loss none."""
+    """Raise `ValueError` where a logprob of a scored session is not finite: the loss would not be finite either."""
     for episode in episodes:
         for trace in episode.trajectory.traces if episode.reward is not None else []:
             if not np.isfinite(trace.logprobs).all():
@@ -224,7 +225,10 @@ def _row(episode: Episode, trace: Trace, advantage: float) -> Row:
 
 
 def _fitted(row: Row, max_tokens: int | None, overlong: Overlong) -> Row | None:
-    """None: it gets no row. A cut that leaves nothing to train is none either, unless rows are to be kept."""
+    """Return the row cut to `max_tokens`. None: the trace gets no row.
+
+    A cut row without trainable tokens is dropped too, except with `mask`, which keeps all rows.
+    """
     if max_tokens is None or len(row.token_ids) <= max_tokens:
         return row
     if overlong == "drop":
@@ -258,7 +262,7 @@ def _weighted(rows: Sequence[Row], weighting: Weighting) -> list[Row]:
 
 
 def _inert_row() -> Row:
-    """One token, so that attention has something to attend to; nothing to train."""
+    """Return a row that only fills up: one token, which attention needs, and nothing to train."""
     return Row(
         token_ids=np.zeros(1, np.int32),
         prompt_length=1,

@@ -1,13 +1,13 @@
 """Rows as NeMo RL takes them: message logs, and the data of its policy loss.
 
-NeMo RL knows two roles: a message of the `assistant` with `generation_logprobs` is trained, any other is context. So a
-row is cut where its loss mask changes; tokens of a call that is excluded are context too. Contents are empty, as in
-NeMo RL's own Gym environment: everything there goes by `token_ids`.
+NeMo RL knows two roles: a message of the `assistant` with `generation_logprobs` is trained, any other is context.
+Therefore a row is cut where its loss mask changes; tokens of an excluded call are context too. Contents are empty, as
+in NeMo RL's own Gym environment, which reads `token_ids` only.
 
-NeMo RL's own advantage estimators group rows by the ids of their prompt and count rows: a trace of a sub-agent would be
-in another group than its session, a fork would weigh more in its own. Give them one row a session, or hand over
-`train_data`, where the advantages are ours. Written from NeMo RL's sources, and not run with it. All arrays are
-numpy's; `to_torch` makes them what NeMo RL wants.
+NeMo RL's advantage estimators group rows by the ids of their prompt, and count rows. A trace of a sub-agent would be in
+another group than its session, and a session that forked would weigh more in its group. Give NeMo RL one row for each
+session, or use `train_data`, which holds our advantages. This module is written from NeMo RL's sources, and was not run
+with NeMo RL. All arrays are numpy's; `to_torch` turns them into the tensors that NeMo RL wants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 def message_log(row: Row) -> list[Message]:
-    """The row as messages whose `token_ids` in order are the row's."""
+    """Return the row as messages whose joined `token_ids` are those of the row."""
     changes = np.flatnonzero(np.diff(row.loss_mask)) + 1
     spans = list(pairwise([0, *changes.tolist(), len(row.token_ids)]))
     return [_message(row, start, end) for start, end in spans]
@@ -40,7 +40,7 @@ def _message(row: Row, start: int, end: int) -> Message:
 
 
 def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One `DatumSpec` for each row, with its reward and group; `loss_multiplier` is 0.0 where nothing is trained."""
+    """Return one `DatumSpec` for each row. `loss_multiplier` is 0.0 where nothing is trained."""
     return [
         {
             "message_log": message_log(row),
@@ -57,8 +57,11 @@ def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def train_data(rows: Sequence[Row], pad_id: int, *, make_sequence_length_divisible_by: int = 1) -> dict[str, Any]:
-    """What the policy's training step reads, the advantages included. Its token-level loss is the mean over
-    `token_mask` in all rows, which is our `weighting="token"`. Raises `ValueError` where there are no rows."""
+    """Return the arrays that the policy's training step reads, the advantages included.
+
+    The token-level loss of NeMo RL is the mean over `token_mask` in all rows, which is our `weighting="token"`. Raises
+    `ValueError` where there are no rows.
+    """
     arrays = padded(rows, pad_id, length_multiple_of=make_sequence_length_divisible_by)
     return {
         "input_ids": arrays["input_ids"],

@@ -17,7 +17,7 @@ from polar_gym.training.batch import Row
 
 
 def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> dict[str, Any]:
-    """`rows` padded on the right to one length. Raises `ValueError` where there are none.
+    """Return the rows as arrays, padded on the right to one length. Raises `ValueError` where there are no rows.
 
     `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
     `advantages` float32 (the session's, where `loss_mask` is 1). `(rows,)`: `rewards` float32, `lengths` and
@@ -49,7 +49,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
 
 
 def to_torch(value: Any) -> Any:
-    """`value` with every numpy array in its dictionaries and lists as a torch tensor."""
+    """Return `value` with a torch tensor in the place of every numpy array in its dictionaries and lists."""
     torch = importlib.import_module("torch")
 
     def convert(part: Any) -> Any:

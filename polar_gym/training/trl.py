@@ -7,10 +7,11 @@
 
     GRPOTrainer(model, reward_funcs=episode_reward, rollout_func=rollout_func, ...)
 
-TRL computes the advantages, over one row a session. So each session gives its trace with most to train; what its other
-traces hold is reported, and not trained: use `make_batch` where sessions fork. `env_mask` is TRL's name for the loss
-mask of a completion. A session without a reward gets None, which TRL leaves out of its group and does not train. Tried
-with TRL 1.16, which hands every prompt to `rollout_func` as often as it wants samples of it.
+TRL computes the advantages, over one row for each session. Therefore each session gives its trace with the most
+trainable tokens. Its other traces are counted and not trained: use `make_batch` where sessions fork. `env_mask` is
+TRL's name for the loss mask of a completion. A session without a reward gets None: TRL leaves that session out of its
+group and does not train it. Tried with TRL 1.16, which passes every prompt to `rollout_func` once for each sample that
+it wants.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from polar_gym.schema import Episode, Trace
 from polar_gym.training.batch import Balance, begin_balance, check_logprobs
 
 NOTHING_ID = 0
-"""What a session without any trace consists of: TRL wants a token of prompt and of completion even so."""
+"""The only token of a session without traces: TRL needs one token of prompt and one of completion."""
 
 
 def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], Balance]:
-    """`prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, with `reward` and `session_id` beside them, which TRL
-    hands to reward functions; and what became of the traces. Raises `ValueError` for a logprob that is no number."""
+    """Return TRL's columns, and the counts of the traces.
+
+    The columns are `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`; TRL passes the two others, `reward` and
+    `session_id`, to reward functions. Raises `ValueError` for a logprob that is not finite.
+    """
     check_logprobs(episodes)
     output: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
@@ -72,5 +76,5 @@ def _count(balance: Balance, episode: Episode, main: Trace | None) -> None:
 
 
 def episode_reward(*, reward: list[float | None], **_: Any) -> list[float | None]:
-    """A reward function for TRL: what the evaluator said."""
+    """Return the evaluators' rewards: a reward function for TRL."""
     return reward
