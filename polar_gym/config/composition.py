@@ -8,6 +8,7 @@ no config file names is let through, because `polar_gym.config.checking` judges 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,16 +59,23 @@ def compose_config(
 
     `config_dir` may hold more recipes and more choices for the groups. Raises `ConfigError`.
     """
-    known = recipe_names(config_dir)
-    if recipe is not None and recipe not in known:
-        raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(known)}")
     groups = group_choices(config_dir)
+    _check_recipe(recipe, recipe_names(config_dir), groups["harness"])
     told = [part for override in _parsed(overrides) for part in _as_told(override, groups)]
     roots = config_roots("recipes" if recipe else "conf", config_dir)
     root = next(root for root in roots if (root / f"{recipe or 'config'}.yaml").exists())
     others = ",".join(f"file://{other.resolve()}" for other in config_roots("conf", config_dir))
     with _hydra(root):
         return compose(recipe or "config", [f"hydra.searchpath=[{others}]", *told], return_hydra_config=True)
+
+
+def _check_recipe(recipe: str | None, known: Sequence[str], harnesses: Sequence[str]) -> None:
+    if recipe is None or recipe in known:
+        return
+    removed = re.fullmatch(r"swe_(.+)_(rollout|eval)", recipe)
+    if removed and removed[1] in harnesses:
+        raise ConfigError(f"recipe={recipe!r}: was removed; use: swe_{removed[2]} harness={removed[1]}")
+    raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(known)}")
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:

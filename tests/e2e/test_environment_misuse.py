@@ -64,8 +64,8 @@ def test_the_harness_is_the_recipes_unless_one_is_named(name: str, settings: dic
     """Guards against a default of ours that wins over the recipe without a word."""
     settings = {**settings, "engine": {"name": "vllm", "url": "http://127.0.0.1:1"}, "runtime": "bubblewrap"}
     for recipe, named, expected in (
-        ("swe_codex_rollout", {}, "codex"),
-        ("swe_codex_rollout", {"harness": "qwen_code"}, "qwen_code"),
+        ("swe_rollout", {}, "codex"),
+        ("swe_rollout", {"harness": "qwen_code"}, "qwen_code"),
         (None, {}, "pi"),
     ):
         env: Any = gym.make(name, **{**settings, **named, "recipe": recipe}).unwrapped

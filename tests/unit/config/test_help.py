@@ -81,7 +81,7 @@ def test_cfg_job_shows_the_composed_config_as_yaml(capsys: pytest.CaptureFixture
 
 
 def test_cfg_of_a_sweep_shows_each_runs_config(capsys: pytest.CaptureFixture[str]) -> None:
-    main_ends(["rollout", "-m", "recipe=swe_pi_eval", "--cfg", "job", "harness=pi,codex"])
+    main_ends(["rollout", "-m", "recipe=swe_eval", "--cfg", "job", "harness=pi,codex"])
     shown = list(yaml.safe_load_all(capsys.readouterr().out))
     assert [each["harness"]["name"] for each in shown] == ["pi", "codex"]
     assert {each["proxy"]["splice"] for each in shown} == {"off"}, "as it is typed: no YAML boolean"

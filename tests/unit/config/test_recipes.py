@@ -15,6 +15,7 @@ from polar_gym.config.files import recipe_names
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.ablation import cost
+from polar_gym.errors import ConfigError
 from polar_gym.nemo import component_root
 from polar_gym.nemo.rollouts import AgentSettings, run_configs
 from polar_gym.paths import shipped_dir
@@ -35,24 +36,28 @@ def loaded(recipe: str, *overrides: str) -> RunConfig:
 
 @pytest.mark.parametrize("harness", CLI_HARNESSES)
 def test_each_harness_has_a_rollout_and_an_evaluation_that_serves_as_deployed(harness: str) -> None:
-    rollout, evaluation = loaded(f"swe_{harness}_rollout"), loaded(f"swe_{harness}_eval")
+    rollout, evaluation = (loaded(f"swe_{kind}", f"harness={harness}") for kind in ("rollout", "eval"))
     assert rollout.harness.name == evaluation.harness.name == harness
     assert (rollout.proxy.splice, evaluation.proxy.splice) == ("auto", "off")
     assert rollout.rollout.output != evaluation.rollout.output
 
 
 def test_a_recipes_harness_can_be_another_and_the_output_follows() -> None:
-    config = loaded("swe_codex_rollout", "harness=claude_code", "rollout.num_samples=16")
-    assert (config.harness.name, config.rollout.num_samples) == ("claude_code", 16)
+    config = loaded("swe_rollout", "harness=claude_code", "rollout.num_samples=4")
+    assert (config.harness.name, config.rollout.num_samples) == ("claude_code", 4)
     assert config.rollout.output == Path("outputs/claude_code_rollout.jsonl")
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_the_readme_says_what_each_recipe_is(recipe: str) -> None:
-    family = recipe
-    for harness in CLI_HARNESSES:
-        family = family.replace(f"_{harness}_", "_<harness>_")
-    assert f"**{family}**" in README or f"`{family}`" in README
+    assert f"**{recipe}**" in README
+
+
+@pytest.mark.parametrize("harness", CLI_HARNESSES)
+@pytest.mark.parametrize("kind", ["rollout", "eval"])
+def test_a_removed_recipe_says_what_to_type_now(harness: str, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^recipe='swe_{harness}_{kind}': was removed; use: swe_{kind} harness="):
+        loaded(f"swe_{harness}_{kind}")
 
 
 def composed_as_nemo_rl_does(path: Path) -> DictConfig:

@@ -60,7 +60,7 @@ def test_hydras_own_names_for_the_directories_are_understood() -> None:
 
 
 def test_a_recipe_can_be_what_varies() -> None:
-    runs = plan(["recipe=swe_pi_rollout,swe_pi_eval", "engine.url=http://127.0.0.1:1"])
+    runs = plan(["recipe=swe_rollout,swe_eval", "engine.url=http://127.0.0.1:1"])
     assert [run.config.proxy.splice for run in runs] == ["auto", "off"]
 
 
