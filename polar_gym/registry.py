@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from polar_gym.errors import ConfigError
 from polar_gym.schema import PluginSpec
 
 T = TypeVar("T")
@@ -53,10 +54,25 @@ class UnknownNameError(LookupError):
         self.kind, self.name, self.known = kind, name, known
 
 
+RENAMED = {"polar_gym.engines": "polar_gym.inference", "polar_gym.builders": "polar_gym.trajectory"}
+"""Entry-point group -> its name in earlier versions."""
+
+
 @cache
 def _entry_points(group: str) -> EntryPoints:
-    """Kept: to find them reads the metadata of every installed package, 30 ms in which a gateway serves nobody."""
-    return entry_points(group=group)
+    """Return the entry points of a group. Raises `ConfigError` for a plug-in that is in the group's old name only.
+
+    Kept: to find them reads the metadata of every installed package, 30 ms in which a gateway serves nobody.
+    """
+    found = entry_points(group=group)
+    for old in entry_points(group=RENAMED[group]) if group in RENAMED else ():
+        if old.name not in found.names:
+            owner = old.dist.name if old.dist is not None else old.value
+            raise ConfigError(
+                f"the distribution {owner} has the plug-in {old.name!r} in the entry-point group {old.group}, "
+                f"which is {group} now: install a version that names {group}, or uninstall {owner}"
+            )
+    return found
 
 
 class Registry(Generic[T]):
