@@ -59,7 +59,7 @@ class Engine(Protocol):
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """The model's own logprob (temperature 1, nothing truncated) of each id after those before it, shape (n,); nan
-        for the first. May leave out ids at the end that the engine has no room for. Raises `EngineError`."""
+        for the first. May leave out ids at the end that the engine has no space for. Raises `EngineError`."""
         ...
 
     async def close(self) -> None: ...

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import EngineError
-from polar_gym.engines.context_length import asks_for_more_than_the_room
+from polar_gym.engines.context_length import asks_for_more_than_the_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import (
     CHAT,
@@ -77,7 +77,7 @@ class SglangEngine:
         try:
             completion = await self._complete(request, fields)
         except EngineError as error:
-            if not asks_for_more_than_the_room(error, fields):
+            if not asks_for_more_than_the_space(error, fields):
                 raise
             del fields["max_tokens"]
             completion = await self._complete(request, fields)

@@ -225,8 +225,8 @@ async def test_a_wish_for_one_tool_call_at_most_is_recorded_where_there_are_tool
         assert [call.single_tool_call for call in capture.calls] == [True, False, False, False]
 
 
-@pytest.mark.parametrize(("room", "max_tokens", "fits"), [(63, 32_000, False), (64, 32_000, True), (5, 5, True)])
-async def test_too_little_room_is_an_overflow(tmp_path: Path, room: int, max_tokens: int, fits: bool) -> None:
+@pytest.mark.parametrize(("space", "max_tokens", "fits"), [(63, 32_000, False), (64, 32_000, True), (5, 5, True)])
+async def test_too_little_space_is_an_overflow(tmp_path: Path, space: int, max_tokens: int, fits: bool) -> None:
     """Guards against an answer of a few tokens at the context's end, which harnesses take for the last one: told of an
     overflow they compact. Room for what the request asks for is enough."""
     async with running_session(tmp_path) as (node, capture):
@@ -237,11 +237,11 @@ async def test_too_little_room_is_an_overflow(tmp_path: Path, room: int, max_tok
         turn: Any = {"model": "policy", "messages": [*ASK, call, result], "tools": [BASH], "max_tokens": max_tokens}
         await ask(**turn)
         engine: Any = node.proxy.engine
-        engine.max_model_len = len(capture.calls[1].prompt_ids) + room
+        engine.max_model_len = len(capture.calls[1].prompt_ids) + space
         if fits:
             await ask(**turn)
         else:
-            with pytest.raises(openai.BadRequestError, match="too little room") as caught:
+            with pytest.raises(openai.BadRequestError, match="too little space") as caught:
                 await ask(**turn)
             assert caught.value.code == "context_length_exceeded"
         assert capture.calls[2].error_kind == (None if fits else "context_length")

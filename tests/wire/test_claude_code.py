@@ -21,7 +21,7 @@ from tests.wire.stand_in import Answer, Refusal, StandIn, assistant, completion,
 INSTRUCTION = "- put 'é' into a file, @please"
 TOO_LONG = (
     "This model's maximum context length is 65536 tokens. However, your prompt contains 70000 input tokens, which "
-    "leaves no room for an answer. Shorten the prompt."
+    "leaves no space for an answer. Shorten the prompt."
 )
 
 

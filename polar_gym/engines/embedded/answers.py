@@ -41,12 +41,12 @@ def cut_at_stop(pieces: list[Piece], stop: list[str]) -> list[Piece]:
     found = first_stop(pieces, stop)
     if found is None:
         return pieces
-    kept, room = [], found[0]
+    kept, left = [], found[0]
     for piece in pieces:
-        whole = len(piece.text) <= room
-        kept.append(piece if whole else Piece(piece.text[:room], is_tag=False))
-        room -= len(piece.text)
-        if room <= 0:
+        whole = len(piece.text) <= left
+        kept.append(piece if whole else Piece(piece.text[:left], is_tag=False))
+        left -= len(piece.text)
+        if left <= 0:
             break
     return [piece for piece in kept if piece.text]
 

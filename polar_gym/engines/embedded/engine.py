@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import EngineError
+from polar_gym.engines.context_length import no_space
 from polar_gym.engines.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
 from polar_gym.engines.embedded.local_model import LocalModelPolicy
 from polar_gym.engines.embedded.policy import Policy
@@ -101,7 +102,7 @@ class EmbeddedEngine:
         prompt_ids = request.prompt_ids
         if prompt_ids is None:
             prompt_ids = await self.template(request.messages, request.tools)
-        limit = self._room(len(prompt_ids), request.max_tokens)
+        limit = self._longest_answer(len(prompt_ids), request.max_tokens)
         policy, stop = self._policy, request.stop
         calls = bool(request.tools) and request.tool_choice != "none"
         thinking = opens_thinking(policy.pieces(prompt_ids[-OPENING:].tolist()))
@@ -125,16 +126,11 @@ class EmbeddedEngine:
             sampling=sampling_fields(sampling, request),
         )
 
-    def _room(self, prompt_length: int, max_tokens: int | None) -> int:
-        room = self.max_model_len - prompt_length
-        if room <= 0:
-            raise EngineError(
-                400,
-                f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "
-                f"{prompt_length} input tokens, which leaves no room for an answer. Shorten the prompt.",
-                kind="context_length",
-            )
-        return room if max_tokens is None else min(max_tokens, room)
+    def _longest_answer(self, prompt_length: int, max_tokens: int | None) -> int:
+        space = self.max_model_len - prompt_length
+        if space <= 0:
+            raise no_space(self.max_model_len, f"contains {prompt_length} input tokens")
+        return space if max_tokens is None else min(max_tokens, space)
 
 
 def _policy(options: EmbeddedOptions) -> Policy:

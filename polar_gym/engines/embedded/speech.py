@@ -75,13 +75,13 @@ def _without_tail(pieces: list[Piece], words: tuple[str, ...]) -> list[Piece]:
     """The pieces without the end that may become one of `words`, or a character."""
     text = text_of(pieces).rstrip(UNFINISHED)
     starts = range(max(0, len(text) + 1 - max(map(len, words))), len(text))
-    room = next((start for start in starts if _begins_one(text[start:], words)), len(text))
+    certain = next((start for start in starts if _begins_one(text[start:], words)), len(text))
     kept = []
     for piece in pieces:
-        if len(piece.text) > room:
-            return kept if piece.is_tag else [*kept, Piece(piece.text[:room], is_tag=False)]
+        if len(piece.text) > certain:
+            return kept if piece.is_tag else [*kept, Piece(piece.text[:certain], is_tag=False)]
         kept.append(piece)
-        room -= len(piece.text)
+        certain -= len(piece.text)
     return kept
 
 

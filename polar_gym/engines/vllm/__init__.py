@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 from polar_gym.chat import ChatRequest, Completion, OnDelta, has_media
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import EngineError
-from polar_gym.engines.context_length import asks_for_more_than_the_room, leaves_no_room, no_room
+from polar_gym.engines.context_length import asks_for_more_than_the_space, leaves_no_space, no_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.local_tokenizer import local_tokenizer
 from polar_gym.engines.openai_form import (
@@ -131,9 +131,9 @@ class VllmEngine:
         try:
             return await self._complete(request, fields, on_delta)
         except EngineError as error:
-            if not asks_for_more_than_the_room(error, fields):
+            if not asks_for_more_than_the_space(error, fields):
                 raise
-            del fields["max_tokens"]  # vLLM's default is exactly the room that the prompt leaves
+            del fields["max_tokens"]  # vLLM's default is exactly the space that the prompt leaves
             return await self._complete(request, fields, on_delta)
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
@@ -168,9 +168,9 @@ class VllmEngine:
                 return self._completion(prompt_echo.loads(raw, request.prompt_ids), fields)
             return await self._http.patiently(lambda: self._stream_once(body, fields, on_delta, request.prompt_ids))
         except EngineError as error:
-            if not leaves_no_room(error, fields):
+            if not leaves_no_space(error, fields):
                 raise
-            raise no_room(self.max_model_len) from error
+            raise no_space(self.max_model_len) from error
 
     async def _complete_by_ids(
         self, request: ChatRequest, fields: dict[str, Any], on_delta: OnDelta | None

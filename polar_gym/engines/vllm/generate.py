@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.engines import EngineError
-from polar_gym.engines.context_length import no_room
+from polar_gym.engines.context_length import no_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import stop_sequence
 from polar_gym.schema import Message
@@ -36,7 +36,7 @@ async def answer_by_ids(http: Http, body: Body, prompt_ids: NDArray[np.int32] | 
         asked = await http.post(RENDER, body)
     else:
         if len(prompt_ids) >= max_model_len:
-            raise no_room(max_model_len)
+            raise no_space(max_model_len)
         asked = await http.post(RENDER, body | {"messages": STAND_IN})
         _put_prompt(asked, prompt_ids, body.get("max_tokens"), max_model_len)
     generated = await http.post(GENERATE, asked | {"return_token_ids": True})
@@ -49,9 +49,9 @@ async def answer_by_ids(http: Http, body: Body, prompt_ids: NDArray[np.int32] | 
 
 
 def _put_prompt(asked: Body, prompt_ids: NDArray[np.int32], max_tokens: int | None, max_model_len: int) -> None:
-    room = max_model_len - len(prompt_ids)
+    space = max_model_len - len(prompt_ids)
     asked["token_ids"] = prompt_ids
-    asked["sampling_params"]["max_tokens"] = room if max_tokens is None else min(max_tokens, room)
+    asked["sampling_params"]["max_tokens"] = space if max_tokens is None else min(max_tokens, space)
     if not asked["reasoning_ended"]:
         asked["reasoning_ended"] = None  # the engine finds out from the ids
 

@@ -22,7 +22,7 @@ from aiohttp import web
 from polar_gym.chat import ChatRequest, Completion, sampling_deviations
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
-from polar_gym.engines.context_length import check_room
+from polar_gym.engines.context_length import check_space
 from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.exchange import Exchange
@@ -58,7 +58,7 @@ LOGGED = (401, 403, 408, 413)
 """Refusals that are no mistake of a client that means well."""
 
 
-class RefusedError(Exception):
+class CallRefusedError(Exception):
     """A request that gets the provider's error shape."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
@@ -113,11 +113,11 @@ class Proxy:
         provider, route = self._route(http)
         try:
             if from_a_page(http):
-                raise RefusedError(403, "permission", REFUSED)
+                raise CallRefusedError(403, "permission", REFUSED)
             capture = self._authenticate(http, provider, bound)
             if route is None:
                 log.warning("session %s: no such endpoint: %s %s", capture.session_id, http.method, http.path)
-                raise RefusedError(404, "not_found", f"no such endpoint: {http.method} {http.path}")
+                raise CallRefusedError(404, "not_found", f"no such endpoint: {http.method} {http.path}")
             if route.operation == "models":
                 return web.json_response(provider.models(capture.model_name, self.engine.info.max_model_len))
             body = await _read_json(http) | route.said(http.path, http.query)
@@ -127,11 +127,11 @@ class Proxy:
             request = provider.parse(body)
             async with capture.admit(request) as admitted:
                 if admitted is None:
-                    raise RefusedError(403, "permission", "this session has ended, or its budget is used up")
+                    raise CallRefusedError(403, "permission", "this session has ended, or its budget is used up")
                 return await self._chat(http, provider, capture, *admitted, body)
         except BadRequestError as error:
             return _error(provider, 400, error.code, str(error))
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.status in LOGGED:
                 log.warning("%s %s refused: %s", http.method, http.path[:200], error.message)
             return _error(provider, error.status, error.kind, error.message)
@@ -167,15 +167,15 @@ class Proxy:
         key = provider.session_key(http.headers) or http.query.get(provider.key_parameter or "", "")
         capture = bound if bound is not None else self._captures.get(key)
         if capture is None or not hmac.compare_digest(key.encode(errors="replace"), capture.key.encode()):
-            raise RefusedError(401, "authentication", "the API key opens no session on this gateway")
+            raise CallRefusedError(401, "authentication", "the API key opens no session on this gateway")
         if not capture.running:
-            raise RefusedError(403, "permission", f"session {capture.session_id} is not running")
+            raise CallRefusedError(403, "permission", f"session {capture.session_id} is not running")
         return capture
 
     async def _count_tokens(self, provider: Provider, capture: SessionCapture, request: ChatRequest) -> web.Response:
         """The length of the prompt that the request would have as a call, spliced or not: harnesses compact by it."""
         if provider.token_count is None:
-            raise RefusedError(404, "not_found", "this API has no token counting")
+            raise CallRefusedError(404, "not_found", "this API has no token counting")
         asked = self.splicer.in_engine_terms(capture.memory, request)
         prompt_ids = (await self.splicer.prepare(capture.memory, request, asked)).request.prompt_ids
         if prompt_ids is None:
@@ -226,7 +226,7 @@ class Proxy:
                 asked = self.splicer.in_engine_terms(exchange.capture.memory, exchange.request)
                 exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
                 exchange.plan = await self.splicer.prepare(exchange.capture.memory, exchange.request, asked)
-                check_room(exchange.plan.request, self.engine.info.max_model_len)
+                check_space(exchange.plan.request, self.engine.info.max_model_len)
                 on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
                 exchange.weight_version = self.engine.weight_version
                 completion = await self.engine.chat(exchange.plan.request, exchange.capture.sampling, on_delta)
@@ -354,9 +354,11 @@ async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
             async for chunk in http.content.iter_any():
                 raw += chunk
                 if len(raw) > MAX_BODY_BYTES:
-                    raise RefusedError(413, "invalid_request", f"the body is over {MAX_BODY_BYTES} bytes")
+                    raise CallRefusedError(413, "invalid_request", f"the body is over {MAX_BODY_BYTES} bytes")
     except TimeoutError as error:
-        raise RefusedError(408, "invalid_request", f"the body did not come within {BODY_SECONDS:g} seconds") from error
+        raise CallRefusedError(
+            408, "invalid_request", f"the body did not come within {BODY_SECONDS:g} seconds"
+        ) from error
     return request_body(raw)
 
 

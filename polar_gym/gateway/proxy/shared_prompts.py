@@ -16,7 +16,7 @@ Ids = NDArray[np.int32]
 
 
 @dataclass(slots=True)
-class _Room:
+class _Buffer:
     ids: Ids
     used: int
     """What is beyond was not written yet."""
@@ -26,31 +26,31 @@ class SharedPrompts:
     """The prompts of calls, by the order in which they were added."""
 
     def __init__(self) -> None:
-        self._prompts: list[tuple[_Room, int]] = []
+        self._prompts: list[tuple[_Buffer, int]] = []
         """Where each is, and its length."""
 
     def add(self, prompt: Ids, base: int | None, kept: int) -> Ids:
         """The same ids as a view of the memory of `base`, whose prompt and answer share their first `kept` ids with
         `prompt`, where it can be."""
-        room = None if base is None else self._room_for(prompt, base, kept)
-        self._prompts.append((room or _Room(prompt, len(prompt)), len(prompt)))
-        return prompt if room is None else room.ids[: len(prompt)]
+        buffer = None if base is None else self._buffer_for(prompt, base, kept)
+        self._prompts.append((buffer or _Buffer(prompt, len(prompt)), len(prompt)))
+        return prompt if buffer is None else buffer.ids[: len(prompt)]
 
-    def _room_for(self, prompt: Ids, base: int, kept: int) -> _Room | None:
-        room, length = self._prompts[base]
+    def _buffer_for(self, prompt: Ids, base: int, kept: int) -> _Buffer | None:
+        buffer, length = self._prompts[base]
         if kept < length:
             return None
-        if room.used == length:
-            return _extended(room, prompt)
-        asked_again = np.array_equal(room.ids[length : min(len(prompt), room.used)], prompt[length:])
-        return room if asked_again else None
+        if buffer.used == length:
+            return _extended(buffer, prompt)
+        asked_again = np.array_equal(buffer.ids[length : min(len(prompt), buffer.used)], prompt[length:])
+        return buffer if asked_again else None
 
 
-def _extended(room: _Room, prompt: Ids) -> _Room:
-    if len(prompt) > len(room.ids):
+def _extended(buffer: _Buffer, prompt: Ids) -> _Buffer:
+    if len(prompt) > len(buffer.ids):
         longer = np.empty(2 * len(prompt), np.int32)
-        longer[: room.used] = room.ids[: room.used]
-        room = _Room(longer, room.used)
-    room.ids[room.used : len(prompt)] = prompt[room.used :]
-    room.used = len(prompt)
-    return room
+        longer[: buffer.used] = buffer.ids[: buffer.used]
+        buffer = _Buffer(longer, buffer.used)
+    buffer.ids[buffer.used : len(prompt)] = prompt[buffer.used :]
+    buffer.used = len(prompt)
+    return buffer
