@@ -21,7 +21,7 @@ from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node import process
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import gateway_settings
-from polar_gym.gateway.proxy import proxy
+from polar_gym.gateway.proxy import sending
 from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
 from tests.lifecycle.test_session_endings import asking, task
@@ -225,8 +225,8 @@ async def test_a_client_without_a_stream_is_kept_waiting_with_blanks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against clients that give up on headers that do not come while the engine is restarted."""
-    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
-    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sending, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(sending, "KEEP_ALIVE_SECONDS", 0.02)
     engine = Slow()
     async with whole_answer(tmp_path, engine) as response:
         assert await response.content.readexactly(3) == b"   "
@@ -238,7 +238,7 @@ async def test_a_client_without_a_stream_is_kept_waiting_with_blanks(
 async def test_an_error_after_the_status_line_breaks_a_whole_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(sending, "HOLD_SECONDS", 0.1)
     engine = Slow(fails=True)
     async with whole_answer(tmp_path, engine) as response:
         assert await response.content.readexactly(1) == b" "
@@ -250,8 +250,8 @@ async def test_an_error_after_the_status_line_breaks_a_whole_answer(
 async def test_the_official_client_reads_an_answer_that_begins_with_blanks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
-    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sending, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(sending, "KEEP_ALIVE_SECONDS", 0.02)
     engine = Slow()
     async with Node(engine, cache=tmp_path) as node, node.session(task()) as life:
         life.capture.running = True

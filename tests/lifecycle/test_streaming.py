@@ -18,7 +18,7 @@ from polar_gym.chat import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
-from polar_gym.gateway.proxy import proxy
+from polar_gym.gateway.proxy import proxy, sending
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest
@@ -244,8 +244,8 @@ async def test_a_silent_engine_is_covered_by_keep_alives(
     tmp_path: Path, streaming: proxy.Streaming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against clients that give up on silent headers, or on a stream that falls silent."""
-    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
-    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sending, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(sending, "KEEP_ALIVE_SECONDS", 0.02)
     engine = HesitantEngine(half=False)
     async with running_session(tmp_path, engine, streaming) as (node, capture), asked(node, capture) as response:
         assert response.status == 200, "before the engine has said anything"
@@ -276,8 +276,8 @@ async def test_each_client_is_kept_waiting_by_what_it_tolerates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harness: str, path: str, body: Any, keep_alive: bytes
 ) -> None:
     """Guards against comments, which Gemini CLI takes for a broken stream and Codex does not hear."""
-    monkeypatch.setattr(proxy, "HOLD_SECONDS", 0.1)
-    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(sending, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(sending, "KEEP_ALIVE_SECONDS", 0.02)
     engine = HesitantEngine(half=False)
     async with (
         running_session(tmp_path, engine, "synthetic", harness) as (node, capture),

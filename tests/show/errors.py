@@ -24,7 +24,7 @@ from rich.table import Table
 
 from polar_gym.console import make_console
 from polar_gym.gateway.node.node import Node
-from polar_gym.gateway.proxy import proxy
+from polar_gym.gateway.proxy import proxy, sending
 from polar_gym.paths import cache_dir
 from polar_gym.providers import Provider, routes
 from polar_gym.schema import Episode, HarnessSpec, RuntimeSpec, TaskRequest
@@ -200,8 +200,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=2, help="how often the engine fails; 0: for good (default 2)")
     parser.add_argument("--limit", type=float, default=75, help="seconds until a run is cut off (default 75)")
     parser.add_argument("--slow", type=float, default=70, help="seconds until a slow engine's first token (default 70)")
-    parser.add_argument("--hold", type=float, default=proxy.HOLD_SECONDS, help="see HOLD_SECONDS of the proxy")
-    parser.add_argument("--keep-alive", type=float, default=proxy.KEEP_ALIVE_SECONDS, help="likewise")
+    parser.add_argument("--hold", type=float, default=sending.HOLD_SECONDS, help="see HOLD_SECONDS of the proxy")
+    parser.add_argument("--keep-alive", type=float, default=sending.KEEP_ALIVE_SECONDS, help="likewise")
     parser.add_argument("--at-once", type=int, default=4, help="how many sessions run at a time (default 4)")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.set_defaults(case=list(FAULTS), harness=HARNESSES)
@@ -211,7 +211,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse_options()
     result = Result("errors", LAWS, options)
-    proxy.HOLD_SECONDS, proxy.KEEP_ALIVE_SECONDS = options.hold, options.keep_alive
+    sending.HOLD_SECONDS, sending.KEEP_ALIVE_SECONDS = options.hold, options.keep_alive
     sessions = asyncio.run(run_all(options))
     found = [session.row for session in sessions]
     make_console().print(show(found))

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
-import orjson
 from aiohttp import web
 
 from polar_gym.chat import ChatRequest, Completion, sampling_deviations
@@ -27,9 +26,10 @@ from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.exchange import Exchange
 from polar_gym.gateway.proxy.generation import GenerationGate
+from polar_gym.gateway.proxy.sending import error_kind, send_stream, send_whole
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
-from polar_gym.providers import BadRequestError, Provider, Route, routes, whole_answer
+from polar_gym.providers import BadRequestError, Provider, Route, routes
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import ModelCall
 from polar_gym.splicing.plan import Plan, Splicer
@@ -40,15 +40,10 @@ Streaming = Literal["synthetic", "real"]
 """What a harness that asked for a stream gets: the whole answer as one stream of events when the engine is done, or
 each piece as the engine samples it. The record is the same."""
 
-HOLD_SECONDS = 45.0
-"""How long the status line of a stream waits for the engine: clients give up on silent headers after 60 s or more."""
-KEEP_ALIVE_SECONDS = 15.0
 RETRY_AFTER_SECONDS = 5
 """What a 429 names: there are clients that take one which names no time for final."""
 FINISHED = ("stop", "tool_calls", "length")
 """Finish reasons of an answer that came to its end."""
-TRANSIENT = ("overloaded", "server")
-"""Kinds of errors after which the same request may succeed."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
 HEAD_SECONDS = 60.0
 """How long a connection may take for its first request's head."""
@@ -136,7 +131,7 @@ class Proxy:
                 log.warning("%s %s refused: %s", http.method, http.path[:200], error.message)
             return _error(provider, error.status, error.kind, error.message)
         except EngineError as error:
-            return _error(provider, error.status, _error_kind(error), error.message)
+            return _error(provider, error.status, error_kind(error), error.message)
         except web.RequestPayloadError as error:  # not compressed as its headers say
             http.content.feed_eof()  # else aiohttp reads on, and takes the error that it meets again for a defect
             answer = _error(
@@ -208,8 +203,8 @@ class Proxy:
         sampling = asyncio.create_task(self._sample(exchange))
         try:
             if request.stream:
-                return await _stream(exchange, sampling)
-            return await _whole(exchange, sampling)
+                return await send_stream(exchange, sampling)
+            return await send_whole(exchange, sampling)
         except BaseException:  # hung up, cut off, or an answer that could not be put into the provider's form
             if sampling.done() and not sampling.cancelled() and sampling.exception() is None:
                 capture.mark_abandoned(sampling.result()[1])
@@ -263,67 +258,6 @@ class Proxy:
         exchange.capture.record(call)
 
 
-async def _stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
-    """The answer as the provider's events: every delta as it comes, or where the engine gives none, all of it at its
-    end. The status line is held until there is something to say. The last event leaves after the call is recorded."""
-    provider, deltas = exchange.provider, exchange.deltas
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    events = provider.stream(exchange.request, exchange.call_id)
-    sampling.add_done_callback(lambda _: deltas.put_nowait(None))
-    silent_until = time.monotonic() + HOLD_SECONDS
-    try:
-        while True:
-            try:
-                delta = await asyncio.wait_for(deltas.get(), silent_until - time.monotonic())
-            except TimeoutError:
-                data = exchange.capture.harness.keep_alive or provider.keep_alive
-            else:
-                if delta is None:
-                    break
-                data = b"" if delta.prompt_ids is None else events.begin(len(delta.prompt_ids))
-                data += events.feed(delta)
-            if data:
-                await _write(exchange, response, data)
-                silent_until = time.monotonic() + KEEP_ALIVE_SECONDS
-        completion, _ = await sampling
-        streamed = exchange.received.prompt_ids is not None
-        await _write(exchange, response, events.end(completion) if streamed else whole_answer(events, completion))
-    except EngineError as error:
-        if not response.prepared:
-            raise
-        kind = _error_kind(error)
-        if kind not in TRANSIENT or exchange.capture.harness.broken_stream == "error":
-            await response.write(provider.error_event(kind, error.message))
-    await response.write_eof()
-    return response
-
-
-async def _whole(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
-    """The answer as one JSON object. Sent here, so that it is known when a harness is gone before its end.
-
-    The status line is held until the answer is there, or clients would give up; from then on blanks, which may stand
-    before any JSON, keep them waiting. An error that comes after that breaks the connection."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    silence = HOLD_SECONDS
-    while not (await asyncio.wait({sampling}, timeout=silence))[0]:
-        await _write(exchange, response, b" ")
-        silence = KEEP_ALIVE_SECONDS
-    try:
-        completion, _ = sampling.result()
-    except EngineError as error:
-        if not response.prepared:
-            raise
-        raise _broken(exchange, error) from error
-    answer = orjson.dumps(exchange.provider.render(exchange.request, completion, exchange.call_id))
-    if response.prepared:
-        await response.write(answer)
-    else:
-        response = web.Response(body=answer, content_type="application/json")
-        await response.prepare(exchange.http)  # its head goes with its body, in one piece
-    await response.write_eof()
-    return response
-
-
 def _given_up(exchange: Exchange, completion: Completion) -> EngineError:
     """Engines that are paused for new weights may end their answers in the middle, as if they were complete."""
     if exchange.received.prompt_ids is None:
@@ -332,19 +266,6 @@ def _given_up(exchange: Exchange, completion: Completion) -> EngineError:
     return EngineError(
         503, f"the engine gave its answer up in the middle (finish reason {reason!r})", kind="overloaded"
     )
-
-
-def _broken(exchange: Exchange, error: EngineError) -> ConnectionError:
-    """A client must not take what it has for the whole answer."""
-    if exchange.http.transport is not None:
-        exchange.http.transport.abort()
-    return ConnectionResetError(error.message)
-
-
-async def _write(exchange: Exchange, response: web.StreamResponse, data: bytes) -> None:
-    if not response.prepared:
-        await response.prepare(exchange.http)
-    await response.write(data)
 
 
 async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
@@ -365,11 +286,3 @@ async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
 def _error(provider: Provider, status: int, kind: str, message: str) -> web.Response:
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else {}
     return web.json_response(provider.error(status, kind, message), status=status, headers=headers)
-
-
-def _error_kind(error: EngineError) -> str:
-    if error.kind != "engine_error":
-        return error.kind
-    if error.status == 429 or error.status == 503:
-        return "overloaded"
-    return "invalid_request" if 400 <= error.status < 500 else "server"
