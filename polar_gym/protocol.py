@@ -29,7 +29,7 @@ class Generation(Record):
     """Trainer to server to nodes: whether model calls are let through to the engine."""
 
     paused: bool = False
-    """New calls of harnesses wait until generation is resumed; a wait does not use up the agent's budget."""
+    """New calls of harnesses wait until generation is resumed; a wait does not use up the harness's budget."""
     running: Literal["finish", "keep"] = "finish"
     """When the pause is acknowledged. `finish`: when the last call under way has its answer. `keep`: at once; the calls
     under way stay open, and go on when the engine does."""

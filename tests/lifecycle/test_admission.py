@@ -219,7 +219,7 @@ async def test_an_agent_does_not_reach_a_port_without_a_key(tmp_path: Path) -> N
             assert [status for status, _ in await both.answers(request)] == [201, 201]
     for keys in (Keys(service=KEYS.service), Keys(node=KEYS.node)):
         async with rollout_server(tmp_path / f"{keys.node}", keys) as (_, client):
-            with pytest.raises(Exception, match="an agent reaches the ports of this machine"):
+            with pytest.raises(Exception, match="a harness reaches the ports of this machine"):
                 await client.submit(shared[0])
 
 
@@ -233,6 +233,6 @@ def test_a_service_without_keys_does_not_begin_with_a_shared_network(
         main([command, "listen=127.0.0.1:0", f"state={tmp_path}/state", "runtime=bubblewrap", "runtime.network=full"])
     assert isinstance(ended.value, SystemExit)
     assert ended.value.code == 2
-    assert "runtime.network='full': with runtime=bubblewrap an agent reaches" in capsys.readouterr().err.replace(
+    assert "runtime.network='full': with runtime=bubblewrap a harness reaches" in capsys.readouterr().err.replace(
         "\n", " "
     )

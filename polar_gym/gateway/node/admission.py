@@ -93,7 +93,7 @@ def check_network(spec: RuntimeSpec, allowed: Allowed) -> None:
     shares_network = getattr(RUNTIMES.options(spec), "shares_network", None)
     if shares_network is None or shares_network():
         raise ConfigError(
-            f"runtime.network='full': with runtime={spec.name} an agent reaches the ports of this machine, and the "
+            f"runtime.network='full': with runtime={spec.name} a harness reaches the ports of this machine, and the "
             f"service's ask for no key; set {SERVICE_KEY} and {NODE_KEY}, or runtime=docker"
         )
 
@@ -117,7 +117,7 @@ def _check(named: Named, allowed: Allowed) -> None:
 
 
 def _named_by(
-    runtime: RuntimeSpec, agent: HarnessSpec, builder: BuilderSpec, evaluator: EvaluatorSpec
+    runtime: RuntimeSpec, harness: HarnessSpec, builder: BuilderSpec, evaluator: EvaluatorSpec
 ) -> Iterator[Named]:
     """Yield the parts of the machine that a request or a config names. Raises `ConfigError`."""
     if runtime.workspace.source is not None:
@@ -130,32 +130,32 @@ def _named_by(
         if file is not None:
             yield Named("runtime.image", Names.PATH, str(file))
     yield from _named("runtime", RUNTIMES, runtime)
-    yield from _named("agent", HARNESSES, agent)
+    yield from _named("agent", HARNESSES, harness)
     yield from _named("builder", BUILDERS, builder)
     yield from _named("evaluator", EVALUATORS, evaluator)
 
 
-def _named(key: str, room: registry.Registry[Any], spec: PluginSpec) -> Iterator[Named]:
+def _named(key: str, plugins: registry.Registry[Any], spec: PluginSpec) -> Iterator[Named]:
     """Yield the parts of the machine that a plug-in's spec names.
 
     The import path comes first: the plug-in is imported only when the caller asks for the next part.
     """
     if ":" in spec.name:
         yield Named(f"{key}.name", Names.CODE, spec.name)
-    for option, (kind, default) in _marked(room, spec.name).items():
+    for option, (kind, default) in _marked(plugins, spec.name).items():
         value = spec.options.get(option)
         if isinstance(value, str | Path) and value != default and (kind is not Names.CODE or ":" in str(value)):
             yield Named(f"{key}.{option}", kind, str(value))
     parts = spec.options.get("components")  # of `composite`
     for name, part in parts.items() if isinstance(parts, Mapping) else ():
         if isinstance(part, Mapping) and isinstance(part.get("name"), str):
-            yield from _named(f"{key}.components.{name}", room, PluginSpec.model_validate(part))
+            yield from _named(f"{key}.components.{name}", plugins, PluginSpec.model_validate(part))
 
 
-def _marked(room: registry.Registry[Any], name: str) -> dict[str, tuple[Names, Any]]:
+def _marked(plugins: registry.Registry[Any], name: str) -> dict[str, tuple[Names, Any]]:
     """Return the options that name a part of the machine, with their defaults; none for a plug-in of nodes only."""
     try:
-        fields = getattr(room.get(name), "Options", registry.Options).model_fields
+        fields = getattr(plugins.get(name), "Options", registry.Options).model_fields
     except (registry.UnknownNameError, ImportError):
         return {}
     marks = {option: [mark for mark in field.metadata if isinstance(mark, Names)] for option, field in fields.items()}

@@ -45,7 +45,7 @@ FAREWELL_SECONDS = 10.0
 """How long the delivery of the last episodes may take at the end; the next process delivers the others."""
 LINGERING_SECONDS = 1.0
 """How long the rest of a refused body is read; an order is small."""
-ANEW_SECONDS = 5.0
+RESTART_SECONDS = 5.0
 """How long to wait before background work that failed starts again."""
 ENGINE_AGAIN_SECONDS = 2.0
 """The pause between two tries to reach an engine that is not up yet."""
@@ -91,7 +91,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         if settings.server is not None:
             background.append(Link(service, settings.server, own_url, key).run)
         for work in background:
-            stack.push_async_callback(_end, asyncio.create_task(_for_ever(work)))
+            stack.push_async_callback(_end, asyncio.create_task(_restarted(work)))
         stack.push_async_callback(_say_goodbye, service)
         yield Gateway(service, own_url)
 
@@ -164,14 +164,14 @@ async def _say_goodbye(service: NodeService) -> None:
         log.warning("%d episodes are not delivered yet; the next start delivers them", len(service.sessions))
 
 
-async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+async def _restarted(work: Callable[[], Awaitable[None]]) -> None:
     """Run background work until cancelled. Work that fails is logged and starts again."""
     while True:
         try:
             await work()
         except Exception:
             log.exception("background work failed, and starts again")
-            await asyncio.sleep(ANEW_SECONDS)
+            await asyncio.sleep(RESTART_SECONDS)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
