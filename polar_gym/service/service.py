@@ -209,16 +209,17 @@ class RolloutService:
     # Inside: episodes -------------------------------------------------------------------------------------------------
 
     async def _take_in(self, node: str, delivery: Delivery) -> bool:
-        episode, attempt = delivery.episode, delivery.attempt
+        episode = delivery.episode
         session = episode.session
-        staleness = self.weights.behind(session.weight_version) if session.timing.running is not None else None
-        session.attempt, session.staleness, session.node = attempt, staleness, session.node or node
+        session.attempt, session.node = delivery.attempt, session.node or node
+        begun = session.timing.running is not None
+        session.staleness = self.weights.behind(session.weight_version) if begun else None
         size = await asyncio.to_thread(self._write_file, episode)
         self.book.stored_bytes += size
         task = self.book.live.get(session.task_id)
-        verdict = task.judge(attempt, episode, staleness) if task else Verdict(False, "its task is gone, or has ended")
+        verdict = task.judge(episode) if task else Verdict(False, "its task is gone, or has ended")
         new = NewEpisode(
-            session.session_id, attempt, session.task_id, verdict.accepted, verdict.reason, time.time(), size
+            session.session_id, session.attempt, session.task_id, verdict.accepted, verdict.reason, time.time(), size
         )
         self.book.counts.episodes["accepted" if verdict.accepted else "excluded"] += 1
         if task is None:

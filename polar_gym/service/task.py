@@ -211,8 +211,9 @@ class Task:
         self.cancelled = not self.ended
         return self._end_all("cancelled", "the task was cancelled")
 
-    def judge(self, attempt: int, episode: Episode, staleness: int | None) -> Verdict:
-        """Decide on a delivered episode, and follow the decision."""
+    def judge(self, episode: Episode) -> Verdict:
+        """Decide on a delivered episode, and follow the decision. Its session says which attempt it is of, and how
+        stale it is."""
         session = episode.session
         sample = self.samples.get(session.session_id)
         if sample is None:
@@ -220,7 +221,7 @@ class Task:
         if sample.phase is Phase.ENDED:
             return Verdict(False, "late: the sample has ended already")
         placement = sample.placement
-        current = placement is not None and placement.attempt == attempt
+        current = placement is not None and placement.attempt == session.attempt
         if session.status in (Status.INTERRUPTED, Status.CANCELLED):
             if not current:
                 return Verdict(False, "interrupted")
@@ -234,9 +235,9 @@ class Task:
                 sample.failures += 1
                 self._again(sample)
                 return Verdict(False, f"tried again: {session.failure.kind}", retried=placement)
-        elif attempt > sample.session.attempt:
-            return Verdict(False, f"attempt {attempt} was never dispatched")
-        return self._accept(sample, attempt, episode, staleness)
+        elif session.attempt > sample.session.attempt:
+            return Verdict(False, f"attempt {session.attempt} was never dispatched")
+        return self._accept(sample, episode)
 
     def cancel_stale(self, session_id: str, staleness: int) -> Ending:
         sample = self.samples[session_id]
@@ -259,13 +260,11 @@ class Task:
         limit = self.request.max_staleness
         return limit is not None and staleness is not None and staleness > limit
 
-    def _accept(self, sample: Sample, attempt: int, episode: Episode, staleness: int | None) -> Verdict:
-        if self.too_stale(staleness) and self.request.when_stale == "cancel":
-            assert staleness is not None
+    def _accept(self, sample: Sample, episode: Episode) -> Verdict:
+        staleness = episode.session.staleness
+        if staleness is not None and self.too_stale(staleness) and self.request.when_stale == "cancel":
             return Verdict(False, "stale", ended=self.cancel_stale(sample.session.session_id, staleness))
         placement = sample.placement
-        episode.session.attempt = attempt
-        episode.session.staleness = staleness
         sample.session = episode.session.model_copy(deep=True)
         sample.phase, sample.incarnation = Phase.ENDED, None
         sample.usable = episode.reward is not None and episode.session.failure is None

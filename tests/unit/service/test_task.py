@@ -105,7 +105,7 @@ class AnyLife(RuleBasedStateMachine):
             "cancelled": {"reward": None, "status": Status.CANCELLED},
             "no reward": {"reward": None, "status": Status.COMPLETED},
         }[kind]
-        verdict = self.task.judge(attempt, self.episode(sample, attempt, **fields), staleness)
+        verdict = self.task.judge(self.episode(sample, attempt, staleness=staleness, **fields))
         assert verdict.accepted == (not verdict.reason), "what is excluded is excluded for a named reason"
         if verdict.accepted:
             assert self.ids[number] not in self.accepted, "one attempt is accepted"
