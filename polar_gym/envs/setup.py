@@ -30,8 +30,12 @@ class Setup:
         return make_node(self.config, self.tasks)
 
 
-def swe_setup(harness: str | Mapping[str, Any] | None, recipe: str | None, settings: Mapping[str, Any]) -> Setup:
-    """The tasks of a config. Raises `ConfigError`."""
+def swe_setup(harness: str | Mapping[str, Any] | None = None, *, recipe: str | None = None, **settings: Any) -> Setup:
+    """Return the tasks of a config. Raises `ConfigError` before anything starts.
+
+    `harness`: None is the recipe's, or without a recipe `pi`. `settings` are the groups and sections of
+    `polar_gym.config.run_config.RunConfig`: `runtime="docker"`, `rollout={...}`, ...
+    """
     config = load_config(recipe, settings=_with_harness(harness, settings))
     tasks = load_tasks(config)
     return Setup(config, tasks, {task.instance_id: make_request(config, task) for task in tasks})
@@ -40,14 +44,19 @@ def swe_setup(harness: str | Mapping[str, Any] | None, recipe: str | None, setti
 def task_setup(
     instruction: str,
     *,
-    workspace: str | Path | Mapping[str, Any] | None,
-    evaluator: str | Mapping[str, Any],
-    task_id: str,
-    harness: str | Mapping[str, Any] | None,
-    recipe: str | None,
-    settings: Mapping[str, Any],
+    workspace: str | Path | Mapping[str, Any] | None = None,
+    evaluator: str | Mapping[str, Any] = "session_completion",
+    harness: str | Mapping[str, Any] | None = None,
+    task_id: str = "task",
+    recipe: str | None = None,
+    **settings: Any,
 ) -> Setup:
-    """One task. `workspace`: a directory, or the fields of `polar_gym.schema.Workspace`. Raises `ConfigError`."""
+    """Return one task. Raises `ConfigError` before anything starts.
+
+    `instruction` is what the harness is told. `workspace` is the directory that the harness works on a copy of (None:
+    an empty one), or the fields of `polar_gym.schema.Workspace`. `evaluator` says what the result is worth, e.g.
+    `{"name": "test_on_output", "command": "python3 -m unittest"}`. `harness` and `settings` are those of `swe_setup`.
+    """
     config = load_config(recipe, settings=_with_harness(harness, {"evaluator": evaluator, **settings}))
     if config.engine.options.get("policy") == "scripted" and config.engine.options.get("scripts") is None:
         raise ConfigError(

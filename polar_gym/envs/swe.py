@@ -16,33 +16,23 @@ class SweEnv(HarnessEnv):
     """A software-engineering task, worked on by an unmodified harness."""
 
     def __init__(
-        self,
-        harness: str | Mapping[str, Any] | None = None,
-        *,
-        recipe: str | None = None,
-        render_mode: str | None = None,
-        **settings: Any,
+        self, harness: str | Mapping[str, Any] | None = None, *, render_mode: str | None = None, **config: Any
     ) -> None:
-        """`harness` is by default the recipe's, or without a recipe `pi`. `settings` are the groups and sections of
-        `polar_gym.config.run_config.RunConfig`: `runtime="docker"`, `rollout={...}`, ...
-
-        Raises `polar_gym.errors.ConfigError` before anything starts.
-        """
-        super().__init__(swe_setup(harness, recipe, settings), render_mode)
+        """`harness` and `config`: the arguments of `polar_gym.envs.setup.swe_setup`, which raises `ConfigError`."""
+        super().__init__(swe_setup(harness, **config), render_mode)
 
 
 class SweVectorEnv(HarnessVectorEnv):
-    """`num_envs` of them as sessions of one node."""
+    """`num_envs` software-engineering tasks as sessions of one node."""
 
     def __init__(
         self,
         num_envs: int = 1,
         harness: str | Mapping[str, Any] | None = None,
         *,
-        recipe: str | None = None,
         render_mode: str | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        **settings: Any,
+        **config: Any,
     ) -> None:
-        """See `SweEnv`; `autoreset_mode` is gymnasium's."""
-        super().__init__(num_envs, swe_setup(harness, recipe, settings), render_mode, autoreset_mode)
+        """`harness` and `config` as in `SweEnv`; `autoreset_mode` is gymnasium's."""
+        super().__init__(num_envs, swe_setup(harness, **config), render_mode, autoreset_mode)
