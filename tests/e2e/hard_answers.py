@@ -79,14 +79,7 @@ class HardPolicy(ScriptedPolicy):
 
     answer = ""
 
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        request: ChatRequest,
-        sampling: Sampling,
-        limit: int,
-        on_ids: OnIds | None = None,
-    ) -> Generation:
+    async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
         ids = self._chatml._with_added_tokens.encode(self.answer).ids
         return Generation(ids, [0.0] * len(ids), "stop")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -102,7 +103,7 @@ class EmbeddedEngine:
         prompt_ids = request.prompt_ids
         if prompt_ids is None:
             prompt_ids = await self.template(request.messages, request.tools)
-        limit = self._longest_answer(len(prompt_ids), request.max_tokens)
+        longest = self._longest_answer(len(prompt_ids), request.max_tokens)
         policy, stop = self._policy, request.stop
         calls = bool(request.tools) and request.tool_choice != "none"
         thinking = opens_thinking(policy.pieces(prompt_ids[-OPENING:].tolist()))
@@ -110,7 +111,8 @@ class EmbeddedEngine:
         if on_delta is not None:
             speech = Speech(on_delta, prompt_ids, policy.pieces, stop=stop, calls=calls, thinking=thinking)
         on_ids = speech.add if speech else None
-        generation = await policy.generate(prompt_ids.tolist(), request, sampling, limit, on_ids)
+        asked = replace(request, prompt_ids=prompt_ids, max_tokens=longest)
+        generation = await policy.generate(asked, sampling, on_ids)
         pieces = policy.pieces(generation.ids)
         message = parse_answer(cut_at_stop(pieces, stop), calls=calls, thinking=thinking)
         stopped = first_stop(pieces, stop)

@@ -95,14 +95,7 @@ class LocalModelPolicy:
         scored = logprobs.gather(-1, tokens[1:, None])[:, 0].cpu().numpy()
         return np.concatenate([np.full(1, np.nan, np.float32), scored])
 
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        request: ChatRequest,
-        sampling: Sampling,
-        limit: int,
-        on_ids: OnIds | None = None,
-    ) -> Generation:
+    async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
         if deviations := sampling_deviations(request):
             raise EngineError(
                 400,
@@ -111,9 +104,7 @@ class LocalModelPolicy:
             )
         loop, cancelled = asyncio.get_running_loop(), threading.Event()
         tell = functools.partial(loop.call_soon_threadsafe, on_ids) if on_ids else None
-        work = loop.run_in_executor(
-            self._worker, self._sample, prompt_ids, sampling, limit, request.stop, cancelled, tell
-        )
+        work = loop.run_in_executor(self._worker, self._sample, request, sampling, cancelled, tell)
         try:
             generation = await work
         finally:
@@ -124,14 +115,14 @@ class LocalModelPolicy:
 
     def _sample(
         self,
-        prompt_ids: list[int],
+        request: ChatRequest,
         sampling: Sampling,
-        limit: int,
-        stop: list[str],
         cancelled: threading.Event,
         tell: Callable[[list[int], list[float]], object] | None,
     ) -> Generation:
-        torch = self._torch
+        assert request.prompt_ids is not None
+        assert request.max_tokens is not None
+        torch, prompt_ids = self._torch, request.prompt_ids.tolist()
         generator = torch.Generator(self._device)
         if sampling.seed is None:
             generator.seed()
@@ -141,7 +132,7 @@ class LocalModelPolicy:
         logprobs: list[float] = []
         cache, inputs = None, prompt_ids
         with torch.inference_mode():
-            while len(ids) < limit and not cancelled.is_set():
+            while len(ids) < request.max_tokens and not cancelled.is_set():
                 output = self._model(
                     input_ids=torch.tensor([inputs], device=self._device),
                     past_key_values=cache,
@@ -154,7 +145,7 @@ class LocalModelPolicy:
                 logprobs.append(float(distribution[token]))
                 if tell and len(ids) % TOKENS_AT_ONCE == 0:
                     tell(ids[-TOKENS_AT_ONCE:], logprobs[-TOKENS_AT_ONCE:])
-                if token in self._end_ids or self._said(ids, stop):
+                if token in self._end_ids or self._said(ids, request.stop):
                     return Generation(ids, logprobs, "stop")
                 cache, inputs = output.past_key_values, [token]
         return Generation(ids, logprobs, "length")

@@ -41,15 +41,9 @@ class Policy(Protocol):
         """May block. Raises `EngineError` for content that the policy cannot read."""
         ...
 
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        request: ChatRequest,
-        sampling: Sampling,
-        limit: int,
-        on_ids: OnIds | None = None,
-    ) -> Generation:
-        """At most `limit` tokens, told to `on_ids` as they come. Cancelling stops the work."""
+    async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
+        """Sample the answer to `request`, whose `prompt_ids` and `max_tokens` are set, and tell `on_ids` the tokens as
+        they come. Cancelling stops the work."""
         ...
 
     def pieces(self, ids: list[int]) -> list[Piece]:

@@ -70,18 +70,12 @@ class ScriptedPolicy:
     def pieces(self, ids: list[int]) -> list[Piece]:
         return self._chatml.pieces(ids)
 
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        request: ChatRequest,
-        sampling: Sampling,
-        limit: int,
-        on_ids: OnIds | None = None,
-    ) -> Generation:
+    async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
+        assert request.max_tokens is not None
         await asyncio.sleep(self._delay_seconds)
         ids = self._chatml.answer_ids(self.next_message(request))
-        cut = min(self._length_until_stop(ids, request.stop), limit)
-        finished = cut < limit or cut == len(ids)
+        cut = min(self._length_until_stop(ids, request.stop), request.max_tokens)
+        finished = cut < request.max_tokens or cut == len(ids)
         if on_ids is not None:
             await _tell(ids[:cut], on_ids)
         return Generation(ids[:cut], [0.0] * cut, "stop" if finished else "length")
