@@ -1,7 +1,10 @@
-"""Captured calls -> traces.
+"""Builders: the calls of a session become a trajectory, whose traces can be trained on.
 
-A builder is a pure function over captured calls: no I/O, no clock, no tokenizer. Token ids alone decide what joins
-what; hints only name, outcomes only exclude. Each module here defines one `BUILDER`.
+A plug-in is one module here that defines a function `BUILDER`, a `Builder`. It is a pure function over recorded calls:
+no I/O, no clock, no tokenizer. Token ids alone decide which calls are joined in a trace; hints only name a trace's
+kind, and outcomes only exclude a call's tokens. The other modules are shared by the builders: `tree` joins calls by
+their tokens, `trace` makes and verifies one trace, `exclusions` says which tokens are not trained, `fidelity` counts
+all tokens. The room uses `chat`, `registry` and `schema`.
 """
 
 from __future__ import annotations

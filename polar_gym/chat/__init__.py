@@ -1,7 +1,9 @@
-"""The chat form: one model call, its answer and the pieces of an answer, whatever wire format it came in by.
+"""The chat form: one model call, its answer and the pieces of an answer, the same for every wire format.
 
-Providers translate to and from this form, engines answer it, and the gateway records it. It is plain data over
-`polar_gym.schema` and uses no other room.
+Providers translate to and from this form, engines answer it, splicing works on it, and the gateway records it. Here are
+the three forms (`ChatRequest`, `Completion`, `Delta`) and what can be said of them alone. `messages` makes assistant
+messages and canonical JSON, `received` puts deltas together, `ids` makes the ids that leave with an answer and reads
+them back. The room is plain data over `polar_gym.schema`. It uses no other room.
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""Engines: what samples the tokens. An engine is one module here with a class `ENGINE`.
+"""Engines: the servers and libraries that sample tokens.
 
 An engine speaks token-level chat: for each request it returns the ids that it conditioned on, the ids that it sampled
-and their logprobs, as vLLM does with `return_token_ids`. Engines use `polar_gym.chat` and `polar_gym.schema`.
+and their logprobs, as vLLM does with `return_token_ids`.
+
+A plug-in is one module or package here that defines a class `ENGINE`. The class has `Options` (what the config may say
+of it, a `polar_gym.registry.Options`), is made from one value of these, and has the attributes and methods of `Engine`.
+The other modules are shared by the engines: `http` asks a server, `openai_form` is what servers with an
+OpenAI-compatible API have in common, `sampling` and `context_length` handle the fields and limits of a request,
+`weights` the versions of the weights. The room uses `chat`, `http`, `registry` and `schema`.
 """
 
 from __future__ import annotations

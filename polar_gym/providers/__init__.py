@@ -1,6 +1,10 @@
-"""One file per wire format, each a pure two-way translation between that format and the chat form.
+"""Providers: the wire formats in which harnesses ask for model calls.
 
-A provider knows no harness, no engine and no session. Each module here defines one `PROVIDER`, all alike.
+A plug-in is one module or package here that defines a constant `PROVIDER`, a `Provider`: a pure two-way translation
+between its wire format and the chat form. It knows no harness, no engine and no session. The other modules are shared
+by the providers: `fields` and `json_text` read untrusted JSON, `messages` holds rules of the chat form, `http` reads
+keys and writes server-sent events, `openai_errors` says what went wrong as OpenAI does. The room uses `chat`,
+`registry` and `schema`.
 """
 
 from __future__ import annotations
