@@ -43,10 +43,6 @@ class Stream:
         return sse(_last(self._request, completion, self._call_id, []))
 
 
-def stream(request: ChatRequest, call_id: str) -> Stream:
-    return Stream(request, call_id)
-
-
 def _thought(reasoning: str | None) -> list[Part]:
     return [{"text": reasoning, "thought": True}] if reasoning else []
 
