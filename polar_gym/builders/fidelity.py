@@ -17,7 +17,7 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
     for call in calls:
         if call.call_id in excluded and len(call.response_ids):
             lost[excluded[call.call_id]] += len(call.response_ids)
-    balance = Fidelity(
+    counted = Fidelity(
         sampled_tokens=sum(len(call.response_ids) for call in calls),
         trainable_tokens=sum(trace.trainable_tokens for trace in traces),
         excluded=dict(lost),
@@ -27,11 +27,11 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
         traces_per_request=sum(bool(len(call.response_ids)) and call.call_id not in excluded for call in calls),
         single_tool_call=sum(call.single_tool_call for call in calls),
     )
-    if not balance.balanced:
-        raise AssertionError(f"the builder lost tokens or trained some twice: {balance!r}")
+    if not counted.balanced:
+        raise AssertionError(f"the builder lost tokens or trained some twice: {counted!r}")
     _check_each_call(calls, traces, excluded)
-    _count_continuations(balance, calls)
-    return balance
+    _count_continuations(counted, calls)
+    return counted
 
 
 def _check_each_call(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> None:
@@ -49,7 +49,7 @@ def _check_each_call(calls: Sequence[ModelCall], traces: Sequence[Trace], exclud
             raise AssertionError(f"the builder trains {trained[call.call_id]} of the {due} tokens of {call.call_id}")
 
 
-def _count_continuations(balance: Fidelity, calls: Sequence[ModelCall]) -> None:
+def _count_continuations(counted: Fidelity, calls: Sequence[ModelCall]) -> None:
     by_id = {call.call_id: call for call in calls}
     for call in calls:
         parent = by_id.get(call.parent_id or "")
@@ -57,7 +57,7 @@ def _count_continuations(balance: Fidelity, calls: Sequence[ModelCall]) -> None:
             continue
         if parent is None:
             if call.splice_cause is not None:
-                balance.breaks.append(Break(call_id=call.call_id, cause=call.splice_cause))
+                counted.breaks.append(Break(call_id=call.call_id, cause=call.splice_cause))
             continue
         position = first_difference(parent, call)
         if position is not None:
@@ -67,11 +67,11 @@ def _count_continuations(balance: Fidelity, calls: Sequence[ModelCall]) -> None:
                 )
             cause = call.splice_cause or "unknown"
             broken = Break(call_id=call.call_id, parent_id=parent.call_id, position=position, cause=cause)
-            balance.breaks.append(broken)
+            counted.breaks.append(broken)
         elif call.continuation == "spliced":
-            balance.spliced += 1
+            counted.spliced += 1
         else:
-            balance.canonical += 1
+            counted.canonical += 1
 
 
 def first_difference(parent: ModelCall, child: ModelCall) -> int | None:
