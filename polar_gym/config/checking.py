@@ -35,10 +35,13 @@ def _check_today(spec: HarnessSpec) -> None:
         raise ConfigError(f"harness.today={spec.today}: {spec.name} cannot be told a date; leave it out")
 
 
-def check_plugin(key: str, found: registry.Registry[Any], spec: PluginSpec) -> None:
-    """Raises `ConfigError` where there is no such plug-in, or where it does not take these options."""
+def check_plugin(key: str, found: registry.Registry[Any], spec: PluginSpec) -> Any:
+    """Return the checked options of a plug-in.
+
+    Raises `ConfigError` where there is no such plug-in, or where it does not take these options.
+    """
     try:
-        found.options(spec)
+        return found.options(spec)
     except registry.UnknownNameError as error:
         raise ConfigError(f"{key}.name: {error}") from error
     except ValidationError as error:

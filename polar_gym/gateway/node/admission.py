@@ -89,8 +89,7 @@ def check_network(spec: RuntimeSpec, allowed: Allowed) -> None:
     """Raise `ConfigError` where a harness would reach ports of the machine that ask for no key."""
     if spec.network != "full" or allowed.keyed:
         return
-    check_plugin("runtime", RUNTIMES, spec)
-    shares_network = getattr(RUNTIMES.options(spec), "shares_network", None)
+    shares_network = getattr(check_plugin("runtime", RUNTIMES, spec), "shares_network", None)
     if shares_network is None or shares_network():
         raise ConfigError(
             f"runtime.network='full': with runtime={spec.name} a harness reaches the ports of this machine, and the "

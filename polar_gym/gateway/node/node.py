@@ -22,6 +22,7 @@ from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.proxy import Proxy, Streaming
 from polar_gym.gateway.session.life import SessionLife, Surroundings
+from polar_gym.gateway.session.plugins import Plugins, ReadOptions, read_options
 from polar_gym.gateway.session.stages import Stages
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS, Provider
@@ -121,13 +122,15 @@ class Node:
         sample_index: int = 0,
         on_change: Callable[[Session], None] = ignore_change,
         key: Key | None = None,
+        plugins: Plugins | None = None,
     ) -> SessionLife:
         """Like `session`, for callers without a `with` block: they must call `close_session`. `key`: default a new one.
+        `plugins`: those of the request; default: they are found here.
 
         Raises `polar_gym.registry.UnknownNameError` or `pydantic.ValidationError` for a request that names a plug-in
         that does not exist or options that it does not take; nothing was started then.
         """
-        self.check(request)
+        plugins = plugins or self.find_plugins(request)
         key = key or Key(uuid.uuid4().hex, 0)
         session = Session(
             session_id=key.session_id,
@@ -137,18 +140,17 @@ class Node:
             harness=request.agent.name,
             node=self.name,
         )
-        runtime = self.runtime(request.runtime)
         capture = SessionCapture(
             session_id=session.session_id,
             model_name=request.agent.model_name,
-            harness=HARNESSES.get(request.agent.name),
+            harness=plugins.harness,
             journal=Journal(StateDirectory(self._state or self._scratch).files(key).journal),
             sampling=request.sampling,
             budget=request.budget,
         )
         self.proxy.add(capture)
         surroundings = Surroundings(
-            runtime=runtime,
+            runtime=plugins.runtime,
             serve=self._serve,
             generation=self.proxy.generation,
             weight_version=lambda: self.engine.weight_version,
@@ -157,7 +159,7 @@ class Node:
             scratch=self._scratch,
         )
         on_change(session)
-        return SessionLife(request.model_copy(deep=True), session, capture, surroundings, on_change)
+        return SessionLife(request.model_copy(deep=True), session, plugins, capture, surroundings, on_change)
 
     async def close_session(self, life: SessionLife) -> None:
         self.proxy.remove(life.capture)
@@ -195,16 +197,20 @@ class Node:
                 except SandboxError as error:
                     log.warning("%s", error)
 
-    def check(self, request: TaskRequest) -> None:
-        """Raises `polar_gym.registry.UnknownNameError` or `pydantic.ValidationError`; nothing is started."""
-        HARNESSES.options(request.agent)
-        BUILDERS.options(request.builder)
-        EVALUATORS.options(request.evaluator)
-        RUNTIMES.options(request.runtime)
+    def find_plugins(self, request: TaskRequest, read: ReadOptions = read_options) -> Plugins:
+        """Return the plug-ins of a request; `read` checks their options. May block. Raises what `read` raises."""
+        read("agent", HARNESSES, request.agent)
+        read("builder", BUILDERS, request.builder)
+        evaluator_options = read("evaluator", EVALUATORS, request.evaluator)
+        return Plugins(
+            harness=HARNESSES.get(request.agent.name),
+            evaluator=EVALUATORS.get(request.evaluator.name)(evaluator_options),
+            runtime=self.runtime(request.runtime, read),
+        )
 
-    def runtime(self, spec: PluginSpec) -> Runtime:
-        """The runtime for these options, the same for all sessions. May block the first time."""
-        options = RUNTIMES.options(spec)
+    def runtime(self, spec: PluginSpec, read: ReadOptions = read_options) -> Runtime:
+        """Return the runtime for these options, the same for all sessions. May block the first time."""
+        options = read("runtime", RUNTIMES, spec)
         key = f"{spec.name}:{options!r}"
         if key not in self._runtimes:
             self._runtimes[key] = RUNTIMES.get(spec.name)(options)

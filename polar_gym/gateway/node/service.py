@@ -18,17 +18,14 @@ from dataclasses import dataclass
 import orjson
 import tenacity
 
-from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin
-from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
 from polar_gym.gateway.session.life import SessionLife
-from polar_gym.harnesses import HARNESSES
+from polar_gym.gateway.session.plugins import Plugins
 from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat
-from polar_gym.runtimes import RUNTIMES
 from polar_gym.schema import Episode, Session, Status, TaskRequest
 
 log = logging.getLogger(__name__)
@@ -122,10 +119,10 @@ class NodeService:
             return known, False
         if self.draining:
             raise DrainingError("this node is draining: it finishes what it has")
-        await asyncio.to_thread(self._check, order.request)
+        plugins = await asyncio.to_thread(self._check, order.request)
         if key in self._held:
             return self._held[key].session, False
-        life = self.node.open_session(order.request, order.sample_index, self._on_change, key)
+        life = self.node.open_session(order.request, order.sample_index, self._on_change, key, plugins)
         self._held[key] = Held(life.session, life)
         manifest = Manifest(session=life.session.model_copy(), request=order.request, engine=self.node.engine.info)
         try:
@@ -145,13 +142,9 @@ class NodeService:
             return (await asyncio.to_thread(self.state.read_manifest, key)).session
         return None
 
-    def _check(self, request: TaskRequest) -> None:
+    def _check(self, request: TaskRequest) -> Plugins:
         check_request(request, self.allowed)
-        check_plugin("agent", HARNESSES, request.agent)
-        check_plugin("builder", BUILDERS, request.builder)
-        check_plugin("evaluator", EVALUATORS, request.evaluator)
-        check_plugin("runtime", RUNTIMES, request.runtime)
-        self.node.runtime(request.runtime)
+        return self.node.find_plugins(request, check_plugin)
 
     def cancel(self, key: Key) -> None:
         """It ends as cancelled, with what was captured. Nothing happens where it has ended, or is not known."""

@@ -16,14 +16,15 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar_gym.evaluators import EVALUATORS, EvaluationContext, Evaluator, EvaluatorError
+from polar_gym.evaluators import EvaluationContext, EvaluatorError
 from polar_gym.evaluators.judge import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.session.building import build
 from polar_gym.gateway.session.grading_sandboxes import GradingSandboxes
 from polar_gym.gateway.session.harness_run import NO_OUTPUT, blame, run_harness
-from polar_gym.harnesses import HARNESSES, Harness, Launch, LaunchContext
+from polar_gym.gateway.session.plugins import Plugins
+from polar_gym.harnesses import Launch, LaunchContext
 from polar_gym.harnesses.install import InstallError, toolchain_mounts
 from polar_gym.harnesses.today import told_today
 from polar_gym.runtimes import (
@@ -85,6 +86,7 @@ class SessionLife:
         self,
         request: TaskRequest,
         session: Session,
+        plugins: Plugins,
         capture: SessionCapture,
         surroundings: Surroundings,
         on_change: Callable[[Session], None],
@@ -94,8 +96,7 @@ class SessionLife:
         self.capture = capture
         self._around = surroundings
         self._on_change = on_change
-        self._harness: Harness = HARNESSES.get(request.agent.name)
-        self._evaluator: Evaluator = EVALUATORS.make(request.evaluator)
+        self._plugins = plugins
         self.cancelled: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         """Done when the session is no longer wanted: with the status that it ends in."""
         self._scratch = surroundings.scratch / f"{session.session_id}.{session.attempt}"
@@ -159,7 +160,7 @@ class SessionLife:
         """Everything on the gateway's machine: the harness, the repository at its base commit, the environment."""
         workspace = self.request.runtime.workspace
         cache = self._around.cache
-        mounts, self._executable = await asyncio.to_thread(toolchain_mounts, self._harness, cache)
+        mounts, self._executable = await asyncio.to_thread(toolchain_mounts, self._plugins.harness, cache)
         self._mounts = list(mounts)
         self._scratch.mkdir(parents=True)
         if workspace.source is not None:
@@ -231,7 +232,7 @@ class SessionLife:
             workdir=self.request.runtime.workspace.path,
             executable=self._executable,
         )
-        return told_today(self._harness, self._harness.launch(context), context)
+        return told_today(self._plugins.harness, self._plugins.harness.launch(context), context)
 
     # POSTRUN ----------------------------------------------------------------------------------------------------------
 
@@ -295,7 +296,7 @@ class SessionLife:
         )
         try:
             return await judge(
-                self._evaluator, context, self.request.runtime.init_timeout_seconds + spec.timeout_seconds
+                self._plugins.evaluator, context, self.request.runtime.init_timeout_seconds + spec.timeout_seconds
             )
         except EvaluatorError as error:
             self.fail(Status.EVALUATING, "evaluator_error", str(error))
@@ -303,7 +304,7 @@ class SessionLife:
 
     async def prewarm(self) -> None:
         """Have a sandbox for grading at hand when the agent is done, where the evaluator says that it will need one."""
-        if getattr(self._evaluator, "needs_sandbox", False):
+        if getattr(self._plugins.evaluator, "needs_sandbox", False):
             await self._grading.prewarm()
 
     @property
