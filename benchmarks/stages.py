@@ -89,25 +89,25 @@ class Simulated:
     evaluation: float
     log: Log
 
-    async def initialize(self) -> bool:
+    async def initialize(self) -> Log:
         self.log.sandboxes.append((now(), 1))
         self.log.inits.append((now(), 1))
         await asyncio.sleep(self.init)
         self.log.inits.append((now(), -1))
-        return True
+        return self.log
 
     def ready(self) -> None:
         """Nobody watches."""
 
-    async def run(self) -> None:
+    async def run(self, ready: Log) -> None:
         self.log.runs.append((now(), 1))
         await asyncio.sleep(self.agent)
         self.log.runs.append((now(), -1))
 
-    async def prewarm(self) -> None:
+    async def prewarm(self, ready: Log) -> None:
         """It has nothing to prepare."""
 
-    async def finish(self) -> None:
+    async def finish(self, ready: Log | None) -> None:
         await asyncio.sleep(self.evaluation)
         self.log.sandboxes.append((now(), -1))
 
@@ -161,10 +161,10 @@ def one_pool(slots: int, size: int) -> Load:
 
     async def whole(session: Simulated) -> None:
         async with pool.place("task"):
-            await session.initialize()
+            ready = await session.initialize()
             async with engine.place("task"):
-                await session.run()
-            await session.finish()
+                await session.run(ready)
+            await session.finish(ready)
 
     return Load(slots).conduct(whole)
 

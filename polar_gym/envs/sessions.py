@@ -15,7 +15,7 @@ import gymnasium as gym
 
 from polar_gym.background_loop import BackgroundLoop, before_exit
 from polar_gym.gateway.node.node import Node
-from polar_gym.gateway.session.life import SessionLife
+from polar_gym.gateway.session.life import Ready, SessionLife
 from polar_gym.schema import Episode, TaskRequest
 
 T = TypeVar("T")
@@ -31,6 +31,8 @@ class Sessions:
         self._node = node
         self._loop: BackgroundLoop | None = None
         self._lives: dict[int, SessionLife] = {}
+        self._ready: dict[int, Ready] = {}
+        """Of the sessions whose sandbox is up."""
         self._samples: Counter[str] = Counter()
         """How often each task was begun."""
         self._closing = threading.Lock()
@@ -85,7 +87,8 @@ class Sessions:
         self._samples[request.task_id] += 1
         self._lives[place] = life
         async with self._node.stages.init.place(request.task_id):
-            if await life.initialize():
+            if (ready := await life.initialize()) is not None:
+                self._ready[place] = ready
                 life.ready()
 
     async def _play(self, places: Collection[int]) -> dict[int, Episode]:
@@ -93,15 +96,17 @@ class Sessions:
         return dict(zip(places, episodes, strict=True))
 
     async def _to_its_end(self, place: int) -> Episode:
-        life = self._lives[place]
+        life, ready = self._lives[place], self._ready.get(place)
         try:
-            await life.run()
+            if ready is not None:
+                await life.run(ready)
             async with self._node.stages.postrun.place(life.request.task_id):
-                return await life.finish()
+                return await life.finish(ready)
         finally:
             await self._end(place)
 
     async def _end(self, place: int) -> None:
+        self._ready.pop(place, None)
         life = self._lives.pop(place, None)
         if life is not None:
             await self._node.close_session(life)

@@ -32,6 +32,7 @@ from polar_gym.schema import EvaluatorSpec, RuntimeSpec, Session, Status, TaskRe
 from tests.lifecycle.test_session_endings import asking, task
 from tests.show.result import Result, make_parser, parse
 
+R = TypeVar("R")
 T = TypeVar("T")
 WANTED = 0.95
 BUSY, COMPLETED = LAWS = (f"staged pools reach {WANTED:.0%} of the ideal schedule", "every session completes")
@@ -40,12 +41,12 @@ BUSY, COMPLETED = LAWS = (f"staged pools reach {WANTED:.0%} of the ideal schedul
 class OnePool(Stages):
     """No stages: a worker takes a session from its beginning to its end."""
 
-    async def conduct(self, task: str, session: Staged[T]) -> T:
+    async def conduct(self, task: str, session: Staged[R, T]) -> T:
         async with self.run.place(task):
-            if await session.initialize():
+            if (ready := await session.initialize()) is not None:
                 session.ready()
-                await session.run()
-            return await session.finish()
+                await session.run(ready)
+            return await session.finish(ready)
 
 
 @dataclass(frozen=True, slots=True)

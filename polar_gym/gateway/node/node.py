@@ -150,7 +150,6 @@ class Node:
         )
         self.proxy.add(capture)
         surroundings = Surroundings(
-            runtime=plugins.runtime,
             serve=self._serve,
             generation=self.proxy.generation,
             weight_version=lambda: self.engine.weight_version,

@@ -35,3 +35,11 @@ def _without_traces(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajectory
     return Trajectory(
         builder=spec.name, traces=[], fidelity=Fidelity(sampled_tokens=sampled, excluded=excluded, calls=len(calls))
     )
+
+
+def final_message(calls: Sequence[ModelCall]) -> str:
+    """Return the text of the last answer that the harness received."""
+    for call in reversed(calls):
+        if call.outcome == "delivered" and call.response is not None:
+            return str(call.response.get("content") or "")
+    return ""

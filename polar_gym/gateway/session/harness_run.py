@@ -1,16 +1,19 @@
-"""One run of a harness in its sandbox: from its launch until it or a budget ends, and whose doing the end was."""
+"""One run of a harness in its sandbox, from the launch until the harness or a budget ends, and who is to blame."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.generation import GenerationGate
-from polar_gym.harnesses import Launch
-from polar_gym.runtimes import TOOLCHAIN, Command, ExecResult, Sandbox
+from polar_gym.harnesses import Launch, LaunchContext
+from polar_gym.harnesses.today import told_today
+from polar_gym.runtimes import HOME, TOOLCHAIN, Command, ExecResult, Sandbox
 from polar_gym.runtimes.agent import PATH
 from polar_gym.runtimes.files import write_files
-from polar_gym.schema import Failure, ModelCall, Session, Status, TaskRequest
+from polar_gym.schema import Failure, Session, Status, TaskRequest
 from polar_gym.workspaces.diff import is_intact
 
 PAUSES_SECONDS = 24 * 3600.0
@@ -25,93 +28,103 @@ SIGNALLED = 128
 NO_OUTPUT = ExecResult(exit_code=None, stdout=b"", stderr=b"")
 
 
-async def run_harness(
-    launch: Launch,
-    sandbox: Sandbox,
-    request: TaskRequest,
-    session: Session,
-    capture: SessionCapture,
-    generation: GenerationGate,
-) -> ExecResult:
-    """Run it until it ends, or a budget does: `session` gets its `exit_code` and `truncated_by`."""
-    if launch.files:
-        await write_files(sandbox, launch.files)
-    path = request.runtime.environment.get("PATH", PATH)
-    command = Command(
-        argv=launch.argv,
-        environment={"PATH": f"{path}:{TOOLCHAIN}/bin", **launch.environment},
-        stdin=launch.stdin,
-        timeout_seconds=request.timeout_seconds + PAUSES_SECONDS,
-        end=asyncio.Event(),
-    )
-    output = await _run_command(command, sandbox, request, session, capture, generation)
-    session.exit_code = output.exit_code
-    if session.truncated_by is None and capture.cut_by_budget:
-        session.truncated_by = "tokens"
-    return output
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessRun:
+    """A sandbox that is up, and the session whose harness runs in it."""
 
+    sandbox: Sandbox
+    request: TaskRequest
+    session: Session
+    capture: SessionCapture
+    generation: GenerationGate
 
-async def _run_command(
-    command: Command,
-    sandbox: Sandbox,
-    request: TaskRequest,
-    session: Session,
-    capture: SessionCapture,
-    generation: GenerationGate,
-) -> ExecResult:
-    """The time while generation is paused is not the agent's."""
-    assert command.end is not None
-    running = asyncio.create_task(sandbox.exec(command))
-    time_is_up = asyncio.create_task(generation.sleep(request.timeout_seconds))
-    try:
-        await asyncio.wait({running, time_is_up, capture.exhausted}, return_when=asyncio.FIRST_COMPLETED)
-        if capture.exhausted.done():
-            session.truncated_by = capture.exhausted.result()
-        elif not running.done():
-            session.truncated_by = "time"
-        command.end.set()
-        await asyncio.wait({running}, timeout=ENDING_SECONDS)
-    finally:
-        time_is_up.cancel()
-        if not running.done():
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-    return NO_OUTPUT if running.cancelled() else running.result()
-
-
-async def blame(
-    session: Session, request: TaskRequest, calls: list[ModelCall], output: ExecResult, sandbox: Sandbox
-) -> Failure | None:
-    """Why the run cannot be scored; None: what the agent left is graded.
-
-    Exit codes lie in both directions: a harness's run is judged by its calls too. One that a budget ended is the
-    agent's doing, unless it was waiting for an engine that failed; so is one that outgrew the context, and one that the
-    agent killed or made impossible. Once the agent has acted, that is how every other end is seen: it can write to the
-    harness's own files, and send requests that an engine refuses. (Where the sandbox itself was lost, the diff cannot
-    be read: that is a failure.)
-    """
-    answered = [call for call in calls if call.outcome != "abandoned"]
-    outgrown = any(call.error_kind == "context_length" for call in answered)
-    acted = any(call.outcome == "delivered" and (call.response or {}).get("tool_calls") for call in answered)
-    agents_fault = ("context_length", "invalid_request") if acted else ("context_length",)
-    engine_failed = bool(answered) and answered[-1].outcome == "failed" and answered[-1].error_kind not in agents_fault
-    if session.truncated_by is not None and not engine_failed:
-        return None
-    stderr = output.stderr.decode(errors="replace").strip()[-4000:]
-    name, code = request.agent.name, session.exit_code
-    if not any(call.outcome == "delivered" for call in answered):
-        reason = next((call.error for call in answered if call.error), None)
-        said = reason or stderr or output.stdout.decode(errors="replace").strip()[-4000:]
-        return Failure(
-            stage=Status.RUNNING,
-            kind="engine_error" if reason else "harness_error",
-            message=f"{name} exited with {code} and no answered model call: {said}",
+    def launch(self, executable: Sequence[str], context_length: int) -> Launch:
+        """Return how to start the harness: `executable` begins its argv, `context_length` is the engine's."""
+        context = LaunchContext(
+            spec=self.request.agent,
+            base_url=self.sandbox.base_url,
+            api_key=self.capture.key,
+            context_length=context_length,
+            instruction=self.request.instruction,
+            home=HOME,
+            workdir=self.request.runtime.workspace.path,
+            executable=executable,
         )
-    if engine_failed:
-        message = f"the last model call failed: {answered[-1].error}"
-        return Failure(stage=Status.RUNNING, kind="engine_error", message=message)
-    if code == 0 or acted or answered[-1].finish_reason == "length" or outgrown:  # some exit 1 after the last two
+        harness = self.capture.harness
+        return told_today(harness, harness.launch(context), context)
+
+    async def to_its_end(self, launch: Launch) -> ExecResult:
+        """Run the harness until it ends, or a budget does: `session` gets its `exit_code` and `truncated_by`."""
+        if launch.files:
+            await write_files(self.sandbox, launch.files)
+        path = self.request.runtime.environment.get("PATH", PATH)
+        end = asyncio.Event()
+        command = Command(
+            argv=launch.argv,
+            environment={"PATH": f"{path}:{TOOLCHAIN}/bin", **launch.environment},
+            stdin=launch.stdin,
+            timeout_seconds=self.request.timeout_seconds + PAUSES_SECONDS,
+            end=end,
+        )
+        output = await self._run(command, end)
+        self.session.exit_code = output.exit_code
+        if self.session.truncated_by is None and self.capture.cut_by_budget:
+            self.session.truncated_by = "tokens"
+        return output
+
+    async def _run(self, command: Command, end: asyncio.Event) -> ExecResult:
+        """Run the command until it ends, or set `end`. The time while generation is paused is not the agent's."""
+        running = asyncio.create_task(self.sandbox.exec(command))
+        time_is_up = asyncio.create_task(self.generation.sleep(self.request.timeout_seconds))
+        exhausted = self.capture.exhausted
+        try:
+            await asyncio.wait({running, time_is_up, exhausted}, return_when=asyncio.FIRST_COMPLETED)
+            if exhausted.done():
+                self.session.truncated_by = exhausted.result()
+            elif not running.done():
+                self.session.truncated_by = "time"
+            end.set()
+            await asyncio.wait({running}, timeout=ENDING_SECONDS)
+        finally:
+            time_is_up.cancel()
+            if not running.done():
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+        return NO_OUTPUT if running.cancelled() else running.result()
+
+    async def blame(self, output: ExecResult) -> Failure | None:
+        """Return why the run cannot be scored; None: what the agent left is graded.
+
+        Exit codes lie in both directions, so the calls of the run decide too. The agent is to blame where a budget
+        ended the run, unless the harness was waiting for an engine that failed. The agent is also to blame where the
+        run outgrew the context, and where the agent killed the harness or made its work impossible. Once the agent has
+        acted, it is to blame for every other end: it can write to the harness's own files, and send requests that an
+        engine refuses. Where the sandbox itself was lost, the diff cannot be read, and that is a failure.
+        """
+        answered = [call for call in self.capture.calls if call.outcome != "abandoned"]
+        outgrown = any(call.error_kind == "context_length" for call in answered)
+        acted = any(call.outcome == "delivered" and (call.response or {}).get("tool_calls") for call in answered)
+        agents_fault = ("context_length", "invalid_request") if acted else ("context_length",)
+        engine_failed = (
+            bool(answered) and answered[-1].outcome == "failed" and answered[-1].error_kind not in agents_fault
+        )
+        if self.session.truncated_by is not None and not engine_failed:
+            return None
+        stderr = output.stderr.decode(errors="replace").strip()[-4000:]
+        name, code = self.request.agent.name, self.session.exit_code
+        if not any(call.outcome == "delivered" for call in answered):
+            reason = next((call.error for call in answered if call.error), None)
+            said = reason or stderr or output.stdout.decode(errors="replace").strip()[-4000:]
+            return Failure(
+                stage=Status.RUNNING,
+                kind="engine_error" if reason else "harness_error",
+                message=f"{name} exited with {code} and no answered model call: {said}",
+            )
+        if engine_failed:
+            message = f"the last model call failed: {answered[-1].error}"
+            return Failure(stage=Status.RUNNING, kind="engine_error", message=message)
+        if code == 0 or acted or answered[-1].finish_reason == "length" or outgrown:  # some exit 1 after the last two
+            return None
+        if (code is None or code <= SIGNALLED) and await is_intact(self.sandbox, self.request.runtime.workspace.path):
+            return Failure(stage=Status.RUNNING, kind="harness_error", message=f"{name} exited with {code}: {stderr}")
         return None
-    if (code is None or code <= SIGNALLED) and await is_intact(sandbox, request.runtime.workspace.path):
-        return Failure(stage=Status.RUNNING, kind="harness_error", message=f"{name} exited with {code}: {stderr}")
-    return None

@@ -29,6 +29,7 @@ from typing import Protocol, TypeVar
 from polar_gym.config.run_config import Pools
 from polar_gym.protocol import StageCounts
 
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
@@ -95,25 +96,25 @@ class Pool:
                 del self._waiting[task]
 
 
-class Staged(Protocol[T_co]):
-    """What passes through the stages."""
+class Staged(Protocol[R, T_co]):
+    """What passes through the stages. R: what `initialize` makes for the stages after it."""
 
-    async def initialize(self) -> bool:
-        """False: there is nothing to run, go on with `finish`."""
+    async def initialize(self) -> R | None:
+        """None: there is nothing to run, go on with `finish`."""
         ...
 
     def ready(self) -> None:
         """It is in READY from now on."""
         ...
 
-    async def run(self) -> None: ...
+    async def run(self, ready: R) -> None: ...
 
-    async def prewarm(self) -> None:
+    async def prewarm(self, ready: R) -> None:
         """Called while `run` runs, if there is a place: prepare what `finish` will need. Holds its place until it
         returns; cancelled when `finish` is done."""
         ...
 
-    async def finish(self) -> T_co: ...
+    async def finish(self, ready: R | None) -> T_co: ...
 
 
 class Stages:
@@ -140,37 +141,37 @@ class Stages:
             postrun=self.postrun.held + self.postrun.waiting,
         )
 
-    async def conduct(self, task: str, session: Staged[T]) -> T:
+    async def conduct(self, task: str, session: Staged[R, T]) -> T:
         """`session`, of this task, through all stages."""
         async with self.init.place(task):
-            runnable = await session.initialize()
-            if runnable:
+            ready = await session.initialize()
+            if ready is not None:
                 await self.ready.acquire(task)
-        if not runnable:
-            return await self._finish(task, session)
+        if ready is None:
+            return await self._finish(task, session, None)
         try:
             session.ready()
             await self.run.acquire(task)
         finally:
             self.ready.release()
-        async with self._beside(task, session):
+        async with self._beside(task, session, ready):
             try:
-                await session.run()
+                await session.run(ready)
             finally:
                 self.run.release()
-            return await self._finish(task, session)
+            return await self._finish(task, session, ready)
 
-    async def _finish(self, task: str, session: Staged[T]) -> T:
+    async def _finish(self, task: str, session: Staged[R, T], ready: R | None) -> T:
         async with self.postrun.place(task):
-            return await session.finish()
+            return await session.finish(ready)
 
     @contextlib.asynccontextmanager
-    async def _beside(self, task: str, session: Staged[T]) -> AsyncIterator[None]:
+    async def _beside(self, task: str, session: Staged[R, T], ready: R) -> AsyncIterator[None]:
         """`session.prewarm` beside what is in the context: in its own time, and over when that is over."""
 
         async def prewarm() -> None:
             async with self._prewarm.place(task):
-                await session.prewarm()
+                await session.prewarm(ready)
 
         prewarming = asyncio.create_task(prewarm())
         try:

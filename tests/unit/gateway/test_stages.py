@@ -46,20 +46,20 @@ class Simulated:
         await asyncio.sleep(seconds)
         self.ended[name] = now()
 
-    async def initialize(self) -> bool:
+    async def initialize(self) -> str | None:
         await self._stage("init", self.init)
-        return self.runnable
+        return "ready" if self.runnable else None
 
     def ready(self) -> None:
         self.began["ready"] = now()
 
-    async def run(self) -> None:
+    async def run(self, ready: str) -> None:
         await self._stage("run", self.running)
 
-    async def prewarm(self) -> None:
+    async def prewarm(self, ready: str) -> None:
         await self._stage("prewarm", self.prewarm_takes)
 
-    async def finish(self) -> Simulated:
+    async def finish(self, ready: str | None) -> Simulated:
         await self._stage("postrun", self.postrun)
         return self
 

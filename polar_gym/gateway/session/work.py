@@ -1,0 +1,42 @@
+"""What an agent left: read from its sandbox before the sandbox is removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polar_gym.runtimes import Sandbox, SandboxError
+from polar_gym.workspaces.diff import UnreadableWorkspaceError, left_behind, snapshot_diff
+
+READ_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an agent left in its sandbox."""
+
+    diff: bytes = b""
+    """The agent's changes to its workspace."""
+    not_carried: Sequence[str] = ()
+    """Files that no diff carries, though they may be the agent's work."""
+    problem: str = ""
+    """Why no diff could be taken, through the agent's own doing."""
+    failure: str = ""
+    """Why no diff could be taken, through a fault of the sandbox."""
+
+
+async def read_work(sandbox: Sandbox, workspace_path: str, base: bytes) -> Work:
+    """Return what the agent left. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read."""
+    not_carried: Sequence[str] = ()
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            not_carried = await left_behind(sandbox, workspace_path)
+            diff = await snapshot_diff(sandbox, workspace_path, base) if base else b""
+    except UnreadableWorkspaceError as error:
+        return Work(not_carried=not_carried, problem=str(error))
+    except TimeoutError:
+        return Work(not_carried=not_carried, failure=f"not done within {READ_SECONDS:g} seconds")
+    except (SandboxError, OSError) as error:
+        return Work(not_carried=not_carried, failure=f"the agent's changes could not be read: {error}")
+    return Work(not_carried=not_carried, diff=diff)
