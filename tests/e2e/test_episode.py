@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import pytest
@@ -18,10 +17,10 @@ from gymnasium.utils.env_checker import check_env
 
 import polar_gym  # noqa: F401 - registers the environment
 from polar_gym.builders.trace import verify_trace
-from polar_gym.envs.swe import SweEnv
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Episode
+from tests.e2e.play import make, play, scripted
 from tests.support.requirements import need_program
 
 HARNESSES = ["pi", "codex", "gemini_cli", "claude_code"]
@@ -45,24 +44,6 @@ def bubblewrap() -> str:
     need_program("node", "https://nodejs.org (>= 20)")
     need_program("bwrap", "apt-get install bubblewrap")
     return "bubblewrap"
-
-
-def make(tmp_path: Path, **settings: Any) -> SweEnv:
-    rollout = {"timeout_seconds": 120, "state": str(tmp_path / "state"), **settings.pop("rollout", {})}
-    env = gym.make("polar/swe", rollout=rollout, **settings).unwrapped
-    assert isinstance(env, SweEnv)
-    return env
-
-
-def play(env: SweEnv, task_id: str = "") -> tuple[float, bool, bool, Episode]:
-    env.reset(seed=0, options={"task_id": task_id or env.tasks[0].instance_id})
-    _, reward, terminated, truncated, info = env.step({})
-    return reward, terminated, truncated, info["trajectory"]
-
-
-def scripted(commands: list[str], **options: Any) -> dict[str, Any]:
-    script = {"match": "", "commands": commands, "final_message": "I am done."}
-    return {"name": "embedded", "scripts": [script], **options}
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import yaml
 
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, serving, venv_directory
+from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import consumed
 from tests.support.requirements import need, need_program
-from tests.unit.nemo.test_nemo import check_envelope
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -9,11 +9,11 @@ import pytest
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts
 from polar_gym.nemo.rows import row
 from polar_gym.tasks.bundled import BundledTasks
-from tests.e2e.test_vllm_episode import SHELL_CALLS, observed
+from tests.e2e.observed_vllm import SHELL_CALLS, observed
 from tests.e2e.vllm_server import VllmServer
+from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import advantages, consumed
 from tests.support.requirements import need_program
-from tests.unit.nemo.test_nemo import check_envelope
 
 
 def example_row() -> dict[str, Any]:

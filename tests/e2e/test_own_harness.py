@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar_gym.schema import Episode
-from tests.e2e.test_episode import make, play
+from tests.e2e.play import make, play
 from tests.support.requirements import need_program
 
 AGENT = Path(__file__).with_name("own_agent.py")

@@ -17,10 +17,11 @@ from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import BuilderSpec, ModelCall, Sampling
 from tests.e2e.agent import TOOLS
-from tests.e2e.test_vllm_streaming import running_session
+from tests.e2e.guided_engine import SEEDED
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, trained_model, vllm_python
 from tests.show.splice import BOUND, run_sessions
 from tests.support.requirements import need
+from tests.support.sessions import running_session
 
 SESSIONS = 10
 ANSWERS = 8
@@ -74,7 +75,7 @@ async def test_a_harness_that_wants_one_tool_call_at_a_time_bends_nothing(
     """Guards against the grammar by which vLLM keeps to one call: logprobs under it are not the policy's, and the calls
     after the first were hidden from the harness while their ids were trained."""
     engine = VllmEngine(VllmOptions(url=agent_server.url))
-    async with running_session(engine, tmp_path, "synthetic") as (node, capture):
+    async with running_session(engine, tmp_path, SEEDED) as (node, capture):
         received = []
         for seed in range(ANSWERS):
             capture.sampling = Sampling(seed=seed)

@@ -10,7 +10,7 @@ from polar_gym.builders.trace import kind_of, verify_trace
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import ModelCall, Trace, Trajectory
 from tests.e2e.acting_engine import SUMMARY
-from tests.e2e.test_episode import make, play
+from tests.e2e.play import make, play
 from tests.support.requirements import need_program
 
 HARNESSES = ["claude_code", "codex", "opencode"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.gateway.proxy.journal import read_journal
-from tests.e2e.test_episode import make, play, scripted
+from tests.e2e.play import make, play, scripted
 from tests.support.requirements import need_program
 
 COMMAND = "date -u +clock:%F; node -p '\"node:\" + new Date().getUTCFullYear()'; echo inherited:$BUN_OPTIONS:"

@@ -15,9 +15,10 @@ from polar_gym.cli.doctor import diagnose
 from polar_gym.engines import EngineError, openai_form
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec
-from tests.e2e.test_vllm_streaming import ASK, BASH, running_session
+from tests.e2e.guided_engine import ASK, BASH, SEEDED
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, vllm_python
 from tests.support.requirements import need
+from tests.support.sessions import running_session
 
 FLAGS = ("--tool-strict-level", "function", "--logprobs-mode", "processed_logits")
 
@@ -50,7 +51,7 @@ async def test_calls_under_the_servers_own_grammar_are_not_trained_on(
     """Guards against a grammar of `--tool-strict-level` that shows in no request and in no answer."""
     monkeypatch.setattr(openai_form, "ABOVE_ZERO", math.inf)  # else the server's other flag would end the start
     engine = VllmEngine(VllmOptions(url=spoilt_server.url, path=path))
-    async with running_session(engine, tmp_path, "synthetic") as (node, capture):
+    async with running_session(engine, tmp_path, SEEDED) as (node, capture):
         assert engine.info.own_grammar == "tools"
         assert "holds every call with tools to a grammar of its own" in caplog.text
         assert "start vLLM without --tool-strict-level function" in caplog.text

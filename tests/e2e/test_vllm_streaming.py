@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import aiohttp
 import openai
 import pytest
 
-from polar_gym.chat import ChatRequest, Completion, Delta
+from polar_gym.chat import ChatRequest, Delta
 from polar_gym.chat.received import Received
 from polar_gym.engines import EngineError
-from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.gateway.node.node import Node
-from polar_gym.gateway.proxy.capture import SessionCapture
-from polar_gym.gateway.proxy.proxy import Streaming
-from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest, ToolDefinition
+from polar_gym.engines.vllm import VllmOptions
+from polar_gym.schema import ModelCall, Sampling
+from tests.e2e.guided_engine import ASK, BASH, SEEDED, TWO_CALLS, GuidedEngine, without_ids
 from tests.e2e.vllm_server import VllmServer
 from tests.e2e.vllm_work import (
     ENDLESS,
@@ -30,30 +27,7 @@ from tests.e2e.vllm_work import (
     slow_engine,
     wait_until,
 )
-
-BASH: ToolDefinition = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-    },
-}
-ASK: Any = [{"role": "user", "content": "List the files."}]
-TWO_CALLS = (
-    "Looking.\n"
-    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls é"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls -a"}}\n</tool_call>'
-)
-
-
-class GuidedEngine(VllmEngine):
-    """vLLM whose own grammar makes a random model say `says`; the tokens are still vLLM's to choose."""
-
-    says: str | None = None
-
-    def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
-        guided = {"structured_outputs": {"choice": [self.says]}, "chat_template_kwargs": {"enable_thinking": False}}
-        return super()._chat_body(request, fields) | (guided if self.says else {})
+from tests.support.sessions import running_session
 
 
 @pytest.fixture
@@ -62,11 +36,6 @@ async def engine(vllm_server: VllmServer) -> AsyncIterator[GuidedEngine]:
     await made.start()
     yield made
     await made.close()
-
-
-def without_ids(completion: Completion) -> Any:
-    calls = completion.message.get("tool_calls", [])
-    return {**completion.message, "tool_calls": [call["function"] for call in calls]}
 
 
 @pytest.mark.parametrize(
@@ -111,30 +80,12 @@ async def test_a_prompt_too_long_is_refused_before_the_stream(engine: GuidedEngi
     assert (refusal.value.status, refusal.value.kind, deltas) == (400, "context_length", [])
 
 
-@asynccontextmanager
-async def running_session(
-    engine: VllmEngine, directory: Path, streaming: Streaming
-) -> AsyncIterator[tuple[Node, SessionCapture]]:
-    """A node with one session whose harness is this test."""
-    task = TaskRequest(
-        task_id="t",
-        instruction="x",
-        runtime=RuntimeSpec(name="bubblewrap"),
-        agent=HarnessSpec(name="pi"),
-        sampling=Sampling(seed=7),
-    )
-    node = Node(engine, cache=directory / "cache", state=directory / streaming, streaming=streaming)
-    async with node, node.session(task) as life:
-        life.capture.running = True
-        yield node, life.capture
-
-
 async def test_the_record_is_the_same_in_both_modes(vllm_server: VllmServer, tmp_path: Path) -> None:
     records: list[ModelCall] = []
     for streaming in ("synthetic", "real"):
         engine = GuidedEngine(VllmOptions(url=vllm_server.url))
         engine.says = TWO_CALLS
-        async with running_session(engine, tmp_path, streaming) as (node, capture):
+        async with running_session(engine, tmp_path / streaming, SEEDED, streaming=streaming) as (node, capture):
             tool: Any = BASH
             function: Any = {"type": "function", "strict": False, **BASH["function"]}
             async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=capture.key, max_retries=0) as sdk:
@@ -159,7 +110,10 @@ async def test_a_harness_that_hangs_up_stops_vllm(vllm_server: VllmServer, tmp_p
     url = vllm_server.url
     engine = EndlessEngine(VllmOptions(url=url))
     before = await asyncio.to_thread(sampled_tokens, url)
-    async with running_session(engine, tmp_path, "real") as (node, capture), aiohttp.ClientSession() as http:
+    async with (
+        running_session(engine, tmp_path, SEEDED, streaming="real") as (node, capture),
+        aiohttp.ClientSession() as http,
+    ):
         headers = {"Authorization": f"Bearer {capture.key}"}
         body = {"model": "m", "messages": [LONG_MESSAGE], "stream": True}
         with slow_engine(url):

@@ -17,9 +17,10 @@ from polar_gym.builders import build_trajectory
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.schema import BuilderSpec, ModelCall
-from tests.e2e.test_vllm_streaming import running_session
+from tests.e2e.guided_engine import SEEDED
 from tests.e2e.vllm_server import TINY_MODEL_SCRIPT, VllmServer, vllm_python
 from tests.e2e.vllm_work import LONG_MESSAGE, EndlessEngine, sampled_tokens, slow_engine, wait_until
+from tests.support.sessions import running_session
 
 OTHER_WEIGHTS = """
 import sys
@@ -85,7 +86,7 @@ async def update_during_a_call(
 ) -> list[ModelCall]:
     """A short call, and one that continues it, in the middle of which the weights change."""
     async with (
-        running_session(engine, directory, "synthetic") as (node, capture),
+        running_session(engine, directory, SEEDED) as (node, capture),
         trainer(server, node) as training,
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {capture.key}"}) as http,
     ):
@@ -141,7 +142,7 @@ async def test_the_version_that_a_trainer_sets_counts_and_not_the_engines_label(
     """Guards against spans that say `default` after a trainer that updated the weights without telling vLLM a label."""
     engine = VllmEngine(VllmOptions(url=vllm_server.url, path=path))
     async with (
-        running_session(engine, tmp_path, "synthetic") as (node, capture),
+        running_session(engine, tmp_path, SEEDED) as (node, capture),
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {capture.key}"}) as http,
     ):
         for version in ("A", "B"):

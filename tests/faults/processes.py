@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from polar_gym.http.keys import CALLBACK_KEY, NODE_KEY, SERVICE_KEY
-from tests.lifecycle.test_service_restart import POLAR_GYM, free_port
+from tests.support.processes import POLAR_GYM, free_port
 
 KEYS = {SERVICE_KEY: "service-key-0123456789", NODE_KEY: "node-key-0123456789", CALLBACK_KEY: "callback-key-0123456789"}
 NODE_HEADERS = {"Authorization": f"Bearer {KEYS[NODE_KEY]}"}

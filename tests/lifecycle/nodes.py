@@ -19,7 +19,7 @@ from polar_gym.gateway.node.process import Gateway, serving
 from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.protocol import Dispatch
 from polar_gym.schema import Episode, TaskRequest
-from tests.lifecycle.test_session_endings import task
+from tests.support.sessions import task
 
 KEY = "node-key-of-this-test-0123456789"
 HEADERS = {"Authorization": f"Bearer {KEY}"}

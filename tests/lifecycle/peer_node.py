@@ -51,7 +51,7 @@ def make_request(task_id: str, **fields: Any) -> TaskRequest:
     )
 
 
-def make_episode(order: Dispatch, *, reward: float | None = 1.0, **session: Any) -> Episode:
+def episode_of(order: Dispatch, *, reward: float | None = 1.0, **session: Any) -> Episode:
     """`reward` None: pass a `failure` or a `status` too."""
     ids = np.arange(3, dtype=np.int32)
     trace = Trace(
@@ -180,7 +180,7 @@ class PeerNode:
         return answer.accepted
 
     async def finish(self, order: Dispatch, **fields: Any) -> bool:
-        accepted = await self.deliver(make_episode(order, **fields), order.attempt)
+        accepted = await self.deliver(episode_of(order, **fields), order.attempt)
         await self.beat()
         return accepted
 
@@ -189,7 +189,7 @@ class PeerNode:
         while True:
             try:
                 for order in list(self.held.values()):
-                    await self.deliver(make_episode(order, weight_version=self.weight_version), order.attempt)
+                    await self.deliver(episode_of(order, weight_version=self.weight_version), order.attempt)
                 await self.beat()
             except aiohttp.ClientError:
                 pass

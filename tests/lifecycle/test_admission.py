@@ -21,8 +21,8 @@ from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest
 from tests.lifecycle.nodes import KEY, Client, node_here, order
 from tests.lifecycle.service_fixtures import KEYS, rollout_server
-from tests.lifecycle.test_session_endings import task
 from tests.support.requirements import need_program
+from tests.support.sessions import task
 
 NO_KEYS = Keys()
 

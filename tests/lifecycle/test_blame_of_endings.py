@@ -15,8 +15,8 @@ from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, Workspace
 from polar_gym.workspaces import diff as diff_module
-from tests.lifecycle.test_session_endings import asking, node, task
 from tests.support.requirements import need_program
+from tests.support.sessions import asking, node, task
 
 
 @pytest.fixture(autouse=True)

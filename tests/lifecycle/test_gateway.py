@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,11 @@ import aiohttp
 import openai
 import pytest
 
-from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Budget, HarnessSpec, RuntimeSpec, TaskRequest
+from tests.support.sessions import REQUEST, listing_engine, running_session
 
 BASH: Any = {
     "type": "function",
@@ -31,31 +29,16 @@ OTHER = TaskRequest(
 )
 
 
-@asynccontextmanager
-async def running_session(
-    tmp_path: Path, *, budget: Budget | None = None, delay_seconds: float = 0.0
-) -> AsyncIterator[tuple[Node, SessionCapture]]:
-    """A node with one session whose harness is this test."""
-    script = Script(commands=["ls", "ls -a"], final_message="Done.")
-    engine = EmbeddedEngine(EmbeddedOptions(scripts=[script], delay_seconds=delay_seconds))
-    request = TaskRequest(
-        task_id="t",
-        instruction="x",
-        runtime=RuntimeSpec(name="bubblewrap"),
-        agent=HarnessSpec(name="pi"),
-        budget=budget or Budget(),
-    )
-    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as node, node.session(request) as life:
-        life.capture.running = True
-        yield node, life.capture
-
-
 def client(node: Node, key: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=key, max_retries=0)
 
 
+def limited(budget: Budget) -> TaskRequest:
+    return REQUEST.model_copy(update={"budget": budget})
+
+
 async def test_a_call_is_captured_with_what_the_engine_returned(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         answer = await client(node, capture.key).chat.completions.create(model="policy", messages=ASK, tools=[BASH])
         (call,) = capture.calls
         assert answer.usage is not None
@@ -76,7 +59,7 @@ async def test_a_call_is_captured_with_what_the_engine_returned(tmp_path: Path) 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_is_in_the_journal_before_its_answer_ends(tmp_path: Path, stream: bool) -> None:
     """Guards against losing what a harness has already seen when the gateway is killed."""
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         headers = {"Authorization": f"Bearer {capture.key}"}
         body = {"model": "policy", "messages": ASK, "tools": [BASH], "stream": stream}
         async with (
@@ -88,7 +71,7 @@ async def test_a_call_is_in_the_journal_before_its_answer_ends(tmp_path: Path, s
 
 
 async def test_an_unknown_key_gets_the_providers_401_and_creates_nothing(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         with pytest.raises(openai.AuthenticationError) as caught:
             await client(node, "pg-nobody").chat.completions.create(model="policy", messages=ASK)
         assert caught.value.code == "invalid_api_key"
@@ -99,7 +82,7 @@ async def test_an_unknown_key_gets_the_providers_401_and_creates_nothing(tmp_pat
 
 
 async def test_a_session_that_is_not_running_is_refused(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         capture.running = False
         with pytest.raises(openai.PermissionDeniedError, match="not running"):
             await client(node, capture.key).chat.completions.create(model="policy", messages=ASK)
@@ -107,7 +90,7 @@ async def test_a_session_that_is_not_running_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_socket_bound_to_a_session_refuses_another_sessions_key(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture), node.session(OTHER) as other:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), node.session(OTHER) as other:
         other.capture.running = True
         server = await asyncio.get_running_loop().create_server(node.proxy.server_for(capture), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -121,7 +104,7 @@ async def test_a_socket_bound_to_a_session_refuses_another_sessions_key(tmp_path
 
 
 async def test_a_harness_that_hangs_up_leaves_an_abandoned_call(tmp_path: Path) -> None:
-    async with running_session(tmp_path, delay_seconds=60) as (node, capture):
+    async with running_session(listing_engine(60), tmp_path) as (node, capture):
         with pytest.raises(openai.APITimeoutError):
             await (
                 client(node, capture.key)
@@ -136,7 +119,7 @@ async def test_a_harness_that_hangs_up_leaves_an_abandoned_call(tmp_path: Path) 
 
 
 async def test_a_budget_of_calls_ends_the_session(tmp_path: Path) -> None:
-    async with running_session(tmp_path, budget=Budget(max_calls=1)) as (node, capture):
+    async with running_session(listing_engine(), tmp_path, limited(Budget(max_calls=1))) as (node, capture):
         ask = client(node, capture.key).chat.completions.create
         await ask(model="policy", messages=ASK, tools=[BASH])
         assert not capture.exhausted.done()
@@ -147,7 +130,7 @@ async def test_a_budget_of_calls_ends_the_session(tmp_path: Path) -> None:
 
 
 async def test_a_budget_of_tokens_cuts_the_answer_and_then_ends_the_session(tmp_path: Path) -> None:
-    async with running_session(tmp_path, budget=Budget(max_sampled_tokens=5)) as (node, capture):
+    async with running_session(listing_engine(), tmp_path, limited(Budget(max_sampled_tokens=5))) as (node, capture):
         ask = client(node, capture.key).chat.completions.create
         await ask(model="policy", messages=ASK, tools=[BASH])
         assert len(capture.calls[0].response_ids) == 5
@@ -172,7 +155,7 @@ async def test_a_budget_of_tokens_cuts_the_answer_and_then_ends_the_session(tmp_
 async def test_a_bad_request_gets_the_providers_error_shape(
     tmp_path: Path, path: str, body: bytes, status: int, says: str
 ) -> None:
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         headers = {"Authorization": f"Bearer {capture.key}", "Content-Type": "application/json"}
         async with (
             aiohttp.ClientSession() as http,
@@ -196,7 +179,7 @@ async def test_an_unknown_endpoint_gets_the_404_of_the_provider_that_was_meant(
     tmp_path: Path, header: str, shape: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against Google's errors for OpenAI's clients: both may have a bearer key."""
-    async with running_session(tmp_path) as (node, capture), aiohttp.ClientSession() as http:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), aiohttp.ClientSession() as http:
         headers = {header: f"Bearer {capture.key}" if header == "Authorization" else capture.key}
         async with http.post(f"{node.url}/v1/embeddings", json={}, headers=headers) as response:
             assert response.status == 404
@@ -205,7 +188,7 @@ async def test_an_unknown_endpoint_gets_the_404_of_the_provider_that_was_meant(
 
 
 async def test_a_prompt_that_does_not_fit_is_a_context_length_error_and_is_recorded(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         long: Any = [{"role": "user", "content": "word " * 200_000}]
         with pytest.raises(openai.BadRequestError) as caught:
             await client(node, capture.key).chat.completions.create(model="policy", messages=long)
@@ -216,7 +199,7 @@ async def test_a_prompt_that_does_not_fit_is_a_context_length_error_and_is_recor
 
 
 async def test_a_wish_for_one_tool_call_at_most_is_recorded_where_there_are_tools(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         ask = client(node, capture.key).chat.completions.create
         await ask(model="policy", messages=ASK, tools=[BASH], parallel_tool_calls=False)
         await ask(model="policy", messages=ASK, parallel_tool_calls=False)
@@ -229,7 +212,7 @@ async def test_a_wish_for_one_tool_call_at_most_is_recorded_where_there_are_tool
 async def test_too_little_space_is_an_overflow(tmp_path: Path, space: int, max_tokens: int, fits: bool) -> None:
     """Guards against an answer of a few tokens at the context's end, which harnesses take for the last one: told of an
     overflow they compact. Room for what the request asks for is enough."""
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         ask = client(node, capture.key).chat.completions.create
         first = await ask(model="policy", messages=ASK, tools=[BASH])
         call: Any = first.choices[0].message
@@ -250,7 +233,7 @@ async def test_too_little_space_is_an_overflow(tmp_path: Path, space: int, max_t
 async def test_concurrent_sessions_never_mix_whatever_else_their_harnesses_send(tmp_path: Path) -> None:
     """A session is its socket and its key, in whichever header the provider has it; headers that name a session of the
     harness's own, also another's, say nothing."""
-    async with running_session(tmp_path) as (node, capture), node.session(OTHER) as other:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), node.session(OTHER) as other:
         other.capture.running = True
         captures = (capture, other.capture)
         bodies: list[tuple[str, Any]] = [
@@ -279,7 +262,7 @@ async def test_concurrent_sessions_never_mix_whatever_else_their_harnesses_send(
 
 async def test_counting_tokens_is_no_call(tmp_path: Path) -> None:
     body = {"model": "policy", "input": "hi"}
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         headers = {"Authorization": f"Bearer {capture.key}"}
         async with (
             aiohttp.ClientSession() as http,
@@ -292,7 +275,7 @@ async def test_counting_tokens_is_no_call(tmp_path: Path) -> None:
 async def test_a_count_is_the_length_of_the_prompt_that_a_call_would_have(tmp_path: Path) -> None:
     """Guards against harnesses compacting by the length of another prompt than the spliced one."""
     tool: Any = {"type": "function", "name": "bash", **{k: v for k, v in BASH["function"].items() if k != "name"}}
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         responses = client(node, capture.key).responses
         first = await responses.create(model="policy", input="List the files.", tools=[tool])
         call = next(item for item in first.output if item.type == "function_call")

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from polar_gym.gateway.node.node import Node
-from tests.lifecycle.test_gateway import running_session
+from tests.support.sessions import listing_engine, running_session
 
 ASK: Any = [{"role": "user", "content": "List the files."}]
 
@@ -22,7 +22,7 @@ def client(node: Node, key: str) -> anthropic.AsyncAnthropic:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_is_captured_once_and_counted_alike(tmp_path: Path, stream: bool) -> None:
-    async with running_session(tmp_path) as (node, capture), client(node, capture.key) as sdk:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), client(node, capture.key) as sdk:
         counted = await sdk.messages.count_tokens(model="policy", messages=ASK)
         assert capture.calls == []
         if stream:
@@ -38,14 +38,14 @@ async def test_an_answer_is_captured_once_and_counted_alike(tmp_path: Path, stre
 
 
 async def test_a_stop_sequence_of_the_engine_is_named(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture), client(node, capture.key) as sdk:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), client(node, capture.key) as sdk:
         message = await sdk.messages.create(model="policy", max_tokens=99, messages=ASK, stop_sequences=["x", "one"])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "one")
     assert [block.text for block in message.content if block.type == "text"] == ["D"]
 
 
 async def test_each_client_gets_its_own_model_listing(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture):
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
         async with client(node, capture.key) as sdk:
             theirs = [model async for model in sdk.models.list()]
         async with openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=capture.key) as other:
@@ -55,7 +55,7 @@ async def test_each_client_gets_its_own_model_listing(tmp_path: Path) -> None:
 
 
 async def test_a_context_that_is_full_says_so_in_anthropics_words(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture), client(node, capture.key) as sdk:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), client(node, capture.key) as sdk:
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 131072 maximum"):
             await sdk.messages.create(
                 model="policy", max_tokens=9, messages=[{"role": "user", "content": "x " * 140_000}]
@@ -67,7 +67,7 @@ async def test_an_image_that_the_model_cannot_see_is_mentioned(tmp_path: Path) -
     it, and a model of text refuses."""
     tool: Any = {"name": "bash", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
     source: Any = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
-    async with running_session(tmp_path) as (node, capture), client(node, capture.key) as sdk:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), client(node, capture.key) as sdk:
         first = await sdk.messages.create(model="policy", max_tokens=99, messages=ASK, tools=[tool])
         (used,) = (block for block in first.content if block.type == "tool_use")
         shown: Any = [{"type": "text", "text": "logo.png:"}, {"type": "image", "source": source}]
@@ -85,7 +85,7 @@ async def test_an_image_that_the_model_cannot_see_is_mentioned(tmp_path: Path) -
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 async def test_whoever_looks_whether_anyone_is_there_is_told_so(tmp_path: Path, method: str) -> None:
     """Claude Code asks before its first call, and without a key."""
-    async with running_session(tmp_path) as (node, capture), aiohttp.ClientSession() as http:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), aiohttp.ClientSession() as http:
         async with http.request(method, node.url) as response:
             assert response.status == 200
         assert capture.calls == []

@@ -22,26 +22,20 @@ from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import CaptureError, SessionCapture
 from polar_gym.schema import BuilderSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
+from tests.support.sessions import running_session
 
 ASK: Any = {"role": "user", "content": "List the files."}
 
 
 @asynccontextmanager
-async def running_session(
+async def calling_session(
     tmp_path: Path, engine: EmbeddedEngine, **options: Any
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, SessionCapture]]:
-    """A session whose harness is this test."""
-    request = TaskRequest(
-        task_id="t", instruction="x", runtime=RuntimeSpec(name="bubblewrap"), agent=HarnessSpec(name="pi")
-    )
-    async with (
-        Node(engine, cache=tmp_path / "c", state=tmp_path / "s", **options) as node,
-        node.session(request) as life,
-    ):
-        life.capture.running = True
-        headers = {"Authorization": f"Bearer {life.capture.key}"}
+    """Open a client of the proxy that has the key of a running session."""
+    async with running_session(engine, tmp_path, **options) as (node, capture):
+        headers = {"Authorization": f"Bearer {capture.key}"}
         async with aiohttp.ClientSession(f"{node.url}/v1/", headers=headers) as http:
-            yield http, life.capture
+            yield http, capture
 
 
 def options() -> EmbeddedOptions:
@@ -61,7 +55,7 @@ class Confused(EmbeddedEngine):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_answers_nonsense_is_an_error_in_the_providers_shape(tmp_path: Path, stream: bool) -> None:
     """Guards against a bare 500 to the harness, and against losing the tokens that had come."""
-    async with running_session(tmp_path, Confused(options()), streaming="real") as (http, capture):
+    async with calling_session(tmp_path, Confused(options()), streaming="real") as (http, capture):
         body = {"model": "policy", "messages": [ASK], "stream": stream}
         async with http.post("chat/completions", json=body) as response:
             said = await response.text()
@@ -84,7 +78,7 @@ class Deaf(EmbeddedEngine):
 
 async def test_a_call_cut_off_on_an_engine_that_ignores_its_prompt_is_not_called_spliced(tmp_path: Path) -> None:
     """Guards against a trajectory that cannot be built: its fidelity refuses a spliced call with another prompt."""
-    async with running_session(tmp_path, Deaf(options()), streaming="real") as (http, capture):
+    async with calling_session(tmp_path, Deaf(options()), streaming="real") as (http, capture):
         body = {"model": "policy", "messages": [ASK], "stream": True}
         async with http.post("chat/completions", json=body) as response:
             await response.read()
@@ -127,7 +121,7 @@ async def test_an_answer_that_the_engine_gave_up_is_asked_for_again(
 ) -> None:
     """Guards against half an answer that passes for the policy's last word, and is trained on, whenever the engine is
     paused for new weights."""
-    async with running_session(tmp_path, GivesUp(options()), streaming=streaming) as (http, capture):
+    async with calling_session(tmp_path, GivesUp(options()), streaming=streaming) as (http, capture):
         body = {"model": "policy", "messages": [ASK], "stream": stream}
         async with http.post("chat/completions", json=body) as response:
             said = await response.text()
@@ -161,7 +155,7 @@ class Patching(EmbeddedEngine):
 async def test_what_a_policy_gets_wrong_reaches_the_harness(tmp_path: Path, streaming: Any) -> None:
     """Guards against a 500, and an answer that is excluded as abandoned, for arguments that no JSON text can hold."""
     tool = {"type": "custom", "name": "apply_patch"}
-    async with running_session(tmp_path, Patching(options()), streaming=streaming) as (http, capture):
+    async with calling_session(tmp_path, Patching(options()), streaming=streaming) as (http, capture):
         for stream in (False, True):
             body = {"model": "policy", "input": "go", "tools": [tool], "stream": stream}
             async with http.post("responses", json=body) as response:
@@ -185,7 +179,7 @@ async def test_a_harness_file_that_fails_costs_no_tokens(tmp_path: Path) -> None
         raise RecursionError
 
     engine = Counted(options())
-    async with running_session(tmp_path, engine) as (http, capture):
+    async with calling_session(tmp_path, engine) as (http, capture):
         capture.harness = replace(capture.harness, classify=classify)
         async with http.post("chat/completions", json={"model": "policy", "messages": [ASK]}) as response:
             assert response.status == 500
@@ -214,7 +208,7 @@ async def test_a_key_that_is_no_text_opens_nothing(tmp_path: Path) -> None:
 async def test_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against an access log with URLs: Gemini's clients have their key in the query."""
     caplog.set_level("DEBUG")
-    async with running_session(tmp_path, EmbeddedEngine(options())) as (http, capture):
+    async with calling_session(tmp_path, EmbeddedEngine(options())) as (http, capture):
         async with http.get("../v1beta/models", params={"key": capture.key}) as response:
             await response.read()
         assert capture.key not in caplog.text
@@ -228,7 +222,7 @@ async def test_a_call_that_is_abandoned_is_so_also_on_a_full_disk(
     def full(file: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with running_session(tmp_path, EmbeddedEngine(options())) as (http, capture):
+    async with calling_session(tmp_path, EmbeddedEngine(options())) as (http, capture):
         async with http.post("chat/completions", json={"model": "m", "messages": [ASK]}) as response:
             assert response.status == 200
         with monkeypatch.context() as disk:

@@ -7,14 +7,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.lifecycle.test_gateway import running_session
+from tests.support.sessions import listing_engine, running_session
 
 GO = {"contents": [{"parts": [{"text": "go"}]}]}
 
 
 @pytest.mark.parametrize("method", ["generateContent", "streamGenerateContent"])
 async def test_the_url_names_model_and_key(tmp_path: Path, method: str) -> None:
-    async with running_session(tmp_path) as (node, capture), aiohttp.ClientSession() as http:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), aiohttp.ClientSession() as http:
         url = f"{node.url}/v1beta/models/gemini-3-flash:{method}"
         async with http.post(url, params={"key": capture.key, "alt": "sse"}, json=GO) as response:
             assert response.status == 200
@@ -27,7 +27,7 @@ async def test_the_url_names_model_and_key(tmp_path: Path, method: str) -> None:
 
 
 async def test_counting_is_no_call_and_refusals_have_googles_shape(tmp_path: Path) -> None:
-    async with running_session(tmp_path) as (node, capture), aiohttp.ClientSession() as http:
+    async with running_session(listing_engine(), tmp_path) as (node, capture), aiohttp.ClientSession() as http:
         headers = {"x-goog-api-key": capture.key}
         base = f"{node.url}/v1beta/models/m"
         for body in (GO, {"generateContentRequest": {"model": "models/m", **GO}}):

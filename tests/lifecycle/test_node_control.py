@@ -17,8 +17,8 @@ from polar_gym.http.route import Route
 from polar_gym.protocol import Generation, Weights
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, Status
 from tests.lifecycle.nodes import HEADERS, KEY, client, node_here, order
-from tests.lifecycle.test_session_endings import asking
 from tests.support.requirements import need_program
+from tests.support.sessions import asking
 
 ROUTES = [route for route in vars(node_routes).values() if isinstance(route, Route)]
 

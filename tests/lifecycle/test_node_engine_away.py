@@ -24,9 +24,9 @@ from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.gateway.proxy import sending
 from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
-from tests.lifecycle.test_session_endings import asking, task
 from tests.support.requirements import need_program
-from tests.unit.engines.test_vllm import MODELS, REQUEST, answer
+from tests.support.sessions import asking, task
+from tests.support.vllm_stand_in import MODELS, REQUEST, answer
 
 ASK: Any = [{"role": "user", "content": "List the files."}]
 

@@ -16,8 +16,8 @@ from polar_gym.gateway.node import link, process
 from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, node_here, order
-from tests.lifecycle.test_session_endings import asking
 from tests.support.requirements import need_program
+from tests.support.sessions import asking
 
 WORKING = asking("ask(); import time; time.sleep(60)")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,16 +14,11 @@ from polar_gym.errors import ConfigError
 from polar_gym.http.keys import NODE_KEY, take_key
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order
-from tests.lifecycle.test_session_endings import asking
+from tests.support.processes import free_port
 from tests.support.requirements import need_program
+from tests.support.sessions import asking
 
 WORKING = asking("ask(); import time; time.sleep(60)")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 @pytest.fixture

@@ -30,10 +30,8 @@ from polar_gym.schema import (
     Trace,
 )
 from tests.lifecycle.nodes import node_here, order
-from tests.lifecycle.test_session_endings import asking, scratch, task
 from tests.support.requirements import need_program
-
-__all__ = ["scratch"]
+from tests.support.sessions import asking, task
 
 
 @pytest.fixture(autouse=True)

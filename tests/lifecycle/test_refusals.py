@@ -25,10 +25,10 @@ from polar_gym.protocol import Callback
 from polar_gym.service import callbacks
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.nodes import node_here, order
-from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
+from tests.lifecycle.peer_node import PeerNode, episode_of, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, rollout_server
-from tests.lifecycle.test_service_restart import free_port
-from tests.lifecycle.test_session_endings import task
+from tests.support.processes import free_port
+from tests.support.sessions import task
 
 BODY = b'{"model": "policy", "messages": [{"role": "user", "content": "x"}]}'
 REQUESTS: list[tuple[str, dict[str, str]]] = [
@@ -183,7 +183,7 @@ async def test_names_of_artifacts_are_never_opened(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
         await client.submit(make_request("t"))
         (given,) = await node.take()
-        episode = make_episode(given)
+        episode = episode_of(given)
         episode.artifacts.journal = str(secret)
         episode.artifacts.not_carried = ["../../../etc/passwd", "/etc/passwd\0"]
         assert await node.deliver(episode, 0)

@@ -19,14 +19,9 @@ from polar_gym.client.watch import follow
 from polar_gym.errors import ConfigError
 from polar_gym.http.failures import reason
 from polar_gym.schema import Episode, Status
-from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
+from tests.lifecycle.peer_node import PeerNode, episode_of, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.support.processes import free_port
 
 
 def quiet() -> Console:
@@ -99,10 +94,10 @@ async def test_what_was_captured_of_cancelled_samples_is_written_too(
         await client.submit(make_request("t", num_samples=3))
         done, running = await node.take(2)
         following = asyncio.create_task(follow(client, ["t"], output, shown))
-        await node.deliver(make_episode(done), 0)
+        await node.deliver(episode_of(done), 0)
         await client.cancel("t")
         await asyncio.sleep(0.3)
-        await node.deliver(make_episode(running, reward=None, status=Status.CANCELLED), 0)
+        await node.deliver(episode_of(running, reward=None, status=Status.CANCELLED), 0)
         await asyncio.wait_for(following, 60)
     episodes = [Episode.from_json(line) for line in output.read_bytes().splitlines()]
     assert [(e.session.session_id, e.session.status, e.reward) for e in episodes] == [

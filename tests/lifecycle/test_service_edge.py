@@ -17,7 +17,7 @@ from polar_gym.http.keys import Keys
 from polar_gym.http.route import Route
 from polar_gym.service import server
 from polar_gym.service.service import RolloutService
-from tests.lifecycle.peer_node import PeerNode, make_episode, make_request
+from tests.lifecycle.peer_node import PeerNode, episode_of, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY, rollout_server
 
 
@@ -100,7 +100,7 @@ async def test_ids_that_could_be_paths_are_refused(tmp_path: Path, evil: str) ->
         assert "task_id=" in orjson.loads(text)["error"]
         await client.submit(make_request("t"))
         (order,) = await node.take()
-        episode = make_episode(order.model_copy(update={"session_id": evil}))
+        episode = episode_of(order.model_copy(update={"session_id": evil}))
         with pytest.raises(aiohttp.ClientResponseError, match=r"episode\.session\.session_id"):
             await node.deliver(episode, 0)
         assert [path.name for path in tmp_path.rglob("*.gz")] == []

@@ -13,7 +13,7 @@ from aiohttp import web
 from polar_gym.protocol import TaskStatus
 from polar_gym.schema import Retries, Status
 from polar_gym.service import dispatcher
-from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
+from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 
 LEASE = 0.6
@@ -47,7 +47,7 @@ async def test_the_first_whole_result_wins_and_the_attempt_that_replaced_it_is_c
         (first,) = await silent.take()
         async with PeerNode(client.url, NODE_KEY, name="other") as other:
             await _beat_until_taken(other)
-            assert await silent.deliver(make_episode(first), 0), "it was only thought to be dead"
+            assert await silent.deliver(episode_of(first), 0), "it was only thought to be dead"
             assert await other.cancellation() == [(first.session_id, 1)]
         assert (await client.wait("t")).sessions[0].attempt == 0
 
@@ -67,7 +67,7 @@ async def test_a_restarted_gateways_sessions_begin_again_and_its_salvage_is_excl
         await node.restart()
         (second,) = await node.take()
         assert (second.session_id, second.attempt) == (first.session_id, 1)
-        salvaged = make_episode(first, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
+        salvaged = episode_of(first, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
         assert not await node.deliver(salvaged, 0)
         node.held[second.session_id] = second
         assert await node.finish(second)
@@ -176,7 +176,7 @@ async def test_a_session_that_only_waited_on_a_node_that_died_uses_up_no_retry(t
         assert (await client.task("t")).failures == {"node_died": 1}
         node.statuses[again.session_id] = Status.QUEUED
         await node.beat()
-        salvaged = make_episode(again, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
+        salvaged = episode_of(again, reward=None, status=Status.INTERRUPTED, failure=failed("interrupted"))
         salvaged.trajectory.fidelity.calls = 0
         assert not await node.deliver(salvaged, 1)
         await node.beat()
@@ -243,11 +243,11 @@ async def test_the_same_delivery_twice_gets_the_same_answer(tmp_path: Path) -> N
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
         await client.submit(make_request("t", num_samples=2))
         order = (await node.take(2))[0]
-        episode = make_episode(order)
+        episode = episode_of(order)
         answers = await asyncio.gather(*(node.deliver(episode, 0) for _ in range(5)))
         assert answers == [True] * 5
         assert (await client.task("t")).usable == 1
-        stranger = make_episode(order.model_copy(update={"session_id": "nobody"}))
+        stranger = episode_of(order.model_copy(update={"session_id": "nobody"}))
         assert await node.deliver(stranger, 0) is False
         assert (await client.task("t")).usable == 1
 

@@ -6,26 +6,18 @@ import asyncio
 import importlib.util
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polar_gym.client import RolloutClient
-from polar_gym.config.loading import load_config
 from polar_gym.protocol import TaskStatus
-from polar_gym.service.service import RolloutService
-from polar_gym.service.settings import ClusterSpec, ServeSettings
-from tests.lifecycle.nodes import engine_settings
-from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
-from tests.lifecycle.test_session_endings import asking, task
+from tests.lifecycle.cluster import TAKES_A_WHILE, on_ray
 from tests.support.requirements import need, need_program
+from tests.support.sessions import task
 
 RAY = importlib.util.find_spec("ray")
-
-TAKES_A_WHILE = asking("ask(); import time; time.sleep(3)")
 
 
 @pytest.fixture
@@ -42,25 +34,6 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield cluster
     cluster.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
-
-
-@asynccontextmanager
-async def on_ray(machines: Any, tmp_path: Path) -> AsyncIterator[tuple[RolloutService, RolloutClient]]:
-    from polar_gym.service.ray_cluster import RayCluster
-
-    config = load_config(settings={"engine": engine_settings(), "runtime": "bubblewrap", "pools": {"run": 1}})
-    spec = ClusterSpec(
-        name="ray", address=machines.address, num_cpus=0.5, resources={"gateway": 1}, state=tmp_path / "nodes"
-    )
-    async with rollout_server(tmp_path, lease_seconds=3600) as (service, client):
-        cluster = RayCluster(ServeSettings(cluster=spec), config, client.url, NODE_KEY, service.node_died)
-        try:
-            async with cluster:
-                yield service, client
-        finally:
-            import ray
-
-            ray.shutdown()
 
 
 async def test_the_sessions_of_a_lost_machine_finish_on_the_others(machines: Any, tmp_path: Path) -> None:

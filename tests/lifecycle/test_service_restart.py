@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
-import socket
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,54 +14,8 @@ from polar_gym.client import RolloutClient, SyncRolloutClient
 from polar_gym.protocol import TaskStatus
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, make_request
+from tests.lifecycle.server_process import server_process
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY
-
-POLAR_GYM = [sys.executable, "-c", "from polar_gym.cli import main; main()"]
-ENVIRONMENT = {
-    **os.environ,
-    "POLAR_GYM_SERVICE_KEY": SERVICE_KEY,
-    "POLAR_GYM_NODE_KEY": NODE_KEY,
-    "POLAR_GYM_CALLBACK_KEY": CALLBACK_KEY,
-}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class ServerProcess:
-    def __init__(self, state: Path, *settings: str) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._arguments = [f"listen=127.0.0.1:{self.port}", f"state={state}", *settings]
-        self.process: asyncio.subprocess.Process
-
-    async def start(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(
-            *POLAR_GYM, "serve", *self._arguments, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
-        )
-        assert self.process.stderr is not None
-        line = await asyncio.wait_for(self.process.stderr.readline(), 60)
-        assert b"the rollout server listens on" in line, line + await self.process.stderr.read()
-
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        if self.process.returncode is None:
-            self.process.send_signal(number)
-        assert self.process.stderr is not None
-        await self.process.stderr.read()
-        return await self.process.wait()
-
-
-@asynccontextmanager
-async def server_process(state: Path, *settings: str) -> AsyncIterator[ServerProcess]:
-    server = ServerProcess(state, *settings)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop(signal.SIGKILL)
 
 
 async def test_no_result_is_lost_or_doubled_when_server_and_nodes_are_killed(tmp_path: Path) -> None:

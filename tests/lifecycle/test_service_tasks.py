@@ -11,7 +11,7 @@ import pytest
 from polar_gym.client import RolloutServiceError, SyncRolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
 from polar_gym.schema import Retries, Status
-from tests.lifecycle.peer_node import PeerNode, failed, make_episode, make_request
+from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
 
 
@@ -92,7 +92,7 @@ async def test_cancelling_stops_what_runs_and_what_waits(tmp_path: Path) -> None
         state = await client.cancel("t")
         assert (state.status, state.failures) == (TaskStatus.CANCELLED, {"cancelled": 2})
         assert await node.cancellation() == [(order.session_id, 0)]
-        late = make_episode(order, reward=None, status=Status.CANCELLED)
+        late = episode_of(order, reward=None, status=Status.CANCELLED)
         assert not await node.deliver(late, 0), "what was captured is kept, excluded"
         assert (await client.episode(order.session_id, attempt=0)).session.status is Status.CANCELLED
         with pytest.raises(RolloutServiceError, match="no such episode"):
@@ -107,9 +107,9 @@ async def test_a_group_stops_early_when_enough_samples_are_usable(tmp_path: Path
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=3) as node:
         await client.submit(make_request("t", num_samples=4, stop_when_usable=2))
         orders = await node.take(3)
-        await node.deliver(make_episode(orders[0], reward=None, failure=failed()), 0)
-        await node.deliver(make_episode(orders[1]), 0)
-        await node.deliver(make_episode(orders[2]), 0)
+        await node.deliver(episode_of(orders[0], reward=None, failure=failed()), 0)
+        await node.deliver(episode_of(orders[1]), 0)
+        await node.deliver(episode_of(orders[2]), 0)
         state = await client.wait("t")
         assert (state.status, state.usable, state.stopped_early) == (TaskStatus.COMPLETED, 2, True)
         assert state.failures == {"runtime_error": 1, "early_stop": 1}
@@ -158,7 +158,7 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
         await client.submit(make_request("t"))
         (order,) = await node.take()
         assert await node.finish(order)
-        assert not await node.deliver(make_episode(order), 1), "never dispatched"
+        assert not await node.deliver(episode_of(order), 1), "never dispatched"
         await client.submit(make_request("u"))
         await node.take()
         await node.beat()

@@ -12,10 +12,11 @@ from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskStatus
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.nodes import NodeProcess
+from tests.lifecycle.server_process import ENVIRONMENT, server_process
 from tests.lifecycle.service_fixtures import SERVICE_KEY
-from tests.lifecycle.test_service_restart import ENVIRONMENT, POLAR_GYM, free_port, server_process
-from tests.lifecycle.test_session_endings import task
+from tests.support.processes import POLAR_GYM, free_port
 from tests.support.requirements import need_program
+from tests.support.sessions import task
 
 SCRIPTS = "engine.scripts=[{commands: [], final_message: All done.}]"
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 
-from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.evaluators import EvaluationContext
-from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.registry import Options, UnknownNameError
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest
@@ -28,51 +24,18 @@ from polar_gym.schema import (
     RuntimeSpec,
     Session,
     Status,
-    TaskRequest,
 )
 from tests.support.requirements import need_program
-
-ASK = """
-import json, os, sys, urllib.request
-def ask(**more):
-    body = {"model": "policy", "messages": [{"role": "user", "content": sys.stdin.read()}], **more}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
-        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
-    return urllib.request.urlopen(request).read()
-"""
-
-
-def asking(rest: str = "ask()") -> HarnessSpec:
-    return HarnessSpec.model_validate({"name": "command", "command": ["python3", "-c", f"{ASK}\n{rest}"]})
-
-
-def task(**fields: Any) -> TaskRequest:
-    return TaskRequest(
-        **{"task_id": "t", "instruction": "x", "runtime": RuntimeSpec(name="bubblewrap"), "agent": asking(), **fields}
-    )
+from tests.support.sessions import asking, node, task
 
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def node(tmp_path: Path, **options: Any) -> Node:
-    engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="word " * 20)], **options))
-    return Node(engine, cache=tmp_path / "cache", state=tmp_path / "state")
-
-
 @pytest.fixture(autouse=True)
 def _bubblewrap() -> None:
     need_program("bwrap", "apt-get install bubblewrap")
-
-
-@pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary directory of this test's own, so that what stays behind can be told from others' files."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    return scratch
 
 
 async def test_a_call_in_flight_when_the_time_is_up_is_in_the_balance(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy, sending
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import read_journal
-from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest
+from polar_gym.schema import HarnessSpec, ModelCall, Sampling
+from tests.support.sessions import REQUEST, running_session
 
 BASH: Any = {
     "type": "function",
@@ -33,7 +34,7 @@ BASH: Any = {
 ASK: Any = [{"role": "user", "content": "List the files."}]
 FINAL = "All the files are listed: é 🦊, and that is the whole of it."
 SCRIPT = Script(commands=["ls -a 'é 🦊'"], final_message=FINAL)
-TASK = TaskRequest(task_id="t", instruction="x", runtime=RuntimeSpec(name="bubblewrap"), agent=HarnessSpec(name="pi"))
+OPENCODE = REQUEST.model_copy(update={"agent": HarnessSpec(name="opencode")})
 
 
 class HesitantEngine(EmbeddedEngine):
@@ -64,18 +65,6 @@ class HesitantEngine(EmbeddedEngine):
         for delta in deltas[len(self.said) :] if on_delta else ():
             on_delta(delta)  # type: ignore[misc]
         return self.completion
-
-
-@asynccontextmanager
-async def running_session(
-    tmp_path: Path, engine: EmbeddedEngine, streaming: proxy.Streaming = "real", harness: str = "opencode"
-) -> AsyncIterator[tuple[Node, SessionCapture]]:
-    """A node with one session whose harness is this test."""
-    task = TASK.model_copy(update={"agent": HarnessSpec(name=harness)})
-    node = Node(engine, cache=tmp_path / "cache", state=tmp_path / f"state-{streaming}", streaming=streaming)
-    async with node, node.session(task) as life:
-        life.capture.running = True
-        yield node, life.capture
 
 
 @asynccontextmanager
@@ -120,7 +109,7 @@ async def test_the_record_is_the_same_however_the_answer_is_sent(tmp_path: Path,
     ways: list[tuple[proxy.Streaming, bool]] = [("synthetic", False), ("synthetic", True), ("real", True)]
     for streaming, stream in ways:
         engine = EmbeddedEngine(EmbeddedOptions(scripts=[SCRIPT]))
-        async with running_session(tmp_path, engine, streaming) as (node, capture):
+        async with running_session(engine, tmp_path / streaming, OPENCODE, streaming=streaming) as (node, capture):
             answer: Any = await client(node, capture).chat.completions.create(
                 model="policy", messages=ASK, tools=tools, stream=stream
             )
@@ -133,7 +122,8 @@ async def test_the_record_is_the_same_however_the_answer_is_sent(tmp_path: Path,
 
 
 async def test_the_sdks_helpers_read_along(tmp_path: Path) -> None:
-    async with running_session(tmp_path, EmbeddedEngine(EmbeddedOptions(scripts=[SCRIPT]))) as (node, capture):
+    engine = EmbeddedEngine(EmbeddedOptions(scripts=[SCRIPT]))
+    async with running_session(engine, tmp_path, OPENCODE, streaming="real") as (node, capture):
         sdk = client(node, capture)
         async with sdk.chat.completions.stream(model="policy", messages=ASK, tools=[BASH]) as stream:
             said = await stream.get_final_completion()
@@ -164,7 +154,10 @@ async def test_the_sdks_helpers_read_along(tmp_path: Path) -> None:
 
 async def test_the_call_is_in_the_journal_before_the_last_event_leaves(tmp_path: Path) -> None:
     engine = HesitantEngine()
-    async with running_session(tmp_path, engine) as (node, capture), asked(node, capture) as response:
+    async with (
+        running_session(engine, tmp_path, OPENCODE, streaming="real") as (node, capture),
+        asked(node, capture) as response,
+    ):
         said = b""
         while b"All the" not in said:
             said += await response.content.readany()
@@ -179,7 +172,7 @@ async def test_the_call_is_in_the_journal_before_the_last_event_leaves(tmp_path:
 
 async def test_a_harness_that_hangs_up_stops_the_engine_and_leaves_what_was_received(tmp_path: Path) -> None:
     engine = HesitantEngine()
-    async with running_session(tmp_path, engine) as (node, capture):
+    async with running_session(engine, tmp_path, OPENCODE, streaming="real") as (node, capture):
         async with asked(node, capture) as response:
             await response.content.readany()
         async with asyncio.timeout(60):
@@ -194,13 +187,13 @@ async def test_a_harness_that_hangs_up_stops_the_engine_and_leaves_what_was_rece
     assert call.finish_reason is None
     assert call.response is not None
     assert FINAL.startswith(call.response["content"])
-    assert build_trajectory([call], TASK.builder).fidelity.excluded == {"abandoned": len(received)}
+    assert build_trajectory([call], REQUEST.builder).fidelity.excluded == {"abandoned": len(received)}
 
 
 async def test_an_error_in_the_middle_is_an_event_and_a_failed_call(tmp_path: Path) -> None:
     engine = HesitantEngine()
     engine.failure = EngineError(502, "the engine fell over", kind="server")
-    async with running_session(tmp_path, engine) as (node, capture):
+    async with running_session(engine, tmp_path, OPENCODE, streaming="real") as (node, capture):
         stream = await client(node, capture).chat.completions.create(model="policy", messages=ASK, stream=True)
         while not (await anext(stream)).choices[0].delta.content:
             pass
@@ -210,7 +203,7 @@ async def test_an_error_in_the_middle_is_an_event_and_a_failed_call(tmp_path: Pa
         call = await one_call(capture)
     assert (call.outcome, call.error) == ("failed", "the engine fell over")
     assert call.response_ids.tolist() == [token for delta in engine.said for token in delta.response_ids]
-    assert build_trajectory([call], TASK.builder).fidelity.excluded == {"failed": len(call.response_ids)}
+    assert build_trajectory([call], REQUEST.builder).fidelity.excluded == {"failed": len(call.response_ids)}
 
 
 async def test_a_harness_that_an_error_event_would_stop_gets_none_where_asking_again_may_help(tmp_path: Path) -> None:
@@ -218,7 +211,7 @@ async def test_a_harness_that_an_error_event_would_stop_gets_none_where_asking_a
         engine = HesitantEngine()
         engine.failure = EngineError(503 if kind == "overloaded" else 400, "the engine fell over", kind=kind)
         engine.go_on.set()
-        async with running_session(tmp_path / kind, engine, harness="pi") as (node, capture):
+        async with running_session(engine, tmp_path / kind, streaming="real") as (node, capture):
             async with asked(node, capture) as response:
                 said = await response.text()
             assert (await one_call(capture)).outcome == "failed"
@@ -231,7 +224,7 @@ async def test_an_error_before_the_first_word_has_its_status(tmp_path: Path) -> 
     engine = HesitantEngine(half=False)
     engine.failure = EngineError(503, "busy", kind="overloaded")
     engine.go_on.set()
-    async with running_session(tmp_path, engine) as (node, capture):
+    async with running_session(engine, tmp_path, OPENCODE, streaming="real") as (node, capture):
         with pytest.raises(openai.InternalServerError) as caught:
             await client(node, capture).chat.completions.create(model="policy", messages=ASK, stream=True)
         assert caught.value.status_code == 503
@@ -247,7 +240,10 @@ async def test_a_silent_engine_is_covered_by_keep_alives(
     monkeypatch.setattr(sending, "HOLD_SECONDS", 0.1)
     monkeypatch.setattr(sending, "KEEP_ALIVE_SECONDS", 0.02)
     engine = HesitantEngine(half=False)
-    async with running_session(tmp_path, engine, streaming) as (node, capture), asked(node, capture) as response:
+    async with (
+        running_session(engine, tmp_path, OPENCODE, streaming=streaming) as (node, capture),
+        asked(node, capture) as response,
+    ):
         assert response.status == 200, "before the engine has said anything"
         said = b""
         while said.count(b": keep-alive\n\n") < 3:
@@ -279,8 +275,9 @@ async def test_each_client_is_kept_waiting_by_what_it_tolerates(
     monkeypatch.setattr(sending, "HOLD_SECONDS", 0.1)
     monkeypatch.setattr(sending, "KEEP_ALIVE_SECONDS", 0.02)
     engine = HesitantEngine(half=False)
+    request = REQUEST.model_copy(update={"agent": HarnessSpec(name=harness)})
     async with (
-        running_session(tmp_path, engine, "synthetic", harness) as (node, capture),
+        running_session(engine, tmp_path, request) as (node, capture),
         aiohttp.ClientSession(headers={"x-api-key": capture.key, "Authorization": f"Bearer {capture.key}"}) as http,
         http.post(f"{node.url}{path}", json={"model": "m", "stream": True} | body) as response,
     ):

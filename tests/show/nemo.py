@@ -23,12 +23,12 @@ from rich.table import Table
 from polar_gym.console import make_console
 from polar_gym.nemo import ENVIRONMENT, component_root
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, serving
-from tests.e2e.test_vllm_episode import SHELL_CALLS, observed
+from tests.e2e.observed_vllm import SHELL_CALLS, observed
 from tests.e2e.vllm_server import INSTALL as INSTALL_VLLM
 from tests.e2e.vllm_server import VllmServer, run_server, vllm_python
 from tests.show.result import Result, make_parser, parse
+from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import consumed
-from tests.unit.nemo.test_nemo import check_envelope
 
 (LAWFUL,) = LAWS = ("every answer obeys the laws that trainers rely on",)
 Answer = dict[str, Any]

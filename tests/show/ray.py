@@ -21,9 +21,9 @@ from rich.table import Table
 
 from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
-from tests.lifecycle.test_service_ray import TAKES_A_WHILE, on_ray
-from tests.lifecycle.test_session_endings import task
+from tests.lifecycle.cluster import TAKES_A_WHILE, on_ray
 from tests.show.result import Result, make_parser, parse
+from tests.support.sessions import task
 
 MACHINES = 3
 USABLE, ELSEWHERE = LAWS = (

@@ -29,8 +29,8 @@ from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.session.stages import Staged, Stages
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec, Session, Status, TaskRequest
-from tests.lifecycle.test_session_endings import asking, task
 from tests.show.result import Result, make_parser, parse
+from tests.support.sessions import asking, task
 
 R = TypeVar("R")
 T = TypeVar("T")

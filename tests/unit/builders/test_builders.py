@@ -17,32 +17,10 @@ from polar_gym.builders.trace import merge_path, verify_trace
 from polar_gym.builders.tree import token_tree
 from polar_gym.registry import UnknownNameError
 from polar_gym.schema import BuilderSpec, ModelCall, Trajectory
+from tests.support.call_trees import at, parallel_sessions, sessions
 from tests.support.calls import make_call
 
 BUILDERS = st.sampled_from(["prefix_merging", "per_request"])
-OUTCOMES = st.sampled_from(["delivered", "delivered", "delivered", "abandoned", "failed"])
-
-
-def at(start: float, duration: float, **fields: Any) -> dict[str, Any]:
-    return {"started_at": start, "duration": duration, **fields}
-
-
-@st.composite
-def sessions(draw: st.DrawFn) -> list[ModelCall]:
-    """Calls of which some continue an earlier one exactly, some nearly, and some not at all; a tiny vocabulary makes
-    accidental prefixes likely."""
-    ids = st.lists(st.integers(0, 2), max_size=4)
-    calls: list[ModelCall] = []
-    for index in range(draw(st.integers(0, 9))):
-        prompt = draw(ids)
-        if calls and draw(st.booleans()):
-            base = draw(st.sampled_from(calls))
-            prompt = [*base.prompt_ids.tolist(), *base.response_ids.tolist(), *prompt]
-            if draw(st.booleans()) and prompt:
-                prompt[draw(st.integers(0, len(prompt) - 1))] = 9
-        mismatch = ["tool_choice"] if draw(st.integers(0, 5)) == 0 else []
-        calls.append(make_call(index, prompt, draw(ids), outcome=draw(OUTCOMES), sampling_mismatch=mismatch))
-    return calls
 
 
 def build(calls: list[ModelCall], name: str = "prefix_merging", **options: Any) -> Trajectory:
@@ -76,28 +54,6 @@ def test_laws(name: str, calls: list[ModelCall]) -> None:
     }
     assert {call_id for call_id, times in trained.items() if times} == wanted
     assert all(times <= 1 for times in trained.values())
-
-
-@st.composite
-def parallel_sessions(draw: st.DrawFn) -> list[ModelCall]:
-    """Calls in flight at once, many with one prompt, of all kinds and threads, continued or not, also by what was
-    abandoned."""
-    ids = st.lists(st.integers(0, 1), max_size=2)
-    calls: list[ModelCall] = []
-    for index in range(draw(st.integers(1, 10))):
-        prompt, parent = draw(ids), None
-        if calls and draw(st.booleans()):
-            base = draw(st.sampled_from(calls))
-            prompt = base.prompt_ids.tolist()
-            if draw(st.booleans()):
-                prompt += [*base.response_ids.tolist(), *draw(ids)]
-                parent = base.call_id
-        times = at(float(draw(st.integers(0, 4))), float(draw(st.integers(0, 4))))
-        kind = draw(st.sampled_from(["main", "main", "subagent", "compaction", "auxiliary"]))
-        hints = {"kind": kind} | draw(st.sampled_from([{}, {"thread": "a"}, {"thread": "b"}]))
-        fields = {"parent_id": parent, "hints": hints, "outcome": draw(OUTCOMES), **times}
-        calls.append(make_call(index, prompt, draw(ids), **fields))
-    return calls
 
 
 @settings(max_examples=200)

@@ -7,65 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
 from aiohttp import web
 
-from polar_gym.chat import ChatRequest
 from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Sampling
-
-MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 4096}, {"id": "adapter", "max_model_len": 4096}]}
-REQUEST = ChatRequest(model="x", messages=[{"role": "user", "content": "hi"}], tool_choice="auto")
-
-Handler = Callable[[dict[str, Any]], web.Response]
-
-
-def answer(ids: list[int] | None, logprobs: int, **message: Any) -> web.Response:
-    entry = {"token": "a", "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}, {"logprob": -1.5}]}
-    choice = {
-        "message": {"role": "assistant", "content": "a", "refusal": None, "tool_calls": [], **message},
-        "finish_reason": "stop",
-        "token_ids": ids,
-        "logprobs": {"content": [entry] * logprobs},
-    }
-    return web.json_response({"choices": [choice], "prompt_token_ids": None if ids is None else [1, 2]})
-
-
-@asynccontextmanager
-async def server(handle: Handler) -> AsyncIterator[str]:
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response(MODELS)
-
-    async def chat(request: web.Request) -> web.Response:
-        return handle({**await request.json(loads=orjson.loads), "headers": request.headers})
-
-    application = web.Application()
-    application.router.add_get("/v1/models", models)
-    application.router.add_post("/v1/chat/completions", chat)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def started(handle: Handler, **options: Any) -> AsyncIterator[VllmEngine]:
-    async with server(handle) as url:
-        engine = VllmEngine(VllmOptions(url=url, **options))
-        try:
-            await engine.start()
-            yield engine
-        finally:
-            await engine.close()
+from tests.support.vllm_stand_in import REQUEST, answer, started
 
 
 async def test_an_engine_too_old_for_ids_is_refused_at_the_start() -> None:

@@ -22,7 +22,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.engines.vllm.stream import event_data
 from polar_gym.schema import Sampling
-from tests.unit.engines.test_vllm import MODELS, REQUEST, Handler, answer, started
+from tests.support.vllm_stand_in import MODELS, REQUEST, Handler, answer, started
 
 ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2]}
 DONE = b"data: [DONE]\n\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polar_gym.cli import main
 from polar_gym.episodes.pass_at_k import of_task, pass_at_k, tally, usual_ks, wilson
 from polar_gym.schema import Episode
-from tests.support.sample_episodes import make_episode
+from tests.support.episodes import make_episode
 
 
 @given(data=st.data(), scored=st.integers(1, 8))

@@ -9,7 +9,7 @@ from rich.console import Console
 from polar_gym.episodes.report import print_summary
 from polar_gym.schema import ModelCall, OwnGrammar
 from tests.support.calls import make_call
-from tests.support.sample_episodes import make_episode
+from tests.support.episodes import make_episode
 
 
 def summary(*calls: ModelCall, own_grammar: OwnGrammar | None = None) -> str:

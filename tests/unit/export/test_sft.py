@@ -1,5 +1,7 @@
 """SFT data: what is accepted, what a row is, and a directory that grows and survives a kill."""
 
+from __future__ import annotations
+
 import json
 import re
 import subprocess
@@ -20,80 +22,12 @@ from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.sft import export_sft
 from polar_gym.schema import (
     EngineInfo,
-    Episode,
     EvaluationResult,
     Failure,
-    Fidelity,
-    HarnessSpec,
-    RuntimeSpec,
     Session,
     Status,
-    TaskRequest,
-    Trace,
-    Trajectory,
 )
-
-TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
-
-
-def call(arguments: str) -> dict[str, Any]:
-    return {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
-
-
-MESSAGES = [
-    {"role": "system", "content": "You are an agent."},
-    {"role": "user", "content": [{"type": "text", "text": "Fix "}, {"type": "text", "text": "it."}]},
-    {"role": "assistant", "content": None, "reasoning": "Look first.", "tool_calls": [call('{"command": "ls"}')]},
-    {"role": "tool", "tool_call_id": "call_1", "content": "a.py"},
-    {"role": "assistant", "content": "Done."},
-]
-
-
-def make_trace(name: str = "s", ids: int = 1, **changes: Any) -> Trace:
-    return Trace.model_validate(
-        {
-            "trace_id": f"{name}/c2",
-            "session_id": name,
-            "prompt_ids": [ids, 2, 3],
-            "response_ids": [4, 5, 6, 7],
-            "loss_mask": [1, 1, 0, 1],
-            "logprobs": [-0.5, -0.5, 0.0, -0.5],
-            "messages": MESSAGES,
-            "tools": [TOOL],
-            "call_ids": ["c1", "c2"],
-            "reward": 1.0,
-            **changes,
-        }
-    )
-
-
-def make_episode(
-    name: str = "s", *, repo: str = "polar/intervals", tests: dict[str, str] | None = None, **changes: Any
-) -> Episode:
-    tests = {"a": "PASSED", "b": "PASSED"} if tests is None else tests
-    resolved = set(tests.values()) <= {"PASSED"}
-    request = TaskRequest(
-        task_id="t",
-        instruction="Fix it.",
-        runtime=RuntimeSpec(name="bubblewrap"),
-        agent=HarnessSpec(name="pi"),
-        metadata={"repo": repo} if repo else {},
-    )
-    values: dict[str, Any] = {
-        "session": Session(session_id=name, task_id="t", sample_index=0, harness="pi", status=Status.COMPLETED),
-        "request": request,
-        "engine": EngineInfo(name="vllm", model="m", max_model_len=100),
-        "trajectory": Trajectory(builder="prefix_merging", traces=[make_trace(name)], fidelity=Fidelity()),
-        "reward": float(resolved),
-        "evaluation": EvaluationResult(evaluator="swe", reward=float(resolved), resolved=resolved, tests=tests),
-        **changes,
-    }
-    return Episode.model_validate(values)
-
-
-def with_traces(name: str, *traces: Trace, **changes: Any) -> Episode:
-    trajectory = Trajectory(builder="prefix_merging", traces=list(traces), fidelity=Fidelity())
-    return make_episode(name, trajectory=trajectory, **changes)
+from tests.unit.export.graded_episodes import TOOL, call, graded_episode, make_trace, with_traces
 
 
 def rows(directory: Path, cache: Path) -> list[dict[str, Any]]:
@@ -131,12 +65,12 @@ CUT_OFF = Session(session_id="s", task_id="t", sample_index=0, harness="pi", tru
     ],
 )
 def test_an_episode_is_refused_for_a_named_reason(changes, filters, reason):
-    assert refusal(make_episode(**changes), Filters(**filters)) == reason
+    assert refusal(graded_episode(**changes), Filters(**filters)) == reason
 
 
 def test_resolved_is_not_believed_where_a_test_did_not_pass():
     said = EvaluationResult(evaluator="swe", reward=1.0, resolved=True, tests={"a": "PASSED", "b": "SKIPPED"})
-    assert refusal(make_episode(evaluation=said, reward=1.0), Filters()) == "unresolved"
+    assert refusal(graded_episode(evaluation=said, reward=1.0), Filters()) == "unresolved"
 
 
 @pytest.mark.parametrize(
@@ -156,14 +90,14 @@ def test_the_embedded_engine_stamps_its_scripted_policy():
     from polar_gym.engines.embedded.engine import EmbeddedEngine
 
     assert EmbeddedEngine(EmbeddedEngine.Options(scripts=[])).info.scripted
-    assert not make_episode().engine.scripted
+    assert not graded_episode().engine.scripted
 
 
 # What a row is --------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_holds_the_exact_ids_and_masks_and_says_the_same_as_chat(tmp_path):
-    (entry,) = export_sft([make_episode()], tmp_path / "out", Filters())
+    (entry,) = export_sft([graded_episode()], tmp_path / "out", Filters())
     (row,) = rows(tmp_path / "out", tmp_path / "cache")
     assert row["input_ids"] == [1, 2, 3, 4, 5, 6, 7]
     assert row["assistant_masks"] == [0, 0, 0, 1, 1, 0, 1]
@@ -196,7 +130,7 @@ def test_a_broken_tool_call_stays_what_the_policy_wrote(tmp_path, arguments):
 
 
 def test_jsonl_and_parquet_hold_the_same(tmp_path):
-    export_sft([make_episode("s"), with_traces("t", make_trace("t", 9))], tmp_path / "out", Filters())
+    export_sft([graded_episode("s"), with_traces("t", make_trace("t", 9))], tmp_path / "out", Filters())
     (path,) = (tmp_path / "out" / "jsonl").iterdir()
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows(tmp_path / "out", tmp_path / "cache")
 
@@ -205,7 +139,7 @@ def test_jsonl_and_parquet_hold_the_same(tmp_path):
 
 
 def test_a_second_run_adds_only_what_is_new(tmp_path):
-    out, first, second = tmp_path / "out", make_episode("s"), with_traces("t", make_trace("t", 9), repo="other/repo")
+    out, first, second = tmp_path / "out", graded_episode("s"), with_traces("t", make_trace("t", 9), repo="other/repo")
     export_sft([first], out, Filters())
     files = {path: path.read_bytes() for path in out.rglob("*-00000.*")}
     assert len(export_sft([first], out, Filters())) == 1
@@ -216,22 +150,22 @@ def test_a_second_run_adds_only_what_is_new(tmp_path):
 
 def test_the_same_ids_from_another_session_are_a_duplicate_also_in_a_later_run(tmp_path):
     out = tmp_path / "out"
-    export_sft([make_episode("s"), make_episode("t")], out, Filters())
-    entries = export_sft([make_episode("u")], out, Filters())
+    export_sft([graded_episode("s"), graded_episode("t")], out, Filters())
+    entries = export_sft([graded_episode("u")], out, Filters())
     assert [entry.left_out for entry in entries] == [{}, {"duplicate": 1}, {"duplicate": 1}]
     assert len(rows(out, tmp_path / "cache")) == 1
 
 
 def test_the_same_ids_with_another_mask_are_no_duplicate(tmp_path):
     other = make_trace("t", loss_mask=[1, 0, 0, 1], logprobs=[-0.5, 0.0, 0.0, -0.5])
-    export_sft([make_episode("s"), with_traces("t", other)], tmp_path / "out", Filters())
+    export_sft([graded_episode("s"), with_traces("t", other)], tmp_path / "out", Filters())
     assert len(rows(tmp_path / "out", tmp_path / "cache")) == 2
 
 
 def test_what_a_killed_run_left_is_removed_and_done_again(tmp_path):
     """A part without its ledger is not committed."""
     out = tmp_path / "out"
-    export_sft([make_episode("s")], out, Filters())
+    export_sft([graded_episode("s")], out, Filters())
     export_sft([with_traces("t", make_trace("t", 9))], out, Filters())
     (out / "ledger" / "00001.jsonl").unlink()
     (out / "parquet" / ".validation-00002.parquet.partial").write_bytes(b"half")
@@ -248,7 +182,7 @@ import os, sys
 from pathlib import Path
 from polar_gym.export import sft
 from polar_gym.export.acceptance import Filters
-from tests.unit.export.test_sft import make_trace, with_traces
+from tests.unit.export.graded_episodes import make_trace, with_traces
 
 sft.PART_EPISODES = 2
 
@@ -272,37 +206,37 @@ def test_a_killed_run_leaves_a_usable_directory_and_the_next_goes_on(tmp_path):
 
 
 def test_a_directory_has_one_set_of_filters(tmp_path):
-    export_sft([make_episode()], tmp_path / "out", Filters())
+    export_sft([graded_episode()], tmp_path / "out", Filters())
     with pytest.raises(ConfigError, match=r"was made with the filters .*another directory"):
-        export_sft([make_episode()], tmp_path / "out", Filters(min_reward=0.5))
+        export_sft([graded_episode()], tmp_path / "out", Filters(min_reward=0.5))
 
 
 def test_damaged_filters_are_named(tmp_path):
     """Guards against a traceback."""
-    export_sft([make_episode()], tmp_path / "out", Filters())
+    export_sft([graded_episode()], tmp_path / "out", Filters())
     (tmp_path / "out" / "filters.json").write_text("{")
     with pytest.raises(ConfigError, match=r"filters\.json:1: not JSON"):
-        export_sft([make_episode()], tmp_path / "out", Filters())
+        export_sft([graded_episode()], tmp_path / "out", Filters())
 
 
 def test_a_directory_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="holds something else"):
-        export_sft([make_episode()], tmp_path, Filters())
+        export_sft([graded_episode()], tmp_path, Filters())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_two_exports_at_once_are_refused(tmp_path):
     def nested():
-        yield make_episode("s")
-        export_sft([make_episode("t")], tmp_path / "out", Filters())
+        yield graded_episode("s")
+        export_sft([graded_episode("t")], tmp_path / "out", Filters())
 
     with pytest.raises(ConfigError, match="another export is writing there"):
         export_sft(nested(), tmp_path / "out", Filters())
 
 
 def test_ids_are_stored_in_four_bytes(tmp_path):
-    export_sft([make_episode()], tmp_path / "out", Filters())
+    export_sft([graded_episode()], tmp_path / "out", Filters())
     (path,) = (tmp_path / "out" / "parquet").iterdir()
     column = pq.read_table(path).column("input_ids").combine_chunks()
     assert column.values.to_numpy().dtype == np.int32
@@ -319,8 +253,8 @@ def export(*arguments: object) -> tuple[int, str]:
 
 def test_the_command_counts_by_repository_and_says_how_to_accept_a_scripted_policy(tmp_path):
     file = tmp_path / "episodes.jsonl"
-    scripted = make_episode("a", engine=SCRIPTED)
-    file.write_bytes(b"".join(each.to_json() + b"\n" for each in (scripted, make_episode("b"))))
+    scripted = graded_episode("a", engine=SCRIPTED)
+    file.write_bytes(b"".join(each.to_json() + b"\n" for each in (scripted, graded_episode("b"))))
     code, said = export(file, "--out", tmp_path / "out")
     assert code == 0, said
     assert re.search(r"polar/intervals\W+2\W+1\W+50%\W+1\W+0\W+1 scripted", said)

@@ -15,7 +15,7 @@ from polar_gym.export.acceptance import Filters
 from polar_gym.export.dataset import split_of
 from polar_gym.export.sft import export_sft
 from polar_gym.schema import Episode, Session
-from tests.unit.export.test_sft import make_trace, with_traces
+from tests.unit.export.graded_episodes import make_trace, with_traces
 
 SWE_GYM = (
     *("Project-MONAI/MONAI", "bokeh/bokeh", "conan-io/conan", "dask/dask", "facebookresearch/hydra", "getmoto/moto"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
 from polar_gym.gateway.proxy.shared_prompts import SharedPrompts
 from polar_gym.schema import ModelCall
+from tests.support.call_trees import parallel_sessions, sessions
 from tests.support.calls import make_call
-from tests.unit.builders.test_builders import parallel_sessions, sessions
 
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=5)}), max_size=4

@@ -20,7 +20,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
 from polar_gym.schema import BuilderSpec, Episode, ModelCall
 from tests.support.calls import make_call
-from tests.support.sample_episodes import make_episode
+from tests.support.episodes import make_episode
 
 
 def test_a_write_that_fails_leaves_no_half_line(tmp_path: Path) -> None:

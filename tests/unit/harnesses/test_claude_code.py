@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from polar_gym.harnesses.claude_code import HARNESS, launch
-from tests.unit.harnesses.test_harnesses import context
+from tests.support.harness_context import context
 
 
 @pytest.mark.parametrize("profile", ["default", "lean"])
 def test_the_key_is_in_the_environment_only(profile: Any):
-    started = launch(context(profile))
+    started = launch(context(profile=profile))
     assert started.environment["ANTHROPIC_API_KEY"] == "secret-key"
     assert "secret-key" not in json.dumps([list(started.argv), dict(started.files)])
     assert started.environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080"
@@ -22,7 +22,7 @@ def test_the_key_is_in_the_environment_only(profile: Any):
 
 
 def test_every_model_of_its_own_is_the_policy():
-    started = launch(context(model="named"))
+    started = launch(context(model_name="named"))
     assert started.argv[started.argv.index("--model") + 1] == "named"
     assert started.environment["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "named"
     assert started.environment["CLAUDE_CODE_SUBAGENT_MODEL"] == "named"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polar_gym.harnesses.gemini_cli import HARNESS
-from tests.unit.harnesses.test_harnesses import context
+from tests.support.harness_context import context
 
 SETTINGS = "/home/agent/.gemini/settings.json"
 
@@ -23,14 +23,14 @@ def test_the_key_is_in_the_environment_only():
 
 @pytest.mark.parametrize(("length", "limit"), [(65536, 16384), (8192, 4096)])
 def test_an_answer_leaves_room_for_the_prompt(length: int, limit: int):
-    settings = json.loads(HARNESS.launch(context(length=length, model="some/m")).files[SETTINGS])
+    settings = json.loads(HARNESS.launch(context(length=length, model_name="some/m")).files[SETTINGS])
     (override,) = settings["modelConfigs"]["customOverrides"]
     assert override["match"] == {"model": "some/m"}
     assert override["modelConfig"]["generateContentConfig"] == {"maxOutputTokens": limit}
 
 
 def test_only_the_lean_profile_has_its_own_prompt_and_tools():
-    default, lean = HARNESS.launch(context()), HARNESS.launch(context("lean"))
+    default, lean = HARNESS.launch(context()), HARNESS.launch(context(profile="lean"))
     assert "GEMINI_SYSTEM_MD" not in default.environment
     assert "core" not in json.loads(default.files[SETTINGS])["tools"]
     assert lean.environment["GEMINI_SYSTEM_MD"] in lean.files

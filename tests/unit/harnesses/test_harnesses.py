@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from typing import Literal
 
 import pytest
 
-from polar_gym.harnesses import Launch, LaunchContext
+from polar_gym.harnesses import Launch
 from polar_gym.harnesses import codex as codex_module
 from polar_gym.harnesses import pi as pi_module
-from polar_gym.schema import HarnessSpec
-
-
-def context(
-    profile: Literal["default", "lean"] = "default", length: int = 65536, model: str = "policy"
-) -> LaunchContext:
-    return LaunchContext(
-        spec=HarnessSpec(name="any", profile=profile, model_name=model),
-        base_url="http://127.0.0.1:8080",
-        api_key="secret-key",
-        context_length=length,
-        instruction="-do 'é'\n",
-        home="/home/agent",
-        workdir="/workspace",
-        executable=["node", "harness.js"],
-    )
+from tests.support.harness_context import context
 
 
 @pytest.mark.parametrize("module", [pi_module, codex_module])
@@ -47,7 +31,7 @@ def test_codex_leaves_room_for_an_answer(length: int, limit: int):
 
 def test_codex_profiles():
     name = 'a "quoted" é\\name'
-    default, lean = (codex_module.launch(context(profile, model=name)) for profile in ("default", "lean"))
+    default, lean = (codex_module.launch(context(profile=profile, model_name=name)) for profile in ("default", "lean"))
     settings = tomllib.loads(default.files["/home/agent/.codex/config.toml"])
     assert settings["model"] == name
     assert settings["model_providers"]["gateway"]["base_url"] == "http://127.0.0.1:8080/v1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,71 +9,26 @@ import orjson
 import pytest
 import yaml
 
-from polar_gym.builders import build_trajectory
 from polar_gym.errors import ConfigError
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_configs
 from polar_gym.nemo.rows import row
 from polar_gym.nemo.verified import verified_episode
 from polar_gym.schema import (
-    BuilderSpec,
-    EngineInfo,
-    Episode,
     Failure,
-    HarnessSpec,
-    ModelCall,
-    RuntimeSpec,
-    Session,
     Status,
-    TaskRequest,
 )
 from polar_gym.tasks.bundled import BundledTasks
 from tests.support.calls import make_call
+from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import consumed
-
-ROW = {
-    "responses_create_params": {"input": [{"role": "user", "content": "Fix it."}]},
-    "_ng_task_index": 3,  # NeMo Gym's
-    "_rowidx": 3,  # NeMo RL's
-}
-OFFLINE = {"engine": "embedded", "runtime": "bubblewrap"}
-
-
-def episode(calls: Sequence[ModelCall], failure: Failure | None = None, builder: str = "prefix_merging") -> Episode:
-    return Episode(
-        session=Session(session_id="s", task_id="t", sample_index=0, harness="pi", failure=failure),
-        request=TaskRequest(
-            task_id="t", instruction="Fix it.", runtime=RuntimeSpec(name="auto"), agent=HarnessSpec(name="pi")
-        ),
-        engine=EngineInfo(name="embedded", model="policy", max_model_len=1000),
-        trajectory=build_trajectory(calls, BuilderSpec(name=builder)),
-        reward=None if failure else 1.0,
-    )
+from tests.unit.nemo.answers import OFFLINE, ROW, answer_to, episode
 
 
 def tool_turn(text: str, tool_call_id: str) -> dict[str, Any]:
     function = {"name": "bash", "arguments": '{"command":"ls"}'}
     tool_calls = [{"id": tool_call_id, "type": "function", "function": function}]
     return {"role": "assistant", "content": text, "reasoning": "Hm.", "tool_calls": tool_calls}
-
-
-def check_envelope(envelope: dict[str, Any], trained: set[str], rollout_id: str = "s") -> None:
-    """The law of `training_traces`: each trained call in exactly one trace, the spans are the mask."""
-    assert (envelope["schema_version"], envelope["rollout_id"]) == (1, rollout_id)
-    named = [call_id for trace in envelope["traces"] for call_id in trace["model_call_ids"]]
-    assert sorted(named) == sorted(trained)
-    for trace in envelope["traces"]:
-        length = len(trace["token_ids"])
-        assert len(trace["loss_mask"]) == len(trace["generation_logprobs"]) == length
-        mask = [0] * length
-        for span in trace["sampled_spans"]:
-            mask[span["start"] : span["end"]] = [1] * (span["end"] - span["start"])
-        assert trace["loss_mask"] == mask
-        assert mask[0] == 0
-        assert [span["model_call_id"] for span in trace["sampled_spans"]] == trace["model_call_ids"]
-        assert all(
-            logprob == 0.0 for logprob, trained in zip(trace["generation_logprobs"], mask, strict=True) if not trained
-        )
 
 
 def test_the_tokens_of_a_call_are_on_its_last_item() -> None:
@@ -271,14 +225,6 @@ def test_keys_of_nemo_gym_pass_and_ours_in_the_wrong_place_do_not() -> None:
 
 
 # Rows that cannot be run: masked, never an error ----------------------------------------------------------------------
-
-
-async def answer_to(settings: AgentSettings, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-    rollouts = Rollouts(settings)
-    try:
-        return [await rollouts.run(one) for one in rows]
-    finally:
-        await rollouts.close()
 
 
 async def test_an_unknown_task_is_masked_and_carries_one_token() -> None:

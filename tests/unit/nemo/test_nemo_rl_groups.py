@@ -11,7 +11,7 @@ from polar_gym.nemo.verified import verified_episode
 from polar_gym.schema import Failure, ModelCall, Status
 from tests.support.calls import make_call
 from tests.support.nemo_rl import advantages, groups
-from tests.unit.nemo.test_nemo import OFFLINE, ROW, answer_to, episode
+from tests.unit.nemo.answers import OFFLINE, ROW, answer_to, episode
 
 FIRST = make_call(0, [1, 2], [3, 4])
 PLAIN = [FIRST, make_call(1, [1, 2, 3, 4, 5], [6])]

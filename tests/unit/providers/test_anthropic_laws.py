@@ -19,7 +19,7 @@ from polar_gym.providers.anthropic import PROVIDER
 from polar_gym.providers.anthropic.output import MessageStream
 from polar_gym.schema import Message
 from tests.support.anything import answers, any_json, paths, replaced
-from tests.unit.providers.test_anthropic import GO, PNG, RUN, parse, result, said, text, tool_use, user
+from tests.unit.providers.anthropic_requests import GO, PNG, RUN, parse, result, said, text, tool_use, user
 from tests.wire.stand_in import completion, tool_call
 
 # There and back -------------------------------------------------------------------------------------------------------

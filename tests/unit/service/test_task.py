@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from polar_gym.protocol import Dispatch, TaskStatus
 from polar_gym.schema import Episode, Retries, Session, Status
 from polar_gym.service.task import FREE_LOSSES, WAITS, Phase, Placement, Sample, Task
-from tests.lifecycle.peer_node import failed, make_episode, make_request
+from tests.lifecycle.peer_node import episode_of, failed, make_request
 
 samples = st.integers(0, 3)
 
@@ -48,7 +48,7 @@ class AnyLife(RuleBasedStateMachine):
             sample_index=sample.session.sample_index,
             request=self.task.request,
         )
-        return make_episode(order, **fields)  # type: ignore[arg-type]
+        return episode_of(order, **fields)  # type: ignore[arg-type]
 
     @rule(number=samples)
     def place(self, number: int) -> None:

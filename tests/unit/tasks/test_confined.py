@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polar_gym.schema import Workspace
-from tests.unit.tasks.test_tasks import ROW, git, load, write
+from tests.support.task_files import ROW, git, load, write
 
 CODE = {**ROW, "log_parser": "os:system"}
 

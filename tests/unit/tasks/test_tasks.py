@@ -1,35 +1,16 @@
 """Task sources: the loader's errors, the bundled suite, and the git repositories made from workspaces."""
 
-import json
+from __future__ import annotations
+
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from polar_gym.schema import PluginSpec
-from polar_gym.tasks import TASK_SOURCES, Task
 from polar_gym.tasks.bundled import SUITE
 from polar_gym.workspaces.repository import WorkspaceError, make_repository, pack_git_dir
-
-ROW = {"instance_id": "a-1", "problem_statement": "It breaks.", "image": "python:3.11"}
-
-
-def load(name: str, **options: object) -> list[Task]:
-    spec = PluginSpec.model_validate({"name": name, **options})
-    return TASK_SOURCES.get(name)(TASK_SOURCES.options(spec)).load()
-
-
-def write(directory: Path, *rows: object) -> Path:
-    path = directory / "tasks.jsonl"
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return path
-
-
-def git(repository: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=T", "-c", "user.email=t@localhost", "-C", str(repository), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
+from tests.support.task_files import ROW, git, load, write
 
 # The loader -----------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from polar_gym.training.advantage import advantages
 from polar_gym.training.nemo_rl import datums, message_log, train_data
 from polar_gym.training.trl import episode_reward, rollout_output
 from tests.support.calls import make_call
-from tests.support.sample_episodes import forked, make_episode
+from tests.support.episodes import forked, make_episode
 
 REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.0, 1.0, 1.0, 0.1, 0.3]))
 

@@ -17,7 +17,7 @@ from polar_gym.schema import Episode, Message, Sampling
 from polar_gym.training import make_batch, padded, to_torch
 from polar_gym.training.nemo_rl import message_log
 from tests.support.calls import make_call
-from tests.support.sample_episodes import make_episode
+from tests.support.episodes import make_episode
 from tests.support.tiny_model import write_tiny_model
 
 QUESTIONS = ("Count to three.", "Name a colour.")

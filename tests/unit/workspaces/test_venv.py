@@ -12,7 +12,7 @@ import pytest
 from polar_gym.workspaces.requirements import check_requirement
 from polar_gym.workspaces.venv import ENVIRONMENTS, INTERPRETER, VenvError, ensure_venv, inside, variables
 from tests.support.requirements import need
-from tests.unit.tasks.test_tasks import ROW, load, write
+from tests.support.task_files import ROW, load, write
 
 RAN = "import pathlib; pathlib.Path({mark!r}).touch()\n"
 SAMPLE = ["polar-sample==1.0"]

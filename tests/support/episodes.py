@@ -31,13 +31,14 @@ def make_episode(
     repo: str = "",
     resolved: bool | None = None,
     truncated_by: Any = None,
+    **fields: Any,
 ) -> Episode:
-    """An episode of these calls; without a reward it failed."""
+    """Return an episode of these calls, which failed if it has no reward. `fields` replace the episode's own."""
     failure = Failure(stage=Status.RUNNING, kind="engine_error", message="gone") if reward is None else None
     own = [call.model_copy(update={"session_id": session_id}) for call in calls]
     evaluation = None if reward is None else EvaluationResult(evaluator="swe", reward=reward, resolved=resolved)
-    return Episode(
-        session=Session(
+    values = {
+        "session": Session(
             session_id=session_id,
             task_id=task_id,
             sample_index=0,
@@ -46,18 +47,19 @@ def make_episode(
             failure=failure,
             truncated_by=truncated_by,
         ),
-        request=TaskRequest(
+        "request": TaskRequest(
             task_id=task_id,
             instruction="Do it.",
             runtime=RuntimeSpec(name="bubblewrap"),
             agent=HarnessSpec(name="pi"),
-            metadata={"repo": repo},
+            metadata={"repo": repo} if repo else {},
         ),
-        engine=EngineInfo(name="embedded", model="policy", max_model_len=100),
-        trajectory=build_trajectory(own, BuilderSpec(name="prefix_merging")),
-        reward=reward,
-        evaluation=evaluation,
-    )
+        "engine": EngineInfo(name="embedded", model="policy", max_model_len=100),
+        "trajectory": build_trajectory(own, BuilderSpec(name="prefix_merging")),
+        "reward": reward,
+        "evaluation": evaluation,
+    }
+    return Episode.model_validate(values | fields)
 
 
 def forked(answers: int, length: int = 3) -> list[ModelCall]:

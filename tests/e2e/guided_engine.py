@@ -1,0 +1,42 @@
+"""A real vLLM whose own grammar makes its model say what a test wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polar_gym.chat import ChatRequest, Completion
+from polar_gym.engines.vllm import VllmEngine
+from polar_gym.schema import Sampling, ToolDefinition
+from tests.support.sessions import REQUEST
+
+BASH: ToolDefinition = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+
+SEEDED = REQUEST.model_copy(update={"sampling": Sampling(seed=7)})
+ASK: Any = [{"role": "user", "content": "List the files."}]
+
+TWO_CALLS = (
+    "Looking.\n"
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls é"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "bash", "arguments": {"command": "ls -a"}}\n</tool_call>'
+)
+
+
+class GuidedEngine(VllmEngine):
+    """vLLM whose own grammar makes a random model say `says`; the tokens are still vLLM's to choose."""
+
+    says: str | None = None
+
+    def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
+        guided = {"structured_outputs": {"choice": [self.says]}, "chat_template_kwargs": {"enable_thinking": False}}
+        return super()._chat_body(request, fields) | (guided if self.says else {})
+
+
+def without_ids(completion: Completion) -> Any:
+    calls = completion.message.get("tool_calls", [])
+    return {**completion.message, "tool_calls": [call["function"] for call in calls]}

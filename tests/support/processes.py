@@ -1,0 +1,14 @@
+"""The program as a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+POLAR_GYM = [sys.executable, "-c", "from polar_gym.cli import main; main()"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
