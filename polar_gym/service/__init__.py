@@ -10,7 +10,7 @@ The decisions, as pure code without a clock, a disk or a network:
     weights         which weight versions there were, and how far a session lies behind
     change          what happened to a task, to be written as one
 
-What is kept, and what is done about it:
+The state, and the work on it:
 
     store           SQLite: tasks, samples, events, outbox, weights
     episode_files   the episodes in full, one file each

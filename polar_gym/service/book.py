@@ -1,8 +1,8 @@
-"""The live tasks, in memory and on the disk: what happened to them is written here, and told to whoever waits.
+"""The live tasks, in memory and on the disk: writes their changes, and wakes the requests that wait for news.
 
-Decisions are made in memory, one at a time, on the event loop; nobody is given an acknowledgement before they are on
-the disk. The book is crash-only: when its store fails memory is ahead of the disk, so the process must stop (`failed`),
-and what starts in its place reads the disk.
+Decisions are made in memory, one at a time, on the event loop. No request is answered before its decision is on the
+disk. The book is crash-only: when its store fails, memory is ahead of the disk. So the process must stop (`failed`),
+and the next process reads the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Counts:
-    """How often what has happened since the process started."""
+    """How often each thing has happened since the process started."""
 
     dispatched: int = 0
     """Sessions that nodes took."""
@@ -44,7 +44,7 @@ class Counts:
 
 
 class Book:
-    """Live tasks, the queue of their waiting samples, and the only way to write about them."""
+    """The live tasks and the queue of their waiting samples. All changes of tasks are written through the book."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self.store = store
@@ -52,36 +52,39 @@ class Book:
         self.live: dict[str, Task] = {}
         self.queue = FairQueue()
         self.engines: dict[str, str] = {}
-        """Task -> key of the engine that its first session went to."""
+        """Task -> key of the engine that the task's first session went to."""
         self.counts = Counts()
         self.stored_bytes = 0
         self.may_place = asyncio.Event()
         """Set when the queue or the free places have changed."""
         self.outbox_news = asyncio.Event()
+        """Set when there is a new callback to be made."""
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """Done when the store, or the service's own work, failed."""
+        """Done when the store, or a background task of the service, has failed."""
         self._owner: dict[str, str] = {}
         """Session -> its live task."""
         self._news: dict[str, asyncio.Event] = {}
         self._writing: set[asyncio.Future[Any]] = set()
 
-    # Looking ----------------------------------------------------------------------------------------------------------
+    # Reading ----------------------------------------------------------------------------------------------------------
 
     async def find(self, task_id: str) -> Task | None:
-        """A live task, or one that has ended and was not evicted."""
+        """Return a live task, or one that has ended and was not evicted."""
         return self.live.get(task_id) or await self.guard(self.store.find_task(task_id))
 
     def task_of(self, session_id: str) -> Task | None:
+        """Return the live task of a session."""
         return self.live.get(self._owner.get(session_id, ""))
 
     def news(self, task_id: str) -> asyncio.Event:
-        """Set as soon as something happens to the live task after this call: ask for it before looking."""
+        """Return an event that is set as soon as something happens to the live task after this call. Ask for it before
+        you read the task, so that no change is missed."""
         return self._news.setdefault(task_id, asyncio.Event()) if task_id in self.live else asyncio.Event()
 
     # Writing ----------------------------------------------------------------------------------------------------------
 
     def add(self, task: Task) -> None:
-        """A task that is on the disk already; its waiting samples are queued."""
+        """Add a task that is on the disk already, and queue its waiting samples."""
         self.live[task.task_id] = task
         self._owner.update(dict.fromkeys(task.samples, task.task_id))
         for sample in sorted(task.open_samples(), key=lambda sample: sample.session.sample_index):
@@ -90,8 +93,8 @@ class Book:
         self.may_place.set()
 
     async def ended(self, task: Task, endings: list[Ending], change: Change | None = None) -> list[Placement]:
-        """Samples have ended in memory: write it, with all else that is in `change`, with their callbacks, and with the
-        task's end where they were its last. Return the placements that ended with them."""
+        """Write that samples have ended: with all that is in `change`, with their callbacks, and with the task's end
+        where these samples were its last. Return the placements that ended with the samples."""
         change = change or Change()
         now = time.time()
         change.task = task
@@ -120,7 +123,7 @@ class Book:
         return placements
 
     async def lost(self, placements: Iterable[Placement], why: str) -> None:
-        """Nodes do not run these any more: each session waits again, or has ended."""
+        """Take placements back that their nodes do not run any more: each session waits again, or has ended."""
         by_task: dict[str, list[Placement]] = {}
         for placement in list(placements):
             self.fleet.forget(placement)
@@ -143,7 +146,7 @@ class Book:
         await self.ended(task, endings, change)
 
     def again(self, task: Task, left: Placement, change: Change, why: str) -> None:
-        """A sample left its place and waits again: before the others of its task, because it waited once already."""
+        """Queue a sample that left its place: before the others of its task, because it waited once already."""
         sample = task.samples[left.session_id]
         self.fleet.forget(left)
         self.queue.push(task.task_id, left.session_id, first=True)
@@ -153,14 +156,15 @@ class Book:
         self.may_place.set()
 
     async def write(self, change: Change) -> None:
-        """On the disk when this returns; then whoever waits for news is woken."""
+        """Write a change, and wake the requests that wait for news of its task. The change is on the disk when this
+        returns."""
         await self.guard(self.store.apply(change))
         for task_id in {event.task_id for event in change.events}:
             if (news := self._news.pop(task_id, None)) is not None:
                 news.set()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the store does, to its end even where the caller is cancelled."""
+        """Await work of the store. The work goes on to its end even where the caller is cancelled."""
         writing = asyncio.ensure_future(work)
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
@@ -171,12 +175,12 @@ class Book:
             raise
 
     async def written(self) -> None:
-        """What the store was still doing for those who were cancelled is done."""
+        """Wait for the work that the store still does for cancelled callers."""
         if self._writing:
             await asyncio.wait(self._writing)
 
     def watch(self, work: asyncio.Task[T]) -> asyncio.Task[T]:
-        """Work that must not fail: if it does, the process stops instead of going on without it."""
+        """Watch work that must not fail: where the work fails, the process stops instead of going on without it."""
         work.add_done_callback(lambda done: None if done.cancelled() else self._fail(done.exception()))
         return work
 
@@ -197,6 +201,7 @@ class Book:
 
 
 def event(task: Task, kind: Any, session: Session | None = None, **data: Any) -> Event:
+    """Return an event of now. The store gives the event its id."""
     return Event(
         id=0,
         task_id=task.task_id,

@@ -1,8 +1,9 @@
-"""Results to the task's `callback_url`: at least once, signed, from an outbox that survives restarts.
+"""Sends results to the task's `callback_url`: at least once, signed, from an outbox that survives restarts.
 
-A callback is in the outbox from the moment in which what it tells is stored, and leaves it when the receiver has
-answered 2xx. Until then it is repeated, with growing pauses, for days: receivers tell repetitions by their idempotency
-key. A receiver checks `verify` before it believes a body; an old one, sent again by somebody else, is refused.
+A callback is written to the outbox together with the result that it tells, and leaves the outbox when the receiver has
+answered 2xx. Until then it is repeated, with growing pauses, for days. Receivers recognise repetitions by their
+idempotency key. A receiver calls `verify` before it trusts a body; `verify` also refuses old callbacks, so that an
+attacker cannot replay them.
 """
 
 from __future__ import annotations
@@ -32,25 +33,28 @@ TIME_HEADER = "Polar-Gym-Timestamp"
 SIGNATURE_HEADER = "Polar-Gym-Signature"
 
 REPLAY_WINDOW_SECONDS = 300.0
+"""How far a callback's timestamp may be from the receiver's clock."""
 GIVE_UP_SECONDS = 3 * 86400.0
+"""How long a callback is repeated."""
 AT_ONCE = 16
-"""Callbacks under way."""
+"""The most callbacks that are under way at once."""
 LONGEST_PAUSE = 300.0
-"""Seconds between two tries to deliver a callback."""
+"""The longest time, in seconds, between two tries to deliver a callback."""
 
 CallbackEnd = Literal["callback.delivered", "callback.given_up"]
 
 
 class ForgedCallbackError(ValueError):
-    """A callback's signature is wrong, missing or too old: do not believe its body."""
+    """A callback's signature is wrong, missing or too old: do not trust its body."""
 
 
 def sign(key: str, timestamp: str, body: bytes) -> str:
+    """Return the signature of a callback: an HMAC of its timestamp and its body."""
     return "v1=" + hmac.new(key.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
 def verify(key: str, headers: Mapping[str, str], body: bytes, now: float | None = None) -> str:
-    """For receivers: the idempotency key of a genuine callback. Raises `ForgedCallbackError`."""
+    """Return the idempotency key of a genuine callback (for receivers). Raise `ForgedCallbackError` for all others."""
     found = {name.lower(): value for name, value in headers.items()}
     timestamp = found.get(TIME_HEADER.lower(), "")
     genuine = hmac.compare_digest(
@@ -67,7 +71,7 @@ def verify(key: str, headers: Mapping[str, str], body: bytes, now: float | None 
 
 
 def callback_key(body: Mapping[str, object]) -> str:
-    """The idempotency key, as the signed body gives it: the header is not signed."""
+    """Return the idempotency key that the body gives. The body is signed, the header with the key is not."""
     session = body.get("session")
     if isinstance(session, Mapping):
         return f"{session['session_id']}:{session['attempt']}"
@@ -77,7 +81,7 @@ def callback_key(body: Mapping[str, object]) -> str:
 
 
 def check_url(url: str) -> str | None:
-    """What is wrong with a callback URL; None: nothing."""
+    """Return the fault of a callback URL, or None for a good one."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -91,7 +95,7 @@ def check_url(url: str) -> str | None:
 
 
 class CallbackSender:
-    """Works through the outbox. `run` ends only by being cancelled."""
+    """Sends the callbacks of the outbox until `run` is cancelled."""
 
     def __init__(self, book: Book, key: str) -> None:
         self._book = book
@@ -118,8 +122,9 @@ class CallbackSender:
                 await asyncio.gather(*running, return_exceptions=True)
 
     async def _next(self, running: Set[asyncio.Task[None]], looked_at: float) -> set[asyncio.Task[None]]:
-        """Until one has come to its end, there is something new, or the next repetition is due: those at their end.
-        What has become due since the time at which the outbox was looked at is due now."""
+        """Wait until a callback under way has ended, a new one is in the outbox, or the next repetition is due. Return
+        those that have ended. `looked_at`: when the outbox was read; a callback that became due since then is due now.
+        """
         pause = None
         if len(running) < AT_ONCE and (next_due := await self._store.next_due(looked_at)) is not None:
             pause = max(0.0, next_due - time.time())
@@ -138,7 +143,7 @@ class CallbackSender:
             await self._done(entry, "callback.given_up", f"its episode cannot be read: {error}")
             return
         if body is None:
-            await self._done(entry, "callback.given_up", "what it tells was evicted")
+            await self._done(entry, "callback.given_up", "its task was evicted")
             return
         timestamp = str(int(time.time()))
         headers = {
@@ -175,6 +180,8 @@ class CallbackSender:
         await self._store.callback_done(entry, event)
 
     async def _body(self, entry: OutboxEntry) -> bytes | None:
+        """Return the body of a callback, or None where its task was evicted. Raise `OSError` where the episode cannot
+        be read."""
         task = await self._book.find(entry.task_id)
         if task is None:
             return None

@@ -1,4 +1,4 @@
-"""What happened to a task: samples, events, callbacks and the episode that the store writes together or not at all."""
+"""A change of a task: the samples, events, callbacks and the episode that the store writes together or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polar_gym.service.task import Sample, Task
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """A callback to be made. `session_id` None: it tells the end of the task."""
+    """A callback to be made. `session_id` None: the callback tells the end of the task."""
 
     key: str
     task_id: str
@@ -23,6 +23,8 @@ class OutboxEntry:
 
 @dataclass(frozen=True, slots=True)
 class NewEpisode:
+    """An episode that was delivered. Its file is on the disk already."""
+
     session_id: str
     attempt: int
     task_id: str
@@ -34,12 +36,12 @@ class NewEpisode:
 
 @dataclass(slots=True)
 class Change:
-    """What happened, to be written as one."""
+    """All that one decision changes."""
 
     task: Task | None = None
     samples: list[Sample] = field(default_factory=list)
-    """Those of `task` that changed."""
+    """The samples of `task` that changed."""
     events: list[Event] = field(default_factory=list)
-    """Their ids are given by the store."""
+    """The store gives them their ids."""
     callbacks: list[OutboxEntry] = field(default_factory=list)
     episode: NewEpisode | None = None

@@ -1,4 +1,4 @@
-"""Gives waiting sessions to nodes, and takes them back."""
+"""Gives waiting sessions to nodes, and calls sessions off."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from polar_gym.service.task import Placement, Task
 log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 20.0
-"""How long a living node is tried to be given a session, before another is."""
+"""How long the server tries to give a session to a living node that does not answer. Then another node gets it."""
 LONGEST_PAUSE = 5.0
-"""Seconds between two tries to give a session to a node that does not answer."""
+"""The longest time, in seconds, between two of these tries."""
 
 
 class Dispatcher:
-    """`run` places sessions as long as it is not cancelled."""
+    """Places waiting sessions on nodes until `run` is cancelled."""
 
     def __init__(self, book: Book, link: NodeLink) -> None:
         self._book = book
@@ -60,7 +60,8 @@ class Dispatcher:
         return task, placement
 
     async def _send(self, task: Task, placement: Placement) -> None:
-        """A placement is on the disk before the node hears of it: no restarted server gives it to another one."""
+        """Write a placement, then give the session to its node. The placement is on the disk first, so that a restarted
+        server does not give the session to another node."""
         if self._member(task, placement) is not None:
             sample = task.samples[placement.session_id]
             said = event(task, "session.dispatched", sample.session, node=placement.node)
@@ -68,11 +69,11 @@ class Dispatcher:
             self.dispatch(task, placement)
 
     def _member(self, task: Task, placement: Placement) -> Member | None:
-        """Return the node's process where the placement still counts, and the process lives."""
+        """Return the process that a placement names, or None where the placement has ended or the process is dead."""
         return self._fleet.at(placement) if task.counts(placement) else None
 
     def dispatch(self, task: Task, placement: Placement) -> None:
-        """Give a placed session to its node, until it has it or the placement does not count any more."""
+        """Give a placed session to its node: try until the node has it, or until the placement has ended."""
         self._start(self._dispatch(task, placement))
 
     async def _dispatch(self, task: Task, placement: Placement) -> None:
@@ -104,6 +105,7 @@ class Dispatcher:
                 return
 
     async def _not_taken(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:
+        """Decide what becomes of a session that its node did not take."""
         if isinstance(error, RequestRefusedError):
             await self._book.ended(task, [task.refuse(placement.session_id, str(error))])
         elif isinstance(error, NodeBusyError):
@@ -113,11 +115,11 @@ class Dispatcher:
             await self._give_up(task, placement, member, error)
 
     async def _give_up(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:
-        """The node beats, and does not take sessions. If it has this one after all, its next heartbeat shows it, and it
-        is called off there."""
+        """Take a session back from a node that sends heartbeats and does not take sessions. Where the node has the
+        session after all, its next heartbeat shows this, and the session is called off there."""
         why = f"node {placement.node} did not take it within {GIVE_UP_SECONDS:g} s: {error}"
         member.full = member.failing = True
-        if isinstance(error, NodeFailedError):  # it may fail because of what the session asks for: not for ever
+        if isinstance(error, NodeFailedError):  # the session may cause the failure: `lost` limits the tries
             await self._book.lost([placement], why)
             return
         log.warning("session %s goes elsewhere: %s", placement.session_id, why)
@@ -127,6 +129,7 @@ class Dispatcher:
         await self._book.write(change)
 
     async def _give_back(self, task: Task, placement: Placement, member: Member) -> None:
+        """Queue a session again, as the same attempt, because its node is full, draining or starting."""
         member.full = True
         task.unplace(placement.session_id)
         self._fleet.forget(placement)
@@ -135,8 +138,8 @@ class Dispatcher:
         self._book.may_place.set()
 
     def call_off(self, placements: Iterable[Placement]) -> None:
-        """Tell nodes to stop these sessions, without waiting: what is missed, the answer to their next heartbeat
-        repeats."""
+        """Tell nodes to stop these sessions, without waiting for them. Where a node is not reached, the answer to its
+        next heartbeat repeats the order."""
         for placement in placements:
             if (member := self._fleet.at(placement)) is not None:
                 self._start(self._call_off(member.heartbeat.url, placement))

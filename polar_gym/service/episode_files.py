@@ -1,4 +1,4 @@
-"""Episodes in full: one gzip file each, whole or not there at all."""
+"""Keeps the episodes in full: one gzip file each, which is whole or does not exist."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from polar_gym import durable
 
 
 class EpisodeFiles:
-    """Files named by (session id, attempt). Blocking: call from a thread."""
+    """The files, named by (session id, attempt). Methods block: call them in a thread."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def write(self, session_id: str, attempt: int, episode: bytes) -> int:
-        """It is on the disk when this returns; the bytes that it takes there. Raises `OSError`."""
+        """Write an episode, and return the bytes that it takes on the disk. The file is on the disk when this returns.
+        Raise `OSError`."""
         path = self._path(session_id, attempt)
         durable.make_directory(path.parent, mode=0o700)
         packed = gzip.compress(episode, compresslevel=1, mtime=0)
@@ -24,7 +25,7 @@ class EpisodeFiles:
         return len(packed)
 
     def read(self, session_id: str, attempt: int) -> bytes:
-        """One line of JSON. Raises `OSError` when it was evicted, or is damaged."""
+        """Return an episode as one line of JSON. Raise `OSError` where the file was evicted or is damaged."""
         path = self._path(session_id, attempt)
         try:
             return gzip.decompress(path.read_bytes())

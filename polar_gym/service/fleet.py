@@ -1,5 +1,5 @@
-"""The gateway nodes as the server sees them: who lives, what they hold, what is on its way to them. Pure: the clock is
-an argument."""
+"""The gateway nodes as the server sees them: which ones live, which sessions they hold, and which sessions are on their
+way to them. Pure: the clock is an argument."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from polar_gym.service.scheduler import FreePlaces
 from polar_gym.service.task import Placement
 
 REMEMBERED_INCARNATIONS = 16
+"""How many replaced or dead processes are remembered for each node name."""
 
 
 class ReplacedError(Exception):
-    """A heartbeat of a process whose place another process of the same name has taken."""
+    """The heartbeat is from a process that is dead, or that another process of the same name has replaced."""
 
 
 @dataclass(slots=True)
@@ -29,23 +30,24 @@ class Member:
     beats: int = 1
     """Heartbeats received."""
     draining: bool = False
-    """The server has told it to."""
+    """True: the server has told the node to drain."""
     full: bool = False
-    """It has refused a session since its last heartbeat: it is given nothing before the next one."""
+    """True: the node has refused a session since its last heartbeat. It gets no session before the next heartbeat."""
     failing: bool = False
-    """It did not take a session, nor say why not: until it takes one, it is tried with one at a time."""
+    """True: the node did not take a session and gave no reason. Until it takes one, it gets one session at a time."""
     placed: dict[Placement, int | None] = field(default_factory=dict)
-    """What the server has placed on it -> `beats` when the node acknowledged it; None: not yet."""
+    """The placements on this node -> `beats` when the node acknowledged the placement; None: not acknowledged yet."""
 
     def free_places(self) -> FreePlaces:
+        """Return how many more sessions the node may be given now."""
         free = FreePlaces.of(self.heartbeat, len(self.placed.keys() - self.held.keys()))
         if self.draining or self.full or (self.failing and None in self.placed.values()):
             return replace(free, running=0, total=0)
         return replace(free, running=min(free.running, 1), total=min(free.total, 1)) if self.failing else free
 
     def missing(self) -> list[Placement]:
-        """Sessions that the node acknowledged and does not hold any more: it has answered since, so that its heartbeat
-        was made after the acknowledgement."""
+        """Return the placements that the node acknowledged and does not hold any more. Two heartbeats must have come
+        since: the second was certainly made after the acknowledgement."""
         old = (at for at, beats in self.placed.items() if beats is not None and self.beats >= beats + 2)
         return [placement for placement in old if placement not in self.held]
 
@@ -58,9 +60,9 @@ class Fleet:
         self._retired: dict[str, list[str]] = {}
 
     def beat(self, heartbeat: Heartbeat, now: float) -> Member | None:
-        """Take in a heartbeat; the member that it replaces, when the node's process is a new one.
+        """Take in a heartbeat. Return the member that was replaced, where the node's process is a new one.
 
-        Raises `ReplacedError` when it is the old one's.
+        Raise `ReplacedError` where the heartbeat is from a replaced process.
         """
         name = heartbeat.node
         member = self.members.get(name)
@@ -82,19 +84,20 @@ class Fleet:
         return None
 
     def take_silent(self, now: float, lease: float) -> list[Member]:
-        """Remove the nodes that were silent for too long."""
+        """Remove the nodes that were silent for longer than `lease`, and return them."""
         silent = [member for member in self.members.values() if now - member.seen > lease]
         for member in silent:
             del self.members[member.heartbeat.node]
         return silent
 
     def excuse(self, seconds: float) -> None:
-        """For so long nobody could be heard, because this process stood still."""
+        """Extend all leases by the time that this process was stalled."""
         for member in self.members.values():
             member.seen += seconds
 
     def take(self, name: str, incarnation: str | None) -> Member | None:
-        """Somebody knows that this process of the node (None: the last one) is dead, and does not come back."""
+        """Remove a node whose process is known to be dead, and return it. `incarnation`: names the process; None: the
+        last one. Return None where another process has that name, or no node."""
         member = self.members.get(name)
         if member is None or incarnation not in (None, member.heartbeat.incarnation):
             return None
@@ -102,12 +105,12 @@ class Fleet:
         return self.members.pop(name)
 
     def at(self, placement: Placement) -> Member | None:
-        """Return the process of the node that the placement names, or None where that is dead."""
+        """Return the process that the placement names, or None where that process does not live any more."""
         member = self.members.get(placement.node)
         return member if member is not None and member.heartbeat.incarnation == placement.incarnation else None
 
     def forget(self, placement: Placement) -> None:
-        """The placement has ended."""
+        """Remove a placement that has ended."""
         if (member := self.at(placement)) is not None:
             member.placed.pop(placement, None)
 

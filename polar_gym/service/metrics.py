@@ -1,4 +1,4 @@
-"""What the rollout server tells Prometheus: read from the book whenever Prometheus asks."""
+"""The metrics of the rollout server, read from the book whenever Prometheus asks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polar_gym.service.book import Book
 
 
 class ServiceMetrics:
-    """A collector, in a registry of its own."""
+    """A collector of prometheus_client, in a separate registry."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
@@ -22,6 +22,7 @@ class ServiceMetrics:
         self._registry.register(self)
 
     def text(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:

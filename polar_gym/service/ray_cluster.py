@@ -1,11 +1,12 @@
 """`cluster=ray`: Ray places one gateway node on each of its machines, restarts it, and reports its death.
 
-Ray is used for what it is good at, placing processes and noticing their end. Nodes and server speak the same HTTP
-contract as everywhere. A node is an actor bound to its machine, with the machine's own state directory: when its
-process dies Ray starts it again there, and it salvages what it was running; when its machine goes, so does it, and the
-server gives its sessions to others at once instead of waiting for the lease. Machines that join get a node.
+Ray only places processes and reports their end. Nodes and server speak the same HTTP contract as in every other
+cluster. A node is an actor bound to its machine, and keeps its state directory on that machine. When the node's process
+dies, Ray starts it again on that machine, and the new process salvages the sessions of the old one. When the machine
+goes, the node is gone too, and the server gives its sessions to other nodes at once, without waiting for the lease.
+Machines that join the cluster get a node.
 
-The node key goes to the actors as an argument: environment variables of actors are shown on Ray's dashboard.
+The node key goes to the actors as an argument, because Ray's dashboard shows the environment variables of actors.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from polar_gym.service.settings import ServeSettings
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-"""How often the cluster's machines are looked at."""
+"""The time between two looks at the cluster's machines."""
 
 NodeDied = Callable[[str, str | None], Awaitable[None]]
 
 
 class GatewayActor:
-    """One gateway node in a process of Ray's. Starting is part of making it, because Ray repeats that, and nothing
-    else, when it restarts an actor."""
+    """One gateway node in a process of Ray's. The constructor starts the node, because Ray calls nothing but the
+    constructor when it restarts an actor."""
 
     def __init__(
         self, config: RunConfig, name: str, state: Path, server: str, key: str | None, allowing: dict[str, Any]
@@ -65,7 +66,7 @@ class GatewayActor:
 
         try:
             asyncio.run(serve())
-        except BaseException as error:  # whatever it is, the one who waits for the start must hear of it
+        except BaseException as error:  # the constructor waits for the start, and must raise any error
             self._error = error
             log.exception("the gateway %s cannot go on", settings.name)
         finally:
@@ -73,23 +74,23 @@ class GatewayActor:
             self._over.set()
 
     def incarnation(self) -> str:
-        """Of the node's process, once it takes sessions."""
+        """Return the incarnation of the node's process."""
         return self._incarnation
 
     def run(self) -> None:
-        """Until it is stopped; its caller hears of the process's death."""
+        """Return when the node has stopped. Where the process dies, Ray raises an error at the caller."""
         self._over.wait()
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Interrupt what runs, deliver what can be delivered, and end."""
+        """Interrupt the node's sessions, deliver the episodes that can be delivered, and end."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._over.wait()
 
 
 class RayCluster:
-    """`async with RayCluster(...)`: nodes on all machines until the context ends."""
+    """`async with RayCluster(...)` runs nodes on all machines until the context ends."""
 
     def __init__(
         self, settings: ServeSettings, config: RunConfig, server: str, key: str | None, died: NodeDied
@@ -101,11 +102,11 @@ class RayCluster:
         self._key = key
         self._died = died
         self._nodes: dict[str, tuple[Any, asyncio.Task[None]]] = {}
-        """Ray's id of the machine -> the actor, and who watches it."""
+        """Ray's id of the machine -> the actor, and the task that watches the actor."""
         self.watching: asyncio.Task[None]
 
     async def __aenter__(self) -> RayCluster:
-        """Raises `ConfigError` where there is no cluster at the address."""
+        """Connect to the cluster. Raise `ConfigError` where no cluster is at the address."""
         if not ray.is_initialized():
             try:
                 await asyncio.to_thread(
@@ -159,7 +160,7 @@ class RayCluster:
         return actor, asyncio.create_task(self._watch_node(name, actor))
 
     async def _watch_node(self, name: str, actor: Any) -> None:
-        """As long as Ray keeps the node, or brings it back: each death of its process is told to the server."""
+        """Tell the server each death of a node's process, until Ray does not start the node again."""
         while True:
             incarnation: str | None = None
             try:
@@ -178,7 +179,7 @@ class RayCluster:
 
 
 async def _comes_back(actor: Any) -> bool:
-    """Whether Ray starts it again: false when its machine is gone, or it cannot be made."""
+    """Return whether Ray starts the actor again: not where its machine is gone, or where its constructor fails."""
     try:
         await actor.__ray_ready__.remote()
     except RayError:

@@ -1,10 +1,10 @@
-"""Which waiting session goes to which node: pure functions over what nodes last said.
+"""Decides which waiting session goes to which node: pure functions over the nodes' last heartbeats.
 
-Tasks take turns, in the order in which they came, so that a large task delays a small one by one session at a time;
-within a task the samples go first come, first served. A session goes to the node with most free places: first to one
-where a place to run is free, then to one where the session can at least be prepared. Among nodes that are equal in this
-sense a task keeps to one engine, whose prefix cache knows its prompt; it never waits for that engine while another is
-idle.
+Tasks take turns, in the order in which they came, so that a large task delays a small one by one session at a time.
+Within a task the samples go first come, first served. A session goes to the node with most free places. Nodes
+where a place to run is free come before nodes where the session can only be prepared. Among nodes that are equal in
+this sense a task keeps to one engine, whose prefix cache holds the task's prompt. A session never waits for that engine
+while another engine is idle.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ class FreePlaces:
     """The node's."""
     engine_key: str
     running: int
-    """Places to run that nobody on the node is on his way to; negative when sessions queue for them."""
+    """Places to run that no session of the node is on its way to; negative when sessions queue for them."""
     total: int
-    """Sessions that it may be given: those that run, and those that are prepared ahead of a free place."""
+    """Sessions that the node may be given: to run, and to be prepared before a place to run is free."""
 
     @classmethod
     def of(cls, heartbeat: Heartbeat, dispatched_since: int = 0) -> FreePlaces:
-        """`dispatched_since`: sessions that were sent to the node and that the heartbeat does not know of yet."""
+        """Return the free places of the node that sent `heartbeat`. `dispatched_since`: the number of sessions that
+        were placed on the node and that the heartbeat does not tell of yet."""
         places, held = heartbeat.places, heartbeat.held
         load = heartbeat.waiting + held.init + held.ready + held.run + dispatched_since
-        backlog = max(0, held.postrun - places.postrun)  # a node that cannot grade any faster is not given more
+        backlog = max(0, held.postrun - places.postrun)  # a node that cannot grade fast enough gets fewer sessions
         total = 0 if heartbeat.draining else max(0, places.init + places.ready + places.run - load - backlog)
         return cls(heartbeat.node, heartbeat.engine_key, places.run - load, total)
 
@@ -52,7 +53,8 @@ class FairQueue:
         return sum(len(sessions) for sessions in self._by_task.values())
 
     def push(self, task_id: str, session_id: str, *, first: bool = False) -> None:
-        """`first`: before the task's other sessions, because it waited once already."""
+        """Add a waiting session. `first`: put the session before the others of its task, because it waited once
+        already."""
         if task_id not in self._by_task:
             self._by_task[task_id] = deque()
             self._turns.append(task_id)
@@ -62,11 +64,11 @@ class FairQueue:
             self._by_task[task_id].append(session_id)
 
     def peek(self) -> tuple[str, str] | None:
-        """(task, session) whose turn it is."""
+        """Return the (task, session) whose turn it is, or None where no session waits."""
         return (self._turns[0], self._by_task[self._turns[0]][0]) if self._turns else None
 
     def pop(self) -> tuple[str, str]:
-        """Take the one whose turn it is; its task goes to the end of the round."""
+        """Take the session whose turn it is, and move its task to the end of the round. Return (task, session)."""
         task_id = self._turns.popleft()
         sessions = self._by_task[task_id]
         session_id = sessions.popleft()
@@ -77,6 +79,7 @@ class FairQueue:
         return task_id, session_id
 
     def remove(self, task_id: str, session_ids: Iterable[str]) -> None:
+        """Remove those of these sessions that wait."""
         gone = set(session_ids)
         if task_id not in self._by_task:
             return
@@ -108,8 +111,10 @@ def choose(nodes: Iterable[FreePlaces], preferred_engine: str | None) -> FreePla
 
 
 def plan(nodes: Iterable[FreePlaces], queue: FairQueue, engines: Mapping[str, str]) -> list[Assignment]:
-    """Take from the queue all sessions that the nodes have free places for. `engines`: task -> the engine that its
-    sessions are on."""
+    """Take from the queue all sessions that the nodes have free places for, and return the node of each.
+
+    `engines`: task -> the engine that the task's sessions are on.
+    """
     left = {node.name: node for node in nodes}
     engines = dict(engines)
     assignments = []

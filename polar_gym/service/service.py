@@ -1,8 +1,8 @@
-"""The rollout service: tasks come in, sessions go to nodes, episodes come back. Knows nothing of HTTP.
+"""The rollout service without HTTP: takes tasks, gives their sessions to nodes, and keeps the episodes.
 
-`Book` keeps the tasks and writes what happens to them, `Fleet` knows the nodes, `Dispatcher` brings the one to the
-other. A session that was placed stays so, also over a restart of the server, until its node has delivered it, was
-started anew, or was silent for longer than its lease.
+`Book` keeps the tasks and writes their changes, `Fleet` knows the nodes, `Dispatcher` gives sessions to nodes. A
+session stays placed on its node, also over a restart of the server, until the node delivers its episode, restarts, or
+is silent for longer than its lease.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ from polar_gym.service.weights import WeightHistory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the service holds at most, and for how long."""
+    """How much the service holds, and for how long."""
 
     lease_seconds: float = 20.0
-    """A node that was silent for so long is dead."""
+    """A node that was silent for longer than this is dead."""
     keep_seconds: float = 7 * 86400.0
-    """Ended tasks and delivered episodes are kept for so long."""
+    """How long ended tasks and delivered episodes are kept."""
     keep_bytes: int = 50 * 2**30
     """Delivered episodes beyond this are evicted, the oldest first."""
     refuse_bytes: int = 200 * 2**30
-    """New tasks are refused while so much is stored: nobody fetches the episodes."""
+    """New tasks are refused while more than this is stored, because the episodes are not fetched."""
     open_samples: int = 200_000
-    """New tasks are refused beyond so many samples that have not ended."""
+    """The largest number of samples that have not ended. A task that would exceed this number is refused."""
 
 
 class ConflictError(Exception):
-    """The same task id with another request."""
+    """The task id belongs to another request already."""
 
 
 class OverloadedError(Exception):
-    """No more tasks are taken for now."""
+    """The server takes no more tasks for now."""
 
 
 class UnknownTaskError(LookupError):
-    pass
+    """No task has this id, or the task was evicted."""
 
 
 class UnknownNodeError(LookupError):
-    pass
+    """No living node has this name."""
 
 
 class RolloutService:
-    """`async with RolloutService(...)`: reads the store, and works until the context ends."""
+    """`async with RolloutService(...)` reads the store, and works until the context ends."""
 
     def __init__(self, store: Store, link: NodeLink, limits: Limits | None = None) -> None:
         self.store = store
@@ -83,7 +83,8 @@ class RolloutService:
         self._dispatcher = Dispatcher(self.book, link)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._orphans: dict[str, float] = {}
-        """Nodes of an earlier life that have not been heard of yet -> when they count as dead."""
+        """Nodes that had sessions when an earlier server process ended, and that have sent no heartbeat since -> the
+        time at which they count as dead."""
         self._loops: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> RolloutService:
@@ -109,7 +110,7 @@ class RolloutService:
     # Trainers ---------------------------------------------------------------------------------------------------------
 
     async def submit(self, request: TaskRequest) -> tuple[TaskState, bool]:
-        """The task, and whether it is new. Raises `ConflictError` or `OverloadedError`."""
+        """Take a task. Return its state, and whether the task is new. Raise `ConflictError` or `OverloadedError`."""
         async with self._lock(f"task {request.task_id}"):
             known = await self.book.find(request.task_id)
             if known is not None:
@@ -126,14 +127,14 @@ class RolloutService:
         return task.state(), True
 
     async def task(self, task_id: str) -> TaskState:
-        """Raises `UnknownTaskError`."""
+        """Return the state of a task. Raise `UnknownTaskError`."""
         task = await self.book.find(task_id)
         if task is None:
             raise UnknownTaskError(f"task_id={task_id!r}: there is no such task, or it was evicted")
         return task.state()
 
     async def cancel(self, task_id: str) -> TaskState:
-        """Raises `UnknownTaskError`. A task that has ended stays as it is."""
+        """Cancel a task, and return its state. A task that has ended stays as it is. Raise `UnknownTaskError`."""
         task = self.book.live.get(task_id)
         if task is None:
             return await self.task(task_id)
@@ -141,13 +142,14 @@ class RolloutService:
         return task.state()
 
     async def set_generation(self, order: Generation) -> GenerationState:
-        """Pause or resume on all nodes; comes back with their acknowledgements."""
+        """Pause or resume generation on all nodes, and return their acknowledgements."""
         self.generation = order
         await self.book.guard(self.store.set_generation(order))
         return await self._tell_all({name: self._link.generation(url, order) for name, url in self._urls()})
 
     async def set_weights(self, order: Weights) -> GenerationState:
-        """The engine's weights were updated: stamp it, tell the nodes, and see what became stale by it."""
+        """Record that the engine's weights were updated, tell the nodes, and cancel the sessions that are too stale
+        now."""
         async with self._lock("weights"):
             if order.version != self.weights.current:
                 step = await self.book.guard(self.store.add_weights(order.version))
@@ -163,7 +165,7 @@ class RolloutService:
     # Nodes ------------------------------------------------------------------------------------------------------------
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """Raises `polar_gym.service.fleet.ReplacedError`."""
+        """Take in a heartbeat, and return the orders for its node. Raise `polar_gym.service.fleet.ReplacedError`."""
         replaced = self.fleet.beat(heartbeat, time.monotonic())
         member = self.fleet.members[heartbeat.node]
         if replaced is not None:
@@ -184,7 +186,8 @@ class RolloutService:
         )
 
     async def deliver(self, node: str, delivery: Delivery) -> DeliveryAnswer:
-        """The episode is stored when this returns. The same one twice gets the same answer."""
+        """Store an episode, and return whether it is accepted. The episode is on the disk when this returns. The same
+        delivery twice gets the same answer."""
         session = delivery.episode.session
         async with self._lock(f"session {session.session_id}"):
             known = await self.store.find_episode(session.session_id, delivery.attempt)
@@ -193,7 +196,8 @@ class RolloutService:
             return DeliveryAnswer(accepted=await self._take_in(node, delivery))
 
     def drain(self, node: str) -> NodeState:
-        """The node is told with the answer to its next heartbeat. Raises `UnknownNodeError`."""
+        """Let a node drain, and return its state. The answer to the node's next heartbeat tells the node. Raise
+        `UnknownNodeError`."""
         member = self.fleet.members.get(node)
         if member is None:
             raise UnknownNodeError(f"node={node!r}: no living node has this name")
@@ -201,7 +205,7 @@ class RolloutService:
         return next(state for state in self.node_states() if state.node == node)
 
     async def node_died(self, node: str, incarnation: str | None = None) -> None:
-        """Somebody who knows says so of this process of the node: nobody waits for the lease."""
+        """Take the sessions back from a node whose process is known to be dead, without waiting for its lease."""
         member = self.fleet.take(node, incarnation)
         if member is not None:
             await self.book.lost(member.placed, "it died")
@@ -209,6 +213,7 @@ class RolloutService:
     # Inside: episodes -------------------------------------------------------------------------------------------------
 
     async def _take_in(self, node: str, delivery: Delivery) -> bool:
+        """Store an episode that was not delivered before, and return whether it is accepted."""
         episode = delivery.episode
         session = episode.session
         session.attempt, session.node = delivery.attempt, session.node or node
@@ -229,7 +234,7 @@ class RolloutService:
         return verdict.accepted
 
     async def _judged(self, task: Task, session: Session, verdict: Verdict, new: NewEpisode) -> None:
-        """Follow what `Task.judge` decided: one change, with all that comes of it."""
+        """Write the decision of `Task.judge`, with all its consequences, as one change."""
         change = Change(episode=new)
         if not verdict.accepted:
             change.events.append(event(task, "session.excluded", session, reason=verdict.reason))
@@ -241,6 +246,7 @@ class RolloutService:
         self._dispatcher.call_off(at for at in left if (at.session_id, at.attempt) != delivered)
 
     async def _cancel_stale(self, task: Task) -> None:
+        """End the running sessions of a task that began too many weight versions ago, where the task asks for this."""
         if task.request.when_stale != "cancel" or task.request.max_staleness is None:
             return
         endings: list[Ending] = []
@@ -260,8 +266,8 @@ class RolloutService:
     # Inside: nodes ----------------------------------------------------------------------------------------------------
 
     async def _hear(self, member: Member) -> list[str]:
-        """Take in how far the node's sessions are; the ids of those that are not wanted anywhere. Of a session that
-        goes on, perhaps on this node, only the old attempt is called off."""
+        """Take over how far the node's sessions are. Return the ids of the sessions that no node needs to run. Where
+        another attempt of a session goes on, perhaps on this node, only the old attempt is called off."""
         unwanted = []
         change = Change()
         for placement, told in member.held.items():
@@ -272,7 +278,7 @@ class RolloutService:
                     change.samples.append(sample)
                     change.events.append(event(task, "session.status", sample.session, status=told.status))
             elif told.status.final:
-                continue  # it is on its way here, and will be kept as excluded
+                continue  # the episode is on its way here, and will be kept as excluded
             elif sample is not None and sample.phase is not Phase.ENDED:
                 self._dispatcher.call_off([placement])
             else:
@@ -282,7 +288,7 @@ class RolloutService:
         return unwanted
 
     async def _adopt(self, member: Member) -> None:
-        """The server was restarted, and a node that had sessions is heard of for the first time."""
+        """Take up the sessions that an earlier server process had placed on a node which sends its first heartbeat."""
         heartbeat = member.heartbeat
         of_another = []
         for task in self.book.live.values():
@@ -295,13 +301,13 @@ class RolloutService:
                 self.book.engines.setdefault(task.task_id, heartbeat.engine_key)
                 known = placement in member.held
                 member.placed[placement] = member.beats if known else None
-                if not known:  # the order to run it may never have left
+                if not known:  # the earlier server process may not have sent the order
                     self._dispatcher.dispatch(task, placement)
         await self._began_anew(member, of_another)
 
     async def _began_anew(self, member: Member, placements: Iterable[Placement]) -> None:
-        """What an earlier process of the node ran is lost, but for what it had finished: those episodes are on the
-        node's disk, and on their way."""
+        """Take the placements back that an earlier process of the node ran. Sessions that it had finished stay placed:
+        their episodes are on the node's disk, and on their way."""
         lost = []
         kept = (Status.COMPLETED, Status.ERROR, Status.CANCELLED)
         finished = {at for at, told in member.held.items() if told.status in kept}
@@ -313,12 +319,13 @@ class RolloutService:
                 member.placed[here] = member.beats
             else:
                 lost.append(placement)
-        await self.book.lost(lost, "its gateway was started anew")
+        await self.book.lost(lost, "its gateway was restarted")
 
     def _urls(self) -> list[tuple[str, str]]:
         return [(name, member.heartbeat.url) for name, member in self.fleet.members.items()]
 
     async def _tell_all(self, orders: dict[str, Coroutine[Any, Any, GenerationAnswer]]) -> GenerationState:
+        """Send the orders (node -> order), and return the acknowledgements."""
         answers = await asyncio.gather(*orders.values(), return_exceptions=True)
         state = GenerationState(generation=self.generation, weight_version=self.weights.current)
         for node, answer in zip(orders, answers, strict=True):
@@ -333,6 +340,7 @@ class RolloutService:
     # Inside: loops ----------------------------------------------------------------------------------------------------
 
     async def _watch_leases(self) -> None:
+        """Take the sessions back from nodes that are silent for longer than their lease."""
         lease = self.limits.lease_seconds
         pause = min(1.0, lease / 4)
         while True:
@@ -357,6 +365,7 @@ class RolloutService:
             await asyncio.sleep(60)
 
     def _admit(self, request: TaskRequest) -> None:
+        """Raise `OverloadedError` where the service is full."""
         stored, limits = self.book.stored_bytes, self.limits
         if stored > limits.refuse_bytes:
             raise OverloadedError(
@@ -369,5 +378,5 @@ class RolloutService:
             )
 
     def _lock(self, key: str) -> asyncio.Lock:
-        """One for each key, as long as somebody holds it or waits for it."""
+        """Return the lock of a key. The lock exists as long as a caller holds it or waits for it."""
         return self._locks.setdefault(key, asyncio.Lock())

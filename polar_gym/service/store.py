@@ -1,8 +1,8 @@
-"""What the rollout service must not forget, in SQLite (WAL), with the episodes in full as files beside it.
+"""Keeps the state of the rollout service in SQLite (WAL), and the episodes in full as files beside the database.
 
-One thread owns the database, so that writes are one after the other and the event loop never waits for a disk. What
-happened to a task is one `Change`: samples, events and callbacks to be made are written together or not at all. A
-commit is synced before it is acknowledged to anybody.
+One thread owns the database, so that writes are one after the other and the event loop never waits for a disk. A task
+is changed by one `Change` at a time: samples, events and callbacks to be made are written together or not at all. A
+commit is synced before any request is answered.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """What the database knows of one episode."""
+    """One row of the table of episodes."""
 
     number: int
     session_id: str
@@ -75,10 +75,11 @@ class EpisodeRow:
 
 
 class Store:
-    """Every method runs in the store's own thread. Raises `StoreError` where the database fails."""
+    """The database. Every method runs in the store's own thread, and raises `StoreError` where the database fails."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises `StoreError` where another server uses the directory, or it cannot be written."""
+        """Open or make the database. Raise `StoreError` where another server uses the directory, or where the directory
+        cannot be written."""
         self.path = directory / "service.sqlite"
         self.files = EpisodeFiles(directory / "episodes")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -119,7 +120,7 @@ class Store:
     # Tasks ------------------------------------------------------------------------------------------------------------
 
     async def apply(self, change: Change) -> None:
-        """Write all of it or nothing. What is written is what `change` holds at the call."""
+        """Write a change as a whole or not at all, as it is at the time of the call."""
         task_row = _task_row(change.task) if change.task else None
         samples = [(s.session.session_id, s.session.task_id, s.to_json()) for s in change.samples]
 
@@ -149,7 +150,7 @@ class Store:
         await self._run(write)
 
     async def live_tasks(self) -> list[Task]:
-        """The tasks that have not ended, in the order in which they came."""
+        """Return the tasks that have not ended, in the order in which they came."""
 
         def read(db: sqlite3.Connection) -> list[Task]:
             marks = ", ".join("?" * len(FINAL))
@@ -166,7 +167,7 @@ class Store:
         return await self._run(read)
 
     async def list_tasks(self, limit: int, after: str | None, status: str | None) -> list[str]:
-        """Task ids, newest first, beginning behind `after`."""
+        """Return task ids, newest first, beginning behind `after`."""
 
         def read(db: sqlite3.Connection) -> list[str]:
             where, values = ["1"], list[Any]()
@@ -182,6 +183,8 @@ class Store:
         return await self._run(read)
 
     async def events(self, task_id: str, after: int, limit: int = 500) -> list[Event]:
+        """Return the events of a task that came after the one with id `after`, in order of their ids."""
+
         def read(db: sqlite3.Connection) -> list[Event]:
             rows = db.execute(
                 "SELECT id, task_id, at, kind, session_id, attempt, data FROM events WHERE task_id = ? AND id > ?"
@@ -195,7 +198,7 @@ class Store:
     # Episodes ---------------------------------------------------------------------------------------------------------
 
     async def find_episode(self, session_id: str, attempt: int | None = None) -> EpisodeRow | None:
-        """`attempt` None: the accepted one."""
+        """Return the episode of an attempt; None: of the accepted attempt."""
         which = "accepted = 1" if attempt is None else "attempt = ?"
         values = (session_id,) if attempt is None else (session_id, attempt)
 
@@ -206,7 +209,7 @@ class Store:
         return await self._run(read)
 
     async def episodes(self, task_id: str, after: int, limit: int, excluded: bool) -> list[EpisodeRow]:
-        """Episodes of a task that came after the one with number `after`, in order of arrival."""
+        """Return the episodes of a task that came after the one with number `after`, in order of arrival."""
 
         def read(db: sqlite3.Connection) -> list[EpisodeRow]:
             which = "" if excluded else "AND accepted = 1"
@@ -237,12 +240,12 @@ class Store:
         return await self._run(read)
 
     async def next_due(self, now: float) -> float | None:
-        """When the next callback is due that is not due yet."""
+        """Return when the next callback is due, of those that are not due yet."""
         sql = "SELECT MIN(due_at) FROM outbox WHERE due_at > ?"
         return await self._run(lambda db: db.execute(sql, (now,)).fetchone()[0])
 
     async def callback_done(self, entry: OutboxEntry, event: Event) -> None:
-        """It was delivered, or given up: `event` says which."""
+        """Remove a callback that was delivered or given up; `event` says which."""
 
         def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
@@ -262,7 +265,7 @@ class Store:
     # Weights and settings ---------------------------------------------------------------------------------------------
 
     async def add_weights(self, version: str) -> int:
-        """The number of this update."""
+        """Record an update of the weights, and return its number."""
         sql = "INSERT INTO weights (version) VALUES (?)"
         return await self._run(lambda db: int(db.execute(sql, (version,)).lastrowid or 0))
 
@@ -281,9 +284,13 @@ class Store:
     # Bounds -----------------------------------------------------------------------------------------------------------
 
     async def evict(self, before: float, keep_bytes: int) -> int:
-        """Forget what nobody needs any more: ended tasks and their episodes, once these were fetched or delivered (or
-        are excluded ones), when they are older than `before` or more than `keep_bytes` are kept, the oldest first. How
-        many episodes went."""
+        """Evict episodes of ended or unknown tasks, and tasks without episodes. Return the number of evicted episodes.
+
+        An episode may be evicted when it was fetched or delivered by a callback, or is excluded, and when no callback
+        of its task is left to be made. Those that are older than `before` are evicted, and the oldest of the others
+        until at most `keep_bytes` are kept. A task is evicted when it ended before `before`, and no episode and no
+        callback of it is left.
+        """
 
         def read(db: sqlite3.Connection) -> tuple[int, list[tuple[int, str, int, int, float]]]:
             total = db.execute("SELECT COALESCE(SUM(size), 0) FROM episodes WHERE evicted = 0").fetchone()[0]
@@ -368,7 +375,7 @@ def _insert_episode(db: sqlite3.Connection, new: NewEpisode) -> None:
 
 
 def _drop_old_tasks(db: sqlite3.Connection, before: float) -> None:
-    """Tasks that ended long ago and of which no episode is left."""
+    """Remove the tasks that ended before `before` and of which no episode and no callback is left."""
     marks = ", ".join("?" * len(FINAL))
     rows = db.execute(
         f"SELECT task_id FROM tasks t WHERE status IN ({marks}) AND finished_at < ? AND NOT EXISTS (SELECT 1 FROM"

@@ -1,8 +1,9 @@
 """The life of one task, as a pure state machine: no clock, no disk, no network.
 
-A task expands into samples, one session each. A sample waits, is placed on a node, and ends; when its node dies or its
-machinery fails it may wait again, as the next attempt. Of all the episodes that arrive for it at most one is accepted:
-the first that is no salvage. The others are excluded, for a named reason.
+A task expands into samples, one session each. A sample waits, is placed on a node, and ends. When its node dies or its
+machinery fails, the sample may wait again, as the next attempt. At most one of the episodes that arrive for a sample is
+accepted: the first one that is whole, or a salvaged one where no retry is left. The others are excluded, each for a
+named reason.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from polar_gym.record import Record
 from polar_gym.schema import Episode, Failure, Session, Status, TaskRequest
 
 WAITS = (Status.QUEUED, Status.READY)
-"""Where a session only waits on its node: nothing of it can have brought the node down."""
+"""The states in which a session only waits on its node. Such a session cannot have brought the node down."""
 FREE_LOSSES = 10
-"""How often a sample may be lost while it waits, at no cost. Not for ever: what is heard of a session is a moment old,
-so one that brings its node down as soon as it begins looks like one that waited."""
+"""How often a sample may be lost at no cost while it waits. The number is limited, because the server's news of a
+session is a moment old. A session that brings its node down as soon as it begins looks like one that waited."""
 
 
 class Phase(StrEnum):
@@ -42,17 +43,17 @@ class Placement:
 
 
 class Sample(Record):
-    """One sample: its session as last heard of, and how it came there."""
+    """One sample: its session, as a node last told it, and the history of its attempts."""
 
     session: Session
     phase: Phase = Phase.WAITING
     incarnation: str | None = None
-    """Of the node that it is placed on."""
+    """Names the process of the node that the sample is placed on."""
     usable: bool = False
     stale: bool = False
     node_deaths: int = 0
     lost_waiting: int = 0
-    """Times that it only waited on a node that died, which are no `node_deaths`."""
+    """How often the sample only waited on a node that died. `node_deaths` does not count these."""
     failures: int = 0
 
     @property
@@ -76,11 +77,11 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one delivered episode."""
+    """The decision on one delivered episode."""
 
     accepted: bool
     reason: str = ""
-    """Why it is excluded; empty when it is accepted."""
+    """Why the episode is excluded; empty when it is accepted."""
     retried: Placement | None = None
     """The placement that ended with the episode, where the sample waits again."""
     ended: Ending | None = None
@@ -109,14 +110,14 @@ class Task:
         return cls(request, now, {session.session_id: Sample(session=session) for session in sessions})
 
     def differences(self, request: TaskRequest) -> list[str]:
-        """Return the fields in which `request` differs. Two dates that the harness is told do not differ: the same
-        request made on another day is the same task, and keeps its first date."""
+        """Return the fields in which `request` differs. Two dates that the harness is told do not count as different:
+        the same request made on another day is the same task, and keeps its first date."""
         if self.request.agent.today is not None and request.agent.today is not None:
             agent = request.agent.model_copy(update={"today": self.request.agent.today})
             request = request.model_copy(update={"agent": agent})
         return [name for name in TaskRequest.model_fields if getattr(self.request, name) != getattr(request, name)]
 
-    # What it is -------------------------------------------------------------------------------------------------------
+    # State ------------------------------------------------------------------------------------------------------------
 
     @property
     def task_id(self) -> str:
@@ -159,14 +160,14 @@ class Task:
         return (sample for sample in self.samples.values() if sample.phase is not Phase.ENDED)
 
     def placements(self) -> list[Placement]:
-        """Return where the samples are placed that are on a node."""
+        """Return the placements of all samples that are on a node."""
         return [placement for sample in self.open_samples() if (placement := sample.placement) is not None]
 
     def counts(self, placement: Placement) -> bool:
-        """Return whether the session is placed there now."""
+        """Return whether this is where the session is placed now."""
         return self.samples[placement.session_id].placement == placement
 
-    # What happens to it -----------------------------------------------------------------------------------------------
+    # Transitions ------------------------------------------------------------------------------------------------------
 
     def place(self, session_id: str, node: str, incarnation: str) -> Placement:
         sample = self.samples[session_id]
@@ -175,12 +176,12 @@ class Task:
         return Placement(session_id, sample.session.attempt, node, incarnation)
 
     def unplace(self, session_id: str) -> None:
-        """The node did not take it: it waits again, as the same attempt."""
+        """Let a sample wait again as the same attempt, because the node did not take it."""
         sample = self.samples[session_id]
         sample.phase, sample.incarnation, sample.session.node = Phase.WAITING, None, None
 
     def heard(self, told: Session) -> bool:
-        """The node on which a session is placed says how far it is. Whether that is news."""
+        """Take over how far a placed session is, as its node tells. Return whether its status has changed."""
         known = self.samples[told.session_id].session
         if told.status.final:
             return False
@@ -190,7 +191,7 @@ class Task:
         return news
 
     def lose(self, session_id: str, why: str) -> Ending | None:
-        """The node of a placed sample died. None: the sample waits again."""
+        """End a placed sample whose node died, or return None where the sample waits again."""
         sample = self.samples[session_id]
         if not self._outlives(sample):
             return self._end(sample, Status.INTERRUPTED, "node_died", why)
@@ -198,22 +199,22 @@ class Task:
         return None
 
     def withdraw(self, session_id: str) -> None:
-        """The order to run it does not reach its node, or no answer comes back: it waits again, and as another attempt,
-        because the node may have this one. Nobody died of it."""
+        """Let a sample wait again as the next attempt, because its node does not answer the order to run it. The node
+        may have this attempt. No retry is used up."""
         self._again(self.samples[session_id])
 
     def refuse(self, session_id: str, why: str) -> Ending:
-        """A node says that no node can run this."""
+        """End a sample because a node says that no node can run its request."""
         return self._end(self.samples[session_id], Status.ERROR, "request_error", why)
 
     def cancel(self) -> list[Ending]:
-        """The samples that this ended."""
+        """End all samples that have not ended."""
         self.cancelled = not self.ended
         return self._end_all("cancelled", "the task was cancelled")
 
     def judge(self, episode: Episode) -> Verdict:
-        """Decide on a delivered episode, and follow the decision. Its session says which attempt it is of, and how
-        stale it is."""
+        """Decide on a delivered episode, and follow the decision. The attempt and the staleness are those of the
+        episode's session."""
         session = episode.session
         sample = self.samples.get(session.session_id)
         if sample is None:
@@ -240,6 +241,7 @@ class Task:
         return self._accept(sample, episode)
 
     def cancel_stale(self, session_id: str, staleness: int) -> Ending:
+        """End a sample whose session began too many weight versions ago."""
         sample = self.samples[session_id]
         sample.stale = True
         sample.session.staleness = staleness
@@ -248,7 +250,7 @@ class Task:
         return self._end(sample, Status.CANCELLED, "stale", why)
 
     def stop_early(self) -> list[Ending]:
-        """The samples that are not needed any more, ended by this."""
+        """End the samples that are not needed any more, where enough samples are usable."""
         enough = self.request.stop_when_usable
         if enough is None or self.usable < enough:
             return []
@@ -276,7 +278,8 @@ class Task:
         return Verdict(True, ended=Ending(sample, placement))
 
     def _outlives(self, sample: Sample, calls: int = 0) -> bool:
-        """Whether it is tried again after its node's death, which costs a retry where it had begun there."""
+        """Return whether the sample is tried again after its node's death, and count that death. The death costs a
+        retry where the session had begun to run."""
         if sample.session.status in WAITS and not calls and sample.lost_waiting < FREE_LOSSES:
             sample.lost_waiting += 1
         elif sample.node_deaths < self.request.retries.node_death:

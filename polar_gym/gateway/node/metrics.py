@@ -16,7 +16,7 @@ LAG_EVERY_SECONDS = 0.5
 
 
 class NodeMetrics:
-    """A collector, in a registry of its own."""
+    """A collector of prometheus_client, in a separate registry."""
 
     def __init__(self, service: NodeService) -> None:
         self._service = service
