@@ -1,4 +1,4 @@
-"""What Prometheus is told of a node: read from the node itself whenever it asks, but for the event loop's lag."""
+"""The metrics of a node, read from the node whenever Prometheus asks. The event loop's lag is measured all the time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from polar_gym.gateway.node.service import NodeService
 from polar_gym.protocol import StageCounts
 
 LAG_EVERY_SECONDS = 0.5
+"""The time between two measurements of the event loop's lag."""
 
 
 class NodeMetrics:
-    """A collector of prometheus_client, in a separate registry."""
+    """A collector of prometheus_client, in a registry of its own."""
 
     def __init__(self, service: NodeService) -> None:
         self._service = service
         self._lag = 0.0
-        """The longest since the last time that somebody asked."""
+        """The longest lag since Prometheus last asked."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def text(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     async def watch_the_loop(self) -> None:
+        """Measure how late the event loop runs its work."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_EVERY_SECONDS

@@ -1,7 +1,7 @@
-"""What becomes of sessions whose gateway process died: their calls become a trajectory, their sandboxes are removed.
+"""Salvages the sessions of a gateway process that died: makes episodes of their calls, and removes their sandboxes.
 
-Done once, by the next process on the same state directory, before it takes any session: sandboxes are known by their
-session's id, and a later attempt of the same session has the same.
+The next process on the same state directory does this once, before it takes any session. It must be before, because a
+sandbox is named after its session's id, and a later attempt of the session has the same id.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from polar_gym.schema import Artifacts, Episode, Failure, ModelCall, PluginSpec,
 log = logging.getLogger(__name__)
 
 REAP_SECONDS = 60.0
-"""How long is tried to remove orphan sandboxes: a container daemon may be starting too."""
+"""How long the process tries to remove orphan sandboxes. A container daemon may still be starting, too."""
 
 DIED = "the gateway process that ran it died"
 
 
 async def salvage(state: StateDirectory, runtime: Callable[[PluginSpec], Runtime]) -> list[Key]:
-    """Give every session that has none its episode; which ones those were."""
+    """Write an episode for every session that has none. Return the keys of these sessions."""
     left = await asyncio.to_thread(_unfinished, state)
     await _reap(left, runtime)
     for key, manifest in left.items():
@@ -89,7 +89,7 @@ async def _salvaged(state: StateDirectory, key: Key, manifest: Manifest) -> Epis
 
 
 def _read(state: StateDirectory, key: Key) -> tuple[list[ModelCall], str]:
-    """The journal's calls, and where it is damaged."""
+    """Return the calls of a session's journal, and where the journal is damaged (or an empty text)."""
     path = state.files(key).journal
     if not path.exists():
         return [], ""

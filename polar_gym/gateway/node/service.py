@@ -1,8 +1,9 @@
-"""A node that others give sessions to: what it holds, what it promises, and what it tells. No HTTP here.
+"""The sessions that a node was given: takes, cancels, keeps and evicts them. Knows nothing of HTTP.
 
-A session is held from the moment its manifest is on the disk. Its episode is on the disk before anybody is told of its
-end, and stays there until the server has said that it has it. So a process that dies at any time loses nothing that it
-said it had: what was running is salvaged by the next one (`polar_gym.gateway.node.salvage`).
+The node holds a session from the moment when the session's manifest is on the disk. The episode is on the disk before
+the node tells of the session's end, and stays there until the server has acknowledged it. So a process that dies at any
+time loses no session that it said it had: the next process salvages those that were running
+(`polar_gym.gateway.node.salvage`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ from polar_gym.schema import Episode, Session, Status, TaskRequest
 log = logging.getLogger(__name__)
 
 SAVE_AGAIN_SECONDS = 5.0
+"""The pause between two tries to write an episode."""
 EVICT_SECONDS = 30.0
+"""The pause between two evictions."""
 ENDING_SECONDS = 300.0
-"""How long interrupted sessions may take to be put away."""
+"""How long interrupted sessions may take to end."""
 NOT_BEGUN = (Status.QUEUED, Status.INITIALIZING, Status.READY)
+"""The states of a session whose harness does not run yet."""
 
 
 class DrainingError(Exception):
@@ -43,11 +47,11 @@ class DrainingError(Exception):
 
 @dataclass(slots=True)
 class Held:
-    """One session of this node that nobody has acknowledged the end of."""
+    """One session of this node whose end the server has not acknowledged."""
 
     session: Session
     life: SessionLife | None = None
-    """None: its episode is on the disk."""
+    """None: the session has ended, and its episode is on the disk."""
 
 
 class NodeService:
@@ -64,16 +68,16 @@ class NodeService:
         self.incarnation = uuid.uuid4().hex
         self.draining = False
         self.changed = asyncio.Event()
-        """Set when there is something new to tell the server."""
+        """Set when the server should be told of a change."""
         self.ended: asyncio.Queue[Key] = asyncio.Queue()
-        """Sessions whose episode is on the disk and was not delivered."""
+        """Sessions whose episode is on the disk and is to be delivered."""
         self.ended_by_status: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.orders = 0
-        """Counts the orders that came directly, not in the answer to a heartbeat."""
+        """The number of orders that came by a request of the server, not in the answer to a heartbeat."""
         self._held: dict[Key, Held] = {}
         self._finished: set[Key] = set()
-        """What may be evicted."""
+        """The sessions that may be evicted."""
         self._work: dict[Key, asyncio.Task[None]] = {}
 
     # Sessions ---------------------------------------------------------------------------------------------------------
@@ -91,7 +95,7 @@ class NodeService:
         return held.session if held else None
 
     async def find(self) -> None:
-        """Take up what an earlier process left: every session has an episode now. Call once, before all else."""
+        """Take up the sessions of an earlier process. Each has an episode already. Call this once, before all else."""
 
         def ended() -> list[tuple[Key, Session | None]]:
             return [(key, self._undelivered(key)) for key in self.state.known()]
@@ -110,9 +114,9 @@ class NodeService:
         return Session.model_validate(orjson.loads(files.episode.read_bytes())["session"])
 
     async def accept(self, order: Dispatch) -> tuple[Session, bool]:
-        """The session, and whether it is a new one. The same key twice is one session.
+        """Take a session. Return it, and whether it is new: the same key twice is one session.
 
-        Raises `polar_gym.errors.ConfigError` for a request that cannot be run, and `DrainingError`.
+        Raise `polar_gym.errors.ConfigError` for a request that cannot be run, and `DrainingError`.
         """
         key = Key(order.session_id, order.attempt)
         if (known := await self._known(key)) is not None:
@@ -147,21 +151,24 @@ class NodeService:
         return self.node.find_plugins(request, check_plugin)
 
     def cancel(self, key: Key) -> None:
-        """It ends as cancelled, with what was captured. Nothing happens where it has ended, or is not known."""
+        """Cancel a session. Its episode holds the calls until then. A session that has ended stays as it is, and an
+        unknown key is ignored."""
         held = self._held.get(key)
         if held is not None and held.life is not None:
             held.life.cancel()
 
     def cancel_all_of(self, session_ids: Iterable[str]) -> None:
+        """Cancel all attempts of these sessions."""
         wanted = set(session_ids)
         for key in list(self._held):
             if key.session_id in wanted:
                 self.cancel(key)
 
     async def _conduct(self, key: Key, life: SessionLife) -> None:
+        """Run a session to its end, and write its episode."""
         try:
             episode = await self.node.conduct(life)
-        except Exception as error:  # nobody thought of it: this session ends, the others go on
+        except Exception as error:  # an error of the gateway itself ends this session, the others go on
             log.exception("session %s", key)
             life.fail(life.session.status, "gateway_error", repr(error))
             episode = await life.abandon(Status.ERROR)
@@ -175,7 +182,7 @@ class NodeService:
         self._end(key)
 
     async def _save(self, key: Key, episode: Episode) -> None:
-        """Tried until it works: a full disk is emptied by somebody, some time."""
+        """Write an episode. Where the disk is full, try again until the operator has made space."""
         keep_trying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(OSError),
             wait=tenacity.wait_fixed(SAVE_AGAIN_SECONDS),
@@ -189,7 +196,7 @@ class NodeService:
 
     def _end(self, key: Key) -> None:
         if self.settings.server is None:
-            self._finished.add(key)  # nobody will acknowledge it
+            self._finished.add(key)  # no server will acknowledge it
         else:
             self.ended.put_nowait(key)
         self.changed.set()
@@ -200,19 +207,20 @@ class NodeService:
     # Delivery and eviction --------------------------------------------------------------------------------------------
 
     async def delivered(self, key: Key, answer: DeliveryAnswer) -> None:
-        """The server has its episode: it may be evicted."""
+        """Record that the server has an episode. From now on the session may be evicted."""
         await asyncio.to_thread(self.state.mark_delivered, key, answer)
         self._held.pop(key, None)
         self._finished.add(key)
         self.changed.set()
 
     async def all_delivered(self) -> None:
+        """Wait until the server has all episodes."""
         while self._held:
             self.changed.clear()
             await self.changed.wait()
 
     async def evict(self) -> None:
-        """Remove finished sessions that are too old, or too many."""
+        """Remove finished sessions that are too old, and the oldest while all take more than `keep_bytes`."""
         settings = self.settings
         gone = await asyncio.to_thread(
             self.state.evict, sorted(self._finished), time.time(), settings.keep_seconds, settings.keep_bytes
@@ -232,7 +240,7 @@ class NodeService:
     # Orders -----------------------------------------------------------------------------------------------------------
 
     async def set_generation(self, order: Generation) -> GenerationAnswer:
-        """Let model calls through or not; with `finish`, returns when none is in flight, or the time is up."""
+        """Pause or resume model calls. With `finish`, return when no call is in flight, or when the time is up."""
         gate = self.node.proxy.generation
         if order.paused:
             gate.pause()
@@ -253,13 +261,13 @@ class NodeService:
         )
 
     def drain(self) -> None:
-        """Take nothing new; finish what there is."""
+        """Take no new sessions, and finish those that the node holds."""
         self.draining = True
         self.changed.set()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Drain for so long, then interrupt what is left: it will be begun again elsewhere. What has not begun to run
-        is interrupted at once."""
+        """Drain for `grace_seconds`, then interrupt the sessions that still run: the server begins them again on other
+        nodes. Sessions that have not begun to run are interrupted at once."""
         self.drain()
         self._interrupt(NOT_BEGUN)
         if self._work:
@@ -276,7 +284,7 @@ class NodeService:
             if held.life is not None and held.session.status in statuses:
                 held.life.cancel(Status.INTERRUPTED)
 
-    # What it tells ----------------------------------------------------------------------------------------------------
+    # Heartbeat --------------------------------------------------------------------------------------------------------
 
     def heartbeat(self, url: str) -> Heartbeat:
         stages, engine = self.node.stages, self.node.engine.info

@@ -1,10 +1,10 @@
-"""What a node keeps on disk: one directory for each attempt of a session, and a lock on all of it.
+"""The state directory of a node: one directory for each attempt of a session, and a lock on all of them.
 
     state/lock                                   held by the process that serves this directory
     state/sessions/<session id>.<attempt>/
-        manifest.json     what was asked for; written before the node says that it took the session
-        calls.jsonl       the journal of its captured calls; written before their answers leave
-        episode.json      its end; written, and on the disk, before it is delivered
+        manifest.json     the order to run the session; written before the node says that it took the session
+        calls.jsonl       the journal of the session's calls; each is written before its answer leaves
+        episode.json      the end of the session; on the disk before the episode is delivered
         delivered.json    the server's acknowledgement; from now on the directory may be evicted
 
 A directory without an episode is a session that was running when its process died (`polar_gym.gateway.node.salvage`).
@@ -30,12 +30,12 @@ MAX_ATTEMPT = 999_999_999
 
 
 class StateError(Exception):
-    """The state directory cannot be used. The message says why and what to do."""
+    """The state directory cannot be used. The message says why, and how to mend this."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """One attempt of a session. Its text is a file name: nothing else ever becomes a `Key`."""
+    """One attempt of a session. `str(key)` is a safe file name: the constructor refuses all others."""
 
     session_id: str
     attempt: int
@@ -51,7 +51,7 @@ class Key:
 
 
 class Manifest(Record):
-    """What a session needs to be told of when its process is gone."""
+    """The facts of a session that its episode needs when the session's process has died."""
 
     session: Session
     request: TaskRequest
@@ -93,7 +93,7 @@ class StateDirectory:
         self._lock: IO[bytes] | None = None
 
     def lock(self) -> None:
-        """Raises `StateError` when another process serves this directory, or when it cannot be written."""
+        """Lock the directory. Raise `StateError` where another process serves it, or where it cannot be written."""
         try:
             self.sessions.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = durable.locked(self.root / "lock", wait=False, mode=0o600)
@@ -114,7 +114,7 @@ class StateDirectory:
         return SessionFiles(self.sessions / str(key))
 
     def known(self) -> Iterator[Key]:
-        """Every session of which there is a manifest."""
+        """Yield the key of every session that has a manifest."""
         for directory in sorted(self.sessions.iterdir()):
             match = _DIRECTORY.fullmatch(directory.name)
             if match and (directory / "manifest.json").is_file():
@@ -135,7 +135,8 @@ class StateDirectory:
         _write(self.files(key).delivered, answer)
 
     def evict(self, keys: Sequence[Key], now: float, keep_seconds: float, keep_bytes: int) -> list[Key]:
-        """Remove those of these finished sessions that ended too long ago, then the oldest until the others fit."""
+        """Remove those of these finished sessions that ended more than `keep_seconds` ago, then the oldest until the
+        others take at most `keep_bytes`. Return the keys that are gone."""
         there = [key for key in keys if self.files(key).episode.exists()]
         ended = sorted((self.files(key).episode.stat().st_mtime, key) for key in there)
         sizes = {key: self.files(key).bytes() for key in there}
