@@ -1,8 +1,11 @@
-"""One file per harness: how to install, configure and launch it. Nothing else in the package knows a harness's name.
+"""One module for each harness: how to install, configure and launch it. No other room knows the name of a harness.
 
-Each module here defines one `HARNESS`. If it is an npm package, that is installed unmodified at a pinned version into
-a cache on the gateway's machine (`install`) and mounted read-only into the sandbox. One that writes the date into its
-prompt is told `spec.today`, where it can be told (`today`).
+A harness is a plug-in: a module that defines one `HARNESS`, an object of the class `Harness` below. Only `launch` is
+required. A harness that is an npm package is installed unmodified, at a pinned version, into a cache on the gateway's
+machine (`install`), and mounted read-only into the sandbox. A harness that writes the date into its prompt is told
+`spec.today`, if it can be told a date (`today`). `sdk` and `lean` hold what several harnesses share.
+
+This room uses runtimes, registry, schema and durable.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from polar_gym.schema import HarnessSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchContext:
-    """What a harness file may use to describe a launch."""
+    """The facts from which a harness module describes a launch."""
 
     spec: HarnessSpec
     base_url: str
-    """The gateway, without a trailing slash and without `/v1`."""
+    """The proxy's address, without a trailing slash and without `/v1`."""
     api_key: str
     """The session's key."""
     context_length: int
@@ -31,7 +34,7 @@ class LaunchContext:
     """The agent's home directory inside the sandbox."""
     workdir: str
     executable: Sequence[str]
-    """Argv prefix that starts the harness inside the sandbox; empty where it is no npm package."""
+    """The first arguments of argv, which start the harness inside the sandbox; empty for one without an npm package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,32 +49,40 @@ class Launch:
 
 
 def no_hints(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
-    """For harnesses whose requests say nothing about their purpose."""
+    """Return no hints: for harnesses whose requests do not tell their purpose."""
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A harness, described."""
+    """The description of a harness."""
 
     npm_package: str | None = None
-    """None: nothing is installed or mounted; `launch` starts what the sandbox has."""
+    """None: nothing is installed or mounted; `launch` starts a program that the sandbox has."""
     version: str = ""
     script: str = ""
     """The program's entry file inside the npm package, run by node."""
     native_packages: Mapping[str, str] = field(default_factory=dict)
-    """Machine, as `platform.machine()` names it -> the npm package with the program for it, which comes along with
-    `npm_package`; `script` is inside that one then, and is started as it is. Empty: a program for node."""
+    """Machine, as `platform.machine()` names it -> the npm package with the native program for that machine.
+
+    npm installs this package together with `npm_package`. `script` is then a path inside this package, and is started
+    directly. Empty: `script` is a program for node.
+    """
     launch: Callable[[LaunchContext], Launch]
     classify: Callable[[Mapping[str, str], Mapping[str, object]], dict[str, str]] = no_hints
     """(request headers, request body) -> `ModelCall.hints`."""
     told_today_by: Literal["node", "bun"] | None = None
-    """The program that runs it and loads the script with `spec.today` (`today`); None: it cannot be told a date."""
+    """The program that runs the harness, and first loads the script that sets the date (`today`).
+
+    None: the harness cannot be told a date.
+    """
     keep_alive: bytes | None = None
-    """What keeps this client waiting, where the provider's own keep-alive does not."""
+    """Bytes that keep this harness waiting. None: the provider's own keep-alive does."""
     broken_stream: Literal["error", "end"] = "error"
-    """How a stream ends that the engine broke off, so that this client asks again: with the provider's error event, or
-    without a word before its terminal event."""
+    """How to end a stream that the engine broke off, so that this harness asks again.
+
+    `error`: with the provider's error event. `end`: silently, before the terminal event.
+    """
     Options: type[Options] = Options
 
 

@@ -1,8 +1,8 @@
 """Claude Code, over Anthropic Messages.
 
-It takes its behaviour from the model's name. A name that it does not know, as ours is by default, gets its newest
-prompt and system messages in mid-conversation; one that begins with `claude-` gets that model's own prompt and limits,
-and the context length set here no longer counts.
+Claude Code chooses its behaviour by the model's name. For a name that it does not know, such as our default, it uses
+its newest prompt, and system messages in mid-conversation. For a name that begins with `claude-` it uses the prompt and
+the limits of that model, and ignores the context length that is set here.
 
 Web search and web fetch are off in both profiles: they need Anthropic's servers and the network, which a sandbox does
 not have. The lean profile keeps the shell and three tools for files. The instruction comes by stdin, where neither its
@@ -18,7 +18,7 @@ from polar_gym.harnesses import Harness, Launch, LaunchContext
 _HOUR_MS = 3_600_000
 
 _RESERVE = 13_000
-"""It compacts when fewer tokens than this are left of the context, the room for one answer taken off."""
+"""Claude Code compacts when fewer tokens than this are left of the context, after the space for one answer."""
 
 
 def launch(context: LaunchContext) -> Launch:
@@ -50,17 +50,21 @@ _QUIET = {
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # there is no next session that could remember
+    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",  # no later session could use the memory
     "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
-    "DISABLE_PROMPT_CACHING": "1",  # its markers move through the history from turn to turn
-    "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS // 2),  # also what makes pings keep it waiting
+    "DISABLE_PROMPT_CACHING": "1",  # the markers of the cache move through the history from turn to turn
+    "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS // 2),  # with this setting, pings keep it waiting
     "API_TIMEOUT_MS": str(_HOUR_MS),
 }
 
 
 def _limits(context: LaunchContext) -> dict[str, str]:
-    """Claude Code compacts by itself only where it is told the window. In a small context it would do so at every turn,
-    for its prompt alone fills what is left: there it compacts when the gateway says that the prompt is too long."""
+    """Return the variables that set the lengths of context and answer, and the window for compaction.
+
+    Claude Code compacts by itself only if it is told the window. In a small context it would then compact at every
+    turn, because its prompt alone fills the remaining context. There it is not told the window: it compacts when the
+    proxy answers that the prompt is too long.
+    """
     length = context.context_length
     answer = min(context.spec.max_output_tokens, length // 4)
     limits = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(length), "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(answer)}
@@ -70,8 +74,11 @@ def _limits(context: LaunchContext) -> dict[str, str]:
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
-    """Sub-agents name themselves in a header. A compaction is known by the task that ends its last message, and what
-    offers the model no tools of the harness's own is no agent's turn: titles, quota checks, web searches."""
+    """Return the thread and the kind of a request.
+
+    Sub-agents name themselves in a header. The last message of a compaction ends with the task to summarize. A request
+    without tools of the harness is not an agent's turn: titles, quota checks, web searches.
+    """
     named = {key.lower(): value for key, value in headers.items()}
     agent, session = named.get("x-claude-code-agent-id"), named.get("x-claude-code-session-id")
     hints = {"thread": thread} if (thread := agent or session) else {}

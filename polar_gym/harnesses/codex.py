@@ -1,9 +1,9 @@
 """Codex, over Responses.
 
-It knows nothing of our model's name, so it falls back to its own default prompt and tools: that is the default profile,
-with the context length set by configuration keys. Only the lean profile brings a model catalog entry, because only an
-entry can replace the prompt. Plug-ins, apps and web search are off in both: they look things up on the network, which a
-sandbox does not have, and their look-ups outlive the run.
+Codex does not know our model's name, so it uses its default prompt and tools. This is the default profile, with the
+context length set by configuration keys. Only the lean profile brings a model catalog entry, because only an entry can
+replace the prompt. Plug-ins, apps and web search are off in both profiles: they need the network, which a sandbox does
+not have, and their requests outlive the run.
 
 The instruction comes by stdin (`-`), where neither its length nor a leading `-` matters. Standard output is the final
 message; standard error is the transcript.
@@ -63,8 +63,11 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
 
 
 def _compaction_limit(context: LaunchContext) -> int:
-    """Codex compacts at 90% of the context, which leaves a small context no room for one more answer; and an answer
-    that is cut off ends its run with an error."""
+    """Return the number of tokens at which Codex compacts.
+
+    The default of 90% leaves no space for one more answer in a small context. An answer that is cut off would end the
+    run with an error.
+    """
     room = min(context.spec.max_output_tokens, context.context_length // 4)
     return min(context.context_length * 9 // 10, context.context_length - room)
 
@@ -82,7 +85,7 @@ _LEAN_SETTINGS: dict[str, Any] = {
 
 
 def _lean_model(context: LaunchContext) -> dict[str, Any]:
-    """A catalog entry with no more than Codex insists on, our own prompt, and the shell as the only way to edit."""
+    """Return a catalog entry with the fields that Codex requires, our prompt, and the shell as the only way to edit."""
     name = context.spec.model_name
     return {
         "slug": name,
@@ -102,12 +105,12 @@ def _lean_model(context: LaunchContext) -> dict[str, Any]:
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Dotted keys with strings, numbers and booleans, which TOML writes as JSON does."""
+    """Return settings as TOML: dotted keys with strings, numbers and booleans, which TOML writes as JSON does."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
-    """Codex says in headers what a request is for and which of its threads asks."""
+    """Return the thread and the kind of a request, which Codex names in headers."""
     named = {key.lower(): value for key, value in headers.items()}
     hints = {"thread": named["thread-id"]} if "thread-id" in named else {}
     purpose = _purpose(named.get("x-codex-turn-metadata"))
@@ -121,7 +124,7 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
 
 
 def _purpose(metadata: str | None) -> str | None:
-    """`request_kind` in the metadata header; None where the header is absent or not what we know."""
+    """Return `request_kind` of the metadata header. None: the header is absent or has an unknown form."""
     try:
         known = json.loads(metadata or "{}")
     except (ValueError, RecursionError):
@@ -135,6 +138,6 @@ HARNESS = Harness(
     script="bin/codex.js",
     launch=launch,
     classify=classify,
-    # Its idle timer is reset by events with data, of any type, and not by comments.
+    # Codex's idle timer is reset by an event with data, of any type, and not by a comment.
     keep_alive=b'event: keepalive\ndata: {"type":"keepalive"}\n\n',
 )

@@ -1,9 +1,9 @@
-"""Any program that the sandbox has: an image's own, one of the task's virtual environment, or a shell script.
+"""Any program that the sandbox has: one of the image, one of the task's virtual environment, or a shell script.
 
 `command` is a list of arguments, started as it is, or a string for `sh -c`. `{instruction}`, `{base_url}`, `{api_key}`
-and `{model}` are filled in: in a string as one quoted word each, so they must not be in quotation marks. The
-instruction is also on standard input, which has no limit of length, and the rest in the variables that the official
-SDKs read (`harnesses/sdk.py`), so most programs need no placeholder at all.
+and `{model}` are filled in. In a string each becomes one quoted word, so it must not stand in quotation marks. The
+instruction is also on standard input, which has no limit of length. The other values are also in the variables that the
+official SDKs read (`harnesses/sdk.py`). Therefore most programs need no placeholder.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PLACEHOLDER = re.compile(r"\{(instruction|base_url|api_key|model)\}")
 
 class CommandOptions(Options):
     command: str | list[str]
-    """An argv, or a line for `sh -c`; placeholders: {instruction}, {base_url}, {api_key}, {model}."""
+    """An argv, or a line for `sh -c`. Placeholders: {instruction}, {base_url}, {api_key}, {model}."""
     environment: Environment = Field(default_factory=dict)
-    """Variables on top of those that the SDKs read; placeholders are filled in as they are."""
+    """Variables in addition to those that the SDKs read. Placeholders are filled in without quoting."""
 
     @field_validator("command")
     @classmethod
@@ -47,7 +47,7 @@ def launch(context: LaunchContext) -> Launch:
 
 
 def _fill(text: str, context: LaunchContext, quote: Callable[[str], str] = str) -> str:
-    """In one pass: an instruction that holds a placeholder's name is left alone."""
+    """Fill in the placeholders in one pass, so that a placeholder's name inside an instruction is left alone."""
     values = {
         "instruction": context.instruction,
         "base_url": context.base_url,

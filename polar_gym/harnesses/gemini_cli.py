@@ -1,13 +1,13 @@
 """Gemini CLI, over Google's generateContent.
 
 The instruction comes by stdin, where neither its length nor a leading `-` or `@` matters. Text mode, whose standard
-output is what the model said; the exit code of a run that an API error ended is not 0 in any mode.
+output is the model's text; the exit code of a run that an API error ended is not 0 in any mode.
 
-What a sandbox has no network for is off in both profiles: updates, usage statistics, web tools. So are loop detection,
-which asks a model of another name and stalls the run for minutes unless it gets the JSON that it likes, and the tool
-that enters a mode in which nothing may be changed. The lean profile has a prompt of its own and the tools that work on
-files. A context size cannot be set, and in a run with one prompt the CLI never compacts: one that outgrows the engine's
-context ends with the error that says so.
+Updates, usage statistics and web tools are off in both profiles, because a sandbox has no network. Loop detection is
+off too: it asks a model of another name, and stalls the run for minutes unless the answer is the JSON that it expects.
+The tool that enters a mode in which nothing may be changed is off as well. The lean profile has our prompt and the
+tools that work on files. A context size cannot be set, and in a run with one prompt the CLI never compacts. A run that
+outgrows the engine's context ends with the error that names this cause.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
-        # Without it a base URL of one's own makes the CLI choose an authentication that it then refuses.
+        # Without this setting, a base URL makes the CLI choose an authentication that it then refuses.
         "security": {"auth": {"selectedType": "gemini-api-key"}},
         "model": {"disableLoopDetection": True},
         "modelConfigs": {"customOverrides": [override]},
@@ -62,8 +62,11 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
-    """The CLI says nothing about what a request is for, but a sub-agent alone has a tool to report with, and what is
-    not streamed is housekeeping: a summary of the history, or a question to a smaller model."""
+    """Return the kind of a request, which the CLI does not name.
+
+    Only a sub-agent has a tool to report with. A request without streaming is housekeeping: a summary of the history,
+    or a question to a smaller model.
+    """
     if "complete_task" in _functions(body):
         return {"kind": "subagent"}
     if body.get("stream") is not None:
@@ -74,7 +77,7 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
 
 
 def _functions(body: Mapping[str, object]) -> set[str]:
-    """Names of the functions that a request offers; the body is whatever the client sent."""
+    """Return the names of the functions that a request offers. The body may have any form."""
     names = set()
     for tool in _dicts(body.get("tools")):
         for declaration in _dicts(tool.get("functionDeclarations")):

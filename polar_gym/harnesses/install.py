@@ -1,8 +1,7 @@
-"""Installs a harness's npm package, unmodified, into a cache on the gateway's machine, and says how to mount it.
+"""Install a harness's npm package, unmodified, into a cache on the gateway's machine, and name the mounts for it.
 
-The cache is shared by everything on the machine: an installation is made in a directory beside its place and renamed
-into it, so that what is there is always whole, and a lock file lets many processes wait for one installation. Package
-scripts are not run. All of this blocks: call it in a thread.
+All processes of the machine share the cache: `durable.make_once` makes each installation once and whole. Package
+scripts are not run. All functions here block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ NPM_TIMEOUT_SECONDS = 900
 
 
 class InstallError(Exception):
-    """A harness cannot be installed on this machine. The message says what to do about it."""
+    """A harness cannot be installed on this machine. The message names the remedy."""
 
 
 def place(harness: Harness, cache: Path) -> Path:
-    """Where the harness is installed at its pinned version, if it is: what is there is whole."""
+    """Return the place of the installation at the pinned version. An installation that exists is whole."""
     return cache / "harnesses" / f"{_slug(harness)}-{harness.version}"
 
 
 def install(harness: Harness, cache: Path) -> Path:
-    """The `node_modules` directory with the harness at its pinned version, installed if it is not there yet.
+    """Install the harness at its pinned version if it is missing, and return its `node_modules` directory.
 
     Raises `InstallError`.
     """
@@ -46,9 +45,9 @@ def install(harness: Harness, cache: Path) -> Path:
 
 
 def toolchain_mounts(harness: Harness, cache: Path) -> tuple[list[Mount], list[str]]:
-    """The read-only mounts that a sandbox needs to run the harness, and the argv prefix that starts it there.
+    """Return the read-only mounts that a sandbox needs to run the harness, and the first arguments of its argv.
 
-    Both are empty for a harness that is no npm package. Raises `InstallError`.
+    Both are empty for a harness without an npm package. Raises `InstallError`.
     """
     if harness.npm_package is None:
         return [], []
@@ -62,13 +61,13 @@ def toolchain_mounts(harness: Harness, cache: Path) -> tuple[list[Mount], list[s
 
 
 def executable(harness: Harness, node_modules: str, node: str) -> list[str]:
-    """The argv prefix that starts the harness whose packages are in `node_modules`. Raises `InstallError`."""
+    """Return the first arguments of argv for the harness installed in `node_modules`. Raises `InstallError`."""
     program = f"{node_modules}/{_program(harness)}"
     return [program] if harness.native_packages else [node, program]
 
 
 def missing() -> list[str]:
-    """What this machine lacks for installing and running harnesses, each with the command that installs it."""
+    """Return the programs that this machine lacks for harnesses, each with the command that installs it."""
     lacking = []
     for check in (_node, _npm):
         try:
@@ -79,13 +78,13 @@ def missing() -> list[str]:
 
 
 def _slug(harness: Harness) -> str:
-    """The package's name as one path component."""
+    """Return the package's name as one path component."""
     assert harness.npm_package is not None
     return harness.npm_package.removeprefix("@").replace("/", "-")
 
 
 def _program(harness: Harness) -> str:
-    """The program's path below `node_modules`. Raises `InstallError`."""
+    """Return the program's path below `node_modules`. Raises `InstallError`."""
     if not harness.native_packages:
         return f"{harness.npm_package}/{harness.script}"
     machine = platform.machine()
@@ -96,7 +95,7 @@ def _program(harness: Harness) -> str:
 
 
 def _node() -> Path:
-    """The real node binary. Raises `InstallError`."""
+    """Return the path of the real node binary. Raises `InstallError`."""
     advice = (
         f"install Node.js {NODE_MAJOR} or newer: from https://nodejs.org/en/download (Debian 12's own is too old), "
         "or with apt-get install nodejs npm where the distribution's is new enough"
@@ -104,7 +103,7 @@ def _node() -> Path:
     found = shutil.which("node")
     if found is None:
         raise InstallError(f"node is not on PATH; {advice}")
-    # A version manager may have put a script in node's place: ask node itself which binary it is.
+    # A version manager may have put a script in node's place: ask node itself for the path of its binary.
     asked = subprocess.run(
         [found, "-p", "process.versions.node + ' ' + process.execPath"], capture_output=True, text=True, timeout=60
     )

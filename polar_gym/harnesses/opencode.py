@@ -1,12 +1,12 @@
 """OpenCode, over Chat Completions.
 
-Its npm package brings a native program for each kind of machine in a package of its own. Of the two for x86-64 the
-baseline one is taken, which is the same program for processors with and without AVX2.
+Its npm package brings a native program for each kind of machine, in a separate package. We take the baseline one of the
+two for x86-64: the same program for processors with and without AVX2.
 
 The instruction comes by stdin: an argument that holds blanks would reach the model in quotation marks. Standard output
-is what the model said; standard error is the transcript.
+is the model's text; standard error is the transcript.
 
-The default profile asks for a title first, as it does for its users, and `classify` knows that call by its prompt.
+The default profile asks for a title first, as OpenCode does for its users; `classify` knows that call by its prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLUGIN_INSTALLED = {
     "package-lock.json": json.dumps({"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}),
     "node_modules/.keep": "",
 }
-"""What keeps it from installing the package that user's plug-ins import, at every start, from the network."""
+"""Files that stop OpenCode from installing the package that plug-ins import, at every start, from the network."""
 
 
 def launch(context: LaunchContext) -> Launch:
@@ -65,7 +65,7 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
 
 
 def _provider(context: LaunchContext) -> dict[str, Any]:
-    """It compacts when less than `output` is left of `context`."""
+    """Return the settings of the provider. OpenCode compacts when less than `output` is left of `context`."""
     name = context.spec.model_name
     output = min(context.spec.max_output_tokens, context.context_length // 4)
     return {
@@ -82,11 +82,14 @@ def _provider(context: LaunchContext) -> dict[str, Any]:
 
 
 _PURPOSES = {"You are a title generator.": "auxiliary", "You are a context summarization agent.": "compaction"}
-"""How the system prompt of a side call begins -> its kind."""
+"""Beginning of the system prompt of a side call -> its kind."""
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
-    """Headers say which session asks and whether another one is its parent; side calls are known by their prompts."""
+    """Return the thread and the kind of a request.
+
+    Headers name the session that asks, and its parent session if there is one. Prompts tell side calls.
+    """
     named = {key.lower(): value for key, value in headers.items()}
     hints = {"thread": named["x-session-id"]} if "x-session-id" in named else {}
     kinds = (kind for opening, kind in _PURPOSES.items() if _system_prompt(body).startswith(opening))

@@ -47,7 +47,7 @@ def launch(context: LaunchContext) -> Launch:
 
 
 def _models(context: LaunchContext) -> dict[str, object]:
-    """One provider with one model. `compat` keeps requests to what every engine understands."""
+    """Return one provider with one model. `compat` limits requests to fields that every engine understands."""
     compat = {
         "supportsDeveloperRole": False,
         "supportsReasoningEffort": False,
@@ -71,8 +71,11 @@ def _models(context: LaunchContext) -> dict[str, object]:
 
 
 def _settings(context: LaunchContext) -> dict[str, object]:
-    """Pi compacts when a run ends with less than `reserveTokens` (16384) left. A context of that size is always that
-    full, and the summary would be a model call for nothing: the reserve is kept in proportion."""
+    """Return the settings of compaction, in proportion to the context.
+
+    Pi compacts when a run ends with less than `reserveTokens` (16384 by default) left. In a context of that size this
+    is always so, and the model call for the summary would be useless.
+    """
     compaction = {
         "reserveTokens": min(16_384, context.context_length // 8),
         "keepRecentTokens": min(20_000, context.context_length // 4),
@@ -81,7 +84,7 @@ def _settings(context: LaunchContext) -> dict[str, object]:
 
 
 _SUMMARIZER = "You are a context summarization assistant."
-"""How the system prompt of every compaction begins. Pi makes no other requests beside its agent's turns."""
+"""The beginning of the system prompt of every compaction. All other requests of Pi are its agent's turns."""
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""An agent of one's own as a Python function, run inside the sandbox:
+"""A harness as a Python function, run inside the sandbox:
 
     function(instruction: str, base_url: str, api_key: str, model: str)
 
 `target` names it as `package.module:function`, which must be importable on the gateway's machine, or as
-`path/to/file.py:function` there. The file, or the whole top-level package, is copied into the sandbox. What it imports
-besides must be in the sandbox: the standard library, and the task's requirements. `python3` runs it, which is that of
-the task's virtual environment if there is one.
+`path/to/file.py:function` there. The file, or the whole top-level package, is copied into the sandbox. All its other
+imports must be in the sandbox: the standard library, and the task's requirements. The sandbox's `python3` runs the
+function: that of the task's virtual environment if there is one.
 
 `base_url` is without `/v1`; the variables that the official SDKs read are set as well (`harnesses/sdk.py`).
 """
@@ -25,7 +25,7 @@ from polar_gym.harnesses.sdk import sdk_environment
 from polar_gym.registry import Names, Options
 
 MAX_BYTES = 16 * 1024 * 1024
-"""What an agent's package may hold: it is copied for every session."""
+"""The limit for the bytes of a package, which is copied for every session."""
 
 _RUNNER = """\
 import importlib, sys
@@ -48,7 +48,7 @@ class PythonOptions(Options):
 
 
 def launch(context: LaunchContext) -> Launch:
-    """Raises `InstallError` where the gateway's machine has no such file or package."""
+    """Return the launch. Raises `InstallError` where the gateway's machine has no such file or package."""
     where, _, function = PythonOptions.model_validate(context.spec.options).target.partition(":")
     root = f"{context.home}/.polar-gym/agent"
     if where.endswith(".py"):
@@ -67,13 +67,14 @@ def launch(context: LaunchContext) -> Launch:
 
 
 def _file(path: Path) -> tuple[Path, list[Path], str]:
-    """Where the paths begin, the paths, and what to import."""
+    """Return the directory of the paths, the paths, and the module to import. Raises `InstallError`."""
     if not path.is_file():
         raise InstallError(f"harness.target: there is no file {path.absolute()} on the gateway's machine")
     return path.parent, [path], path.stem
 
 
 def _package(module: str) -> tuple[Path, list[Path], str]:
+    """Return the same as `_file` for the top-level package of a module. Raises `InstallError`."""
     top = module.partition(".")[0]
     spec = importlib.util.find_spec(top)
     if spec is not None and spec.submodule_search_locations:

@@ -1,11 +1,11 @@
 """Qwen Code, over Chat Completions.
 
-Text mode, because in its JSON modes it exits with 0 after an API error. The instruction comes by stdin, where neither
-its length nor a leading `-` matters; Qwen Code ends it with an empty line, and obeys it as a slash command where it
-begins with the name of one. Standard output is the final message.
+Text mode, because in its JSON modes Qwen Code exits with 0 after an API error. The instruction comes by stdin, where
+neither its length nor a leading `-` matters. Qwen Code adds an empty line to the instruction, and obeys the instruction
+as a slash command if it begins with the name of one. Standard output is the final message.
 
-Both profiles are without `tool_search` and the two tools that it would find, one of which needs the network: it adds
-them in the middle of the list while a conversation runs, so that every token after them would be a new one.
+Both profiles are without `tool_search` and the two tools that it would find, one of which needs the network.
+`tool_search` adds tools in the middle of the list while a conversation runs, so that every later token would be new.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOUND_BY_SEARCH = ["tool_search", "web_fetch", "monitor"]
 _LEAN_CORE = ["run_shell_command", "read_file", "write_file", "edit"]
 
 _NOT_CORE = ["agent", "task_stop", "send_message", "skill", "ask_user_question", "exit_plan_mode"]
-"""Tools about which the list of core tools decides nothing."""
+"""Tools that the list of core tools does not switch off."""
 
 
 def launch(context: LaunchContext) -> Launch:
@@ -42,7 +42,7 @@ def launch(context: LaunchContext) -> Launch:
             "OPENAI_BASE_URL": f"{context.base_url}/v1",
             "OPENAI_API_KEY": context.api_key,
             "QWEN_HOME": home,
-            "QWEN_CODE_NO_RELAUNCH": "true",  # one process less, of some 150 MB
+            "QWEN_CODE_NO_RELAUNCH": "true",  # saves one process of some 150 MB
         },
         files={f"{home}/settings.json": json.dumps(_settings(context, lean), indent=2)},
         stdin=context.instruction.encode(),
@@ -64,8 +64,11 @@ def _settings(context: LaunchContext, lean: bool) -> dict[str, Any]:
 
 
 def _generation(context: LaunchContext) -> dict[str, Any]:
-    """Qwen Code compacts at 70% of the context, so an answer of a quarter of it always has room. An answer that was cut
-    off is asked for again with a `max_tokens` of Qwen Code's own, unless it has been told one."""
+    """Return the settings of generation.
+
+    Qwen Code compacts at 70% of the context, so the remaining context always holds an answer of a quarter. Without our
+    `max_tokens`, Qwen Code would ask again for an answer that was cut off, with a `max_tokens` that it chooses.
+    """
     return {
         "timeout": _PATIENCE_MILLISECONDS,
         "contextWindowSize": context.context_length,
@@ -74,8 +77,10 @@ def _generation(context: LaunchContext) -> dict[str, Any]:
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
-    """A compaction has no tools, and its last message asks for a snapshot. Sub-agents cannot be told from the main
-    agent."""
+    """Return `kind: compaction` for a request without tools whose last message asks for a snapshot.
+
+    Requests of sub-agents look like those of the main agent.
+    """
     messages = body.get("messages")
     if not body.get("tools") and isinstance(messages, list) and messages and "<state_snapshot>" in str(messages[-1]):
         return {"kind": "compaction"}

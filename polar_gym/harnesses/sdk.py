@@ -1,4 +1,4 @@
-"""What lets a program that knows nothing of us find its model: the environment variables of the official SDKs."""
+"""The environment variables of the official SDKs, through which a program finds the proxy without knowing of us."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from polar_gym.harnesses import LaunchContext
 
 
 def sdk_environment(context: LaunchContext) -> dict[str, str]:
-    """For the OpenAI, Anthropic and Google SDKs; no variable of theirs names a model, so that is ours."""
+    """Return the variables of the OpenAI, Anthropic and Google SDKs.
+
+    No SDK has a variable for the model's name, so `POLAR_GYM_MODEL` holds it.
+    """
     return {
         "OPENAI_BASE_URL": f"{context.base_url}/v1",
         "OPENAI_API_KEY": context.api_key,

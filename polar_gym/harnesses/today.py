@@ -1,8 +1,8 @@
-"""The date that a harness is told which has no setting for one: a script that node or Bun loads first sets its clock.
+"""Tell the date to a harness that has no setting for the date: node or Bun first loads a script that sets its clock.
 
-Programs that the harness starts see the real clock, as do the times of files and `Intl.DateTimeFormat` without a date.
-Node is given the script on its command line; a program compiled by Bun takes it from an environment variable only,
-which the script removes.
+The real clock stays for programs that the harness starts, for the times of files, and for `Intl.DateTimeFormat` without
+a date. Node gets the script on its command line. A program compiled by Bun takes the script from an environment
+variable only; the script removes that variable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if (shift !== 0) {{
 
 
 def told_today(harness: Harness, launch: Launch, context: LaunchContext) -> Launch:
-    """Return the launch with which the harness is told `spec.today`. For node, argv must begin with node itself."""
+    """Return the launch that tells the harness `spec.today`. For node, argv must begin with node itself."""
     today = context.spec.today
     if today is None or harness.told_today_by is None:
         return launch
