@@ -1,14 +1,14 @@
 """Virtual environments for tasks that need packages.
 
-A sandbox has it at a path of its own (`inside`): the one where it was built may lie in a directory that the agent's
-user cannot enter. Its programs name that path. It must be built with the interpreter that the sandbox has:
-`/usr/bin/python3`. It is built once for each set of requirements and interpreter; a lock file keeps other processes
-from using it half-built, and a marker file, written last, tells a finished one from the ruins of a build that was
-killed.
+An environment has another path inside a sandbox (`inside`), because the path where it was built may lie in a directory
+that the sandbox's user cannot enter. The environment's programs name the path inside. The environment must be built
+with the interpreter that the sandbox has: `/usr/bin/python3`. It is built once for each set of requirements and
+interpreter. A lock file keeps other processes from using a half-built environment. A marker file, written last, tells a
+finished environment from the rest of a build that was killed.
 
-Rows and requests name the packages, so none of their code runs on the gateway's machine: only wheels are installed,
-which is unpacking, and no program of a finished environment is started here: not even its `python`, which would run the
-`.pth` files of the packages.
+Rows and requests name the packages, so none of their code may run on the gateway's machine. Only wheels are installed,
+which is unpacking. No program of a finished environment is started here, not even its `python`: it would run the `.pth`
+files of the packages.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ INTERPRETER = "/usr/bin/python3"
 ENVIRONMENTS = "/opt/polar-gym-environments"
 _TIMEOUT_SECONDS = 1800
 _PIP = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('pip', run_name='__main__')"
-"""pip, told that its Python is where only a sandbox has one: a package that is still to be built, because a wheel names
-its URL, cannot be, and programs get that path."""
+"""Starts pip, and tells it the Python's path inside a sandbox, where this machine has no Python. Programs then get that
+path. A package that pip would have to build, because a wheel names its URL, cannot be built."""
 
 
 class VenvError(Exception):
-    """A virtual environment could not be built. The message holds the command and what it said."""
+    """A virtual environment could not be built. The message holds the command and its output."""
 
 
 def inside(venv: Path) -> str:
-    """Where a sandbox has it."""
+    """Return the environment's path inside a sandbox."""
     return f"{ENVIRONMENTS}/{venv.name}"
 
 
 def variables(venv: Path, path: str) -> dict[str, str]:
-    """The environment variables that choose it inside a sandbox whose `PATH` is `path`."""
+    """Return the variables that choose the environment inside a sandbox whose `PATH` is `path`."""
     return {"VIRTUAL_ENV": inside(venv), "PATH": f"{inside(venv)}/bin:{path}"}
 
 
 def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
-    """The virtual environment with `requirements`, built below `cache` if it is not there yet.
+    """Return the virtual environment with `requirements`, and build it below `cache` if it is missing.
 
-    The path is absolute and final. Blocks while it, or another process, builds. Raises `VenvError`.
+    The path is absolute and final. Blocks while this or another process builds. Raises `VenvError`.
     """
     for requirement in requirements:
         try:
@@ -80,7 +80,8 @@ def _build(venv: Path, requirements: Sequence[str]) -> None:
         raise VenvError(f"python3-venv is missing; install it with: apt-get install python3-venv\n{error}") from error
     pip = [str(venv / "bin" / "python"), "-I", "-c", _PIP, f"{inside(venv)}/bin/python", "install"]
     options = ["--only-binary", ":all:", "--quiet", "--no-input", "--disable-pip-version-check"]
-    with tempfile.TemporaryDirectory(prefix="polar-gym-pip-") as empty:  # no name is a file's there
+    # In an empty directory, no requirement can be the name of a file.
+    with tempfile.TemporaryDirectory(prefix="polar-gym-pip-") as empty:
         _run([*pip, *options, "--", *requirements], Path(empty))
     for script in (venv / "bin").iterdir():
         text = b"" if script.is_symlink() else script.read_bytes()
