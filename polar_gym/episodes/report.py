@@ -32,34 +32,34 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
     stages = tuple(Timing.model_fields)
     console.print(_table("episodes", headings, {_name(episode): _worth(episode) for episode in ordered}))
     console.print(_table("seconds per stage", stages, {_name(episode): _seconds(episode) for episode in ordered}))
-    balances = [episode.trajectory.fidelity for episode in episodes]
-    sampled, trainable = _total(balances, "sampled_tokens"), _total(balances, "trainable_tokens")
-    excluded = sum(sum(balance.excluded.values()) for balance in balances)
+    fidelities = [episode.trajectory.fidelity for episode in episodes]
+    sampled, trainable = _total(fidelities, "sampled_tokens"), _total(fidelities, "trainable_tokens")
+    excluded = sum(sum(fidelity.excluded.values()) for fidelity in fidelities)
     holds = "=" if sampled == trainable + excluded else "≠"
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none"
     console.print(f"mean reward {mean} over {len(rewards)} of {len(episodes)} episodes")
-    console.print(f"token balance: {sampled} sampled {holds} {trainable} trainable + {excluded} excluded")
+    console.print(f"tokens: {sampled} sampled {holds} {trainable} trainable + {excluded} excluded")
     console.print(
-        f"{_total(balances, 'calls')} calls in {_total(balances, 'traces')} traces; "
-        f"per_request would give {_total(balances, 'traces_per_request')}"
+        f"{_total(fidelities, 'calls')} calls in {_total(fidelities, 'traces')} traces; "
+        f"per_request would give {_total(fidelities, 'traces_per_request')}"
     )
-    causes = Counter(broken.cause for balance in balances for broken in balance.breaks)
+    causes = Counter(broken.cause for fidelity in fidelities for broken in fidelity.breaks)
     named = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
     console.print(
-        f"continuations: {_total(balances, 'spliced')} spliced, {_total(balances, 'canonical')} templated anew with "
-        f"the prefix intact, {causes.total()} broken{f' ({named})' if named else ''}"
+        f"continuations: {_total(fidelities, 'spliced')} spliced, {_total(fidelities, 'canonical')} templated again "
+        f"with the prefix intact, {causes.total()} broken{f' ({named})' if named else ''}"
     )
     if held := sum(episode.engine.own_grammar in ("tools", "all") for episode in episodes):
         console.print(
             f"{held} episodes are of an engine with a grammar of its own, which bends calls: sampling_mismatch"
         )
-    if single := _total(balances, "single_tool_call"):
+    if single := _total(fidelities, "single_tool_call"):
         console.print(f"{single} calls asked for one tool call at most; the engine was not told, so as to bend nothing")
 
 
-def _total(balances: Sequence[Fidelity], name: str) -> int:
-    return sum(getattr(balance, name) for balance in balances)
+def _total(fidelities: Sequence[Fidelity], name: str) -> int:
+    return sum(getattr(fidelity, name) for fidelity in fidelities)
 
 
 def _table(title: str, headings: Sequence[str], rows: dict[str, list[str]]) -> Table:
@@ -77,10 +77,10 @@ def _name(episode: Episode) -> str:
 
 
 def _worth(episode: Episode) -> list[str]:
-    balance = episode.trajectory.fidelity
+    fidelity = episode.trajectory.fidelity
     reward = "failed" if episode.reward is None else f"{episode.reward:.2f}"
-    excluded = ", ".join(f"{count} {reason}" for reason, count in balance.excluded.items()) or "0"
-    counts = [balance.calls, balance.traces, balance.sampled_tokens, balance.trainable_tokens]
+    excluded = ", ".join(f"{count} {reason}" for reason, count in fidelity.excluded.items()) or "0"
+    counts = [fidelity.calls, fidelity.traces, fidelity.sampled_tokens, fidelity.trainable_tokens]
     return [reward, *map(str, counts), excluded]
 
 

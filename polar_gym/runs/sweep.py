@@ -109,14 +109,14 @@ def _figures(run: FinishedRun) -> list[str]:
     if run.error is not None:
         return ["not run", "", "", "", "", ""]
     rewards = [episode.reward for episode in run.episodes if episode.reward is not None]
-    balances = [episode.trajectory.fidelity for episode in run.episodes]
+    fidelities = [episode.trajectory.fidelity for episode in run.episodes]
     return [
         str(len(run.episodes)),
         f"{sum(rewards) / len(rewards):.3f}" if rewards else "none",
         str(len(run.episodes) - len(rewards)),
-        str(sum(balance.calls for balance in balances)),
-        str(sum(balance.traces for balance in balances)),
-        str(sum(balance.trainable_tokens for balance in balances)),
+        str(sum(fidelity.calls for fidelity in fidelities)),
+        str(sum(fidelity.traces for fidelity in fidelities)),
+        str(sum(fidelity.trainable_tokens for fidelity in fidelities)),
     ]
 
 

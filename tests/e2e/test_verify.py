@@ -29,7 +29,7 @@ def episodes(vllm_server: VllmServer, tmp_path_factory: pytest.TempPathFactory) 
     output = tmp_path_factory.mktemp("verify") / "episodes.jsonl"
     engine = ["engine=vllm", f"engine.url={vllm_server.url}", "harness.max_output_tokens=200"]
     done = command("rollout", *engine, "runtime=bubblewrap", "tasks.limit=2", f"rollout.output={output}")
-    assert "token balance" in done.stdout, done.stderr
+    assert "tokens: " in done.stdout, done.stderr
     return output
 
 
