@@ -18,7 +18,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.schema import Episode, LossMask, TokenIds, Trace
+from polar_gym.record import LossMask, TokenIds
+from polar_gym.schema import Episode, Trace
 from polar_gym.training.advantage import Scale, advantages, without_variance
 
 Overlong = Literal["drop", "truncate", "mask"]

@@ -1,0 +1,71 @@
+"""Every record that crosses a process boundary, and nothing else.
+
+A `TaskRequest` expands into `num_samples` sessions (`request`). A `Session` is one harness run; every model call it
+makes is a `ModelCall` (`call`). When the run ends the calls become `Trace`s, together a `Trajectory` with its token
+balance, `Fidelity` (`trajectory`). Trajectory, `EvaluationResult` and reward leave as one `Episode` (`episode`).
+
+Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than lists) and plain JSON lists outside.
+"""
+
+from polar_gym.schema.call import Kind, Message, ModelCall, ToolDefinition, WeightVersion
+from polar_gym.schema.episode import (
+    Artifacts,
+    EngineInfo,
+    Episode,
+    EvaluationResult,
+    Failure,
+    OwnGrammar,
+    Session,
+    Status,
+    Timing,
+)
+from polar_gym.schema.request import (
+    HARNESS_SECONDS,
+    Budget,
+    BuilderSpec,
+    Environment,
+    EvaluatorSpec,
+    HarnessSpec,
+    InsidePath,
+    PluginSpec,
+    Retries,
+    RuntimeSpec,
+    Sampling,
+    TaskRequest,
+    Workspace,
+)
+from polar_gym.schema.trajectory import Break, Fidelity, Trace, Trajectory
+
+__all__ = [
+    "HARNESS_SECONDS",
+    "Artifacts",
+    "Break",
+    "Budget",
+    "BuilderSpec",
+    "EngineInfo",
+    "Environment",
+    "Episode",
+    "EvaluationResult",
+    "EvaluatorSpec",
+    "Failure",
+    "Fidelity",
+    "HarnessSpec",
+    "InsidePath",
+    "Kind",
+    "Message",
+    "ModelCall",
+    "OwnGrammar",
+    "PluginSpec",
+    "Retries",
+    "RuntimeSpec",
+    "Sampling",
+    "Session",
+    "Status",
+    "TaskRequest",
+    "Timing",
+    "ToolDefinition",
+    "Trace",
+    "Trajectory",
+    "WeightVersion",
+    "Workspace",
+]

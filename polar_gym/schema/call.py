@@ -1,0 +1,95 @@
+"""One model call, as the gateway captured it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from polar_gym.record import Logprobs, Record, TokenIds
+
+Message = dict[str, Any]
+"""One chat message in OpenAI Chat Completions form; an assistant's thinking is in `reasoning`."""
+
+ToolDefinition = dict[str, Any]
+"""One tool in OpenAI Chat Completions form: `{"type": "function", "function": {...}}`."""
+
+Kind = Literal["main", "subagent", "compaction", "auxiliary"]
+"""What a call or a trace was for."""
+
+
+class WeightVersion(Record):
+    """Which weights sampled `response_ids[start:end]`."""
+
+    version: str
+    """The trainer's: the one that was set when the call began, or by its end (`initial`: none had been). Where the
+    trainer never set one, the engine's own label."""
+    engine_version: str | None = None
+    """The engine's own label of its weights; None where it names none."""
+    start: int
+    end: int
+    estimated: bool = False
+    """The engine did not confirm it: it names no label, or one that is not the trainer's."""
+    until: str | None = None
+    """Set for estimated spans whose weights changed during the call: the version at its end. The token is unknown."""
+    older_cache: bool = False
+    """Sampled after an update in the middle of its call: what comes before it is in the engine's cache as earlier
+    weights computed it, unless whoever updated them had the engine compute it again."""
+
+
+class ModelCall(Record):
+    """What one request through the proxy was.
+
+    Invariant: `len(response_ids) == len(logprobs)`; with splicing, `prompt_ids + response_ids` is the exact prefix of
+    its child's `prompt_ids`.
+    """
+
+    call_id: str
+    session_id: str
+    index: int = Field(ge=0)
+    """Order of arrival within the session."""
+    provider: str
+    model: str
+    messages: list[Message]
+    tools: list[ToolDefinition] = Field(default_factory=list)
+    response: Message | None = None
+    """The assistant message as the engine parsed it; None when no answer was received."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Every sampling field as it was sent to the engine."""
+    sampling_mismatch: list[str] = Field(default_factory=list)
+    """Causes that bent the policy's distribution: fields of the harness (a forced tool, a grammar), or the engine's
+    `own_grammar`."""
+    single_tool_call: bool = False
+    """The harness offered tools and asked for at most one call of them. The engine was not told, because it would hold
+    the answer to a grammar: the policy may have called several."""
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    logprobs: Logprobs
+    finish_reason: str | None = None
+    parent_id: str | None = None
+    """The call whose history and answer this one's request extends, by its messages."""
+    continuation: Literal["root", "spliced", "canonical"] = "root"
+    """`spliced`: the parent's ids plus the new ones, sent pre-tokenised; `canonical`: templated by the engine although
+    there is a parent; `root`: no parent."""
+    splice_cause: str | None = None
+    """Why a continuation was not spliced, or why a request that names known calls continues none."""
+    weight_versions: list[WeightVersion] = Field(default_factory=list)
+    outcome: Literal["delivered", "abandoned", "failed"] = "delivered"
+    """`abandoned`: the harness hung up before its answer was complete; `failed`: the engine gave no answer."""
+    hints: dict[str, str] = Field(default_factory=dict)
+    """What the harness's `classify` read in the request: `kind` (subagent, compaction, auxiliary), `thread`."""
+    started_at: float
+    """Unix time, seconds."""
+    duration: float
+    """Seconds from the request's arrival to the engine's complete answer."""
+    error: str | None = None
+    error_kind: str | None = None
+    """`context_length`: the conversation outgrew the model, which is the policy's doing; others are the machinery's."""
+
+    @model_validator(mode="after")
+    def _one_logprob_per_token(self) -> Self:
+        if len(self.response_ids) != len(self.logprobs):
+            raise ValueError(
+                f"call {self.call_id}: {len(self.response_ids)} sampled ids but {len(self.logprobs)} logprobs"
+            )
+        return self

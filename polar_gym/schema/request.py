@@ -1,0 +1,203 @@
+"""What is asked for: one task, and how it is worked on."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from datetime import date
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from polar_gym.record import Record
+from polar_gym.schema.call import Kind
+
+
+class PluginSpec(BaseModel):
+    """A plug-in by name (`polar_gym.registry`), its options beside the name; the plug-in's `Options` checks them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+LIBRARIES = "lib(32|64|x32|exec)?"
+SYSTEM = re.compile(rf"/|/(bin|boot|dev|etc|{LIBRARIES}|proc|sbin|sys)(/.*)?|/usr(/(bin|{LIBRARIES}|sbin)(/.*)?)?")
+"""Directories that programs are started from, or read by the dynamic loader as they start, also as root."""
+
+
+def _inside(path: str) -> str:
+    normal = posixpath.normpath(f"/{path.lstrip('/')}")
+    if not path.startswith("/") or ".." in PurePosixPath(path).parts or SYSTEM.fullmatch(normal):
+        raise ValueError(
+            "expected an absolute path without '..' and outside of the system's directories, e.g. /workspace"
+        )
+    return normal
+
+
+InsidePath = Annotated[str, AfterValidator(_inside)]
+"""A path inside a sandbox. Runtimes put it behind directories of the machine, so it must not lead out of them; and
+root's programs start there before the agent's, so it must not be where these come from."""
+
+Environment = dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
+"""Environment variables, with names that a shell can set."""
+
+
+class Workspace(Record):
+    """The files that the harness works on."""
+
+    source: str | None = None
+    """A directory on the gateway's machine: plain files, or a git repository at its base commit; null: an empty one."""
+    path: InsidePath = "/workspace"
+    """Where it is inside the sandbox, and the harness's working directory."""
+    python_requirements: list[str] = Field(default_factory=list)
+    """Requirements of a virtual environment that is built once, cached by hash, and mounted read-only."""
+    base_patch: str = ""
+    """A git patch that the base commit has and the image's repository lacks: a planted bug. With it the repository has
+    one commit and no past."""
+    hidden_files: list[str] = Field(default_factory=list)
+    """Files of the image's repository that the agent does not get to see; grading has them."""
+
+    @model_validator(mode="after")
+    def _of_an_image(self) -> Self:
+        if self.source is not None and (self.base_patch or self.hidden_files):
+            raise ValueError("base_patch and hidden_files are for an image's repository; leave `source` out")
+        return self
+
+
+class RuntimeSpec(PluginSpec):
+    """Where a harness runs."""
+
+    image: str | None = None
+    """The container image; runtimes without images (bubblewrap) use the gateway machine's /usr."""
+    workspace: Workspace = Field(default_factory=Workspace)
+    environment: Environment = Field(default_factory=dict)
+    """Extra environment variables inside the sandbox."""
+    network: Literal["gateway", "none", "full"] = "gateway"
+    """What the sandbox reaches: the session's gateway and nothing else; nothing at all; or the gateway and whatever the
+    machine's network reaches. Grading gets no gateway, whatever is said here."""
+    init_timeout_seconds: float = Field(default=300.0, gt=0)
+    """For the sandbox to come up, with its workspace and the harness in it."""
+
+
+_TODAY = {"anyOf": [{"type": "string", "format": "date"}, {"const": "auto"}, {"type": "null"}], "default": None}
+
+
+def _auto_today(value: Any) -> Any:
+    return date.today() if value == "auto" else value
+
+
+class HarnessSpec(PluginSpec):
+    """Which harness runs, and how it is told to behave."""
+
+    profile: Literal["default", "lean"] = "default"
+    """`default` leaves the harness as its users run it; `lean` shortens prompts and tool lists for small models."""
+    model_name: str = "policy"
+    """What the harness believes the model is called; some harnesses change their prompts by it."""
+    max_output_tokens: int = Field(default=16384, gt=0)
+    """What the harness is told that one answer may hold."""
+    today: Annotated[date | None, BeforeValidator(_auto_today), WithJsonSchema(_TODAY)] = None
+    """The date that the harness is told in every sample, so that one which starts after midnight has the prompt of the
+    others; `auto`: the day on which the request is made; null: the machine's. Codex and OpenCode cannot be told."""
+
+
+class EvaluatorSpec(PluginSpec):
+    """What a finished sandbox is worth."""
+
+    timeout_seconds: float = Field(default=600.0, gt=0)
+    """For the evaluation, its fresh sandbox included."""
+
+
+class BuilderSpec(PluginSpec):
+    """How captured calls become traces."""
+
+    train_on_sampling_mismatch: bool = False
+    """Train also on calls whose distribution the harness or the engine bent (a forced tool, a grammar)."""
+    train_rejected: bool = True
+    """Train also on answers that the harness threw away, asking the same again: they are the policy's failures."""
+    train_kinds: list[Kind] = ["main", "subagent", "compaction"]
+    """Calls of other kinds (`auxiliary`: titles, summaries for the screen) are excluded."""
+
+
+class Sampling(Record):
+    """The distribution that the policy samples from: every field is sent, so no engine or model default applies."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """1.0 is the model's own distribution, which training assumes."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Only the likeliest tokens that have this much probability together; 1.0 is off."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Only so many of the likeliest tokens; -1 is off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Only tokens with this share of the likeliest one's probability; 0.0 is off."""
+    presence_penalty: float = 0.0
+    """Against tokens that were sampled before; 0.0 is off."""
+    frequency_penalty: float = 0.0
+    """Against tokens that were sampled before, by how often; 0.0 is off."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Divides the logits of tokens seen before, the prompt's included; 1.0 is off."""
+    seed: int | None = None
+    """The engine's seed for each call; null: it draws its own."""
+
+
+class Budget(Record):
+    """Limits that end a session early, with what was captured so far."""
+
+    max_calls: int | None = Field(default=None, gt=0)
+    """Model calls of one session; null: no limit."""
+    max_sampled_tokens: int | None = Field(default=None, gt=0)
+    """Tokens that one session may sample; null: no limit."""
+
+
+class Retries(Record):
+    """How often the rollout service tries one sample again."""
+
+    node_death: int = Field(default=2, ge=0)
+    """After its node died, or was restarted, while it was under way there; to have waited there costs none."""
+    failure: int = Field(default=0, ge=0)
+    """After an infrastructure failure. Off: what fails may depend on what the agent does, and drawing such samples
+    again in silence biases the task towards the agents that avoid it."""
+
+
+HARNESS_SECONDS = 1800.0
+"""How long a harness may work on a task, where neither a request nor a config says otherwise."""
+
+
+class TaskRequest(Record):
+    """One task, to be sampled `num_samples` times."""
+
+    task_id: str = Field(min_length=1)
+    instruction: str = Field(min_length=1)
+    num_samples: int = Field(default=1, gt=0)
+    timeout_seconds: float = Field(default=HARNESS_SECONDS, gt=0)
+    """The agent's own budget; init and evaluation have theirs."""
+    runtime: RuntimeSpec
+    agent: HarnessSpec
+    builder: BuilderSpec = Field(default_factory=lambda: BuilderSpec(name="prefix_merging"))
+    evaluator: EvaluatorSpec = Field(default_factory=lambda: EvaluatorSpec(name="session_completion"))
+    sampling: Sampling = Field(default_factory=Sampling)
+    budget: Budget = Field(default_factory=Budget)
+    retries: Retries = Field(default_factory=Retries)
+    stop_when_usable: int | None = Field(default=None, gt=0)
+    """End the other samples as soon as so many are usable. Off: it biases the group towards short runs."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """How many weight versions a session may lie behind; null: any number."""
+    when_stale: Literal["mark", "cancel"] = "mark"
+    """What becomes of a session that lies further behind."""
+    callback_url: str | None = None
+    """http or https: where the rollout service posts each result (`polar_gym.protocol.Callback`)."""
+    metadata: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,81 @@
+"""The training sequences that a session's calls became, and the record of its token counts."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from polar_gym.record import Logprobs, LossMask, Record, TokenIds
+from polar_gym.schema.call import Kind, Message, ToolDefinition, WeightVersion
+
+
+class Trace(Record):
+    """One training sequence: `prompt_ids` (never trained), then `response_ids` with its mask and logprobs.
+
+    Invariant: `response_ids`, `loss_mask` and `logprobs` have one length; `logprobs` is 0.0 where `loss_mask` is 0.
+    """
+
+    trace_id: str
+    session_id: str
+    kind: Kind = "main"
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    loss_mask: LossMask
+    logprobs: Logprobs
+    weight_versions: list[WeightVersion] = Field(default_factory=list)
+    """Spans of `response_ids`."""
+    messages: list[Message]
+    tools: list[ToolDefinition] = Field(default_factory=list)
+    finish_reason: str | None = None
+    call_ids: list[str]
+    reward: float | None = None
+
+    @property
+    def trainable_tokens(self) -> int:
+        return int(np.count_nonzero(self.loss_mask))
+
+
+class Break(Record):
+    """A call that, by its messages, belongs to a known conversation, and by its tokens does not continue it."""
+
+    call_id: str
+    parent_id: str | None = None
+    """None: the request names known calls, but continues none of them."""
+    position: int | None = None
+    """The first prompt position that differs from the parent's prompt and answer."""
+    cause: str
+
+
+class Fidelity(Record):
+    """The token balance of a session: `sampled_tokens == trainable_tokens + sum(excluded.values())`, exactly."""
+
+    sampled_tokens: int = 0
+    """Sampled by the engine and received by the gateway, over all calls."""
+    trainable_tokens: int = 0
+    excluded: dict[str, int] = Field(default_factory=dict)
+    """Tokens not trained on, by reason."""
+    calls: int = 0
+    traces: int = 0
+    traces_by_kind: dict[str, int] = Field(default_factory=dict)
+    traces_per_request: int = 0
+    """What `per_request` would have given."""
+    spliced: int = 0
+    """Continuations whose prompt was the ids already seen plus the new ones."""
+    canonical: int = 0
+    """Continuations that the engine templated anew, and whose token prefix held all the same."""
+    breaks: list[Break] = Field(default_factory=list)
+    """Continuations whose token prefix broke: each begins a new trace."""
+    single_tool_call: int = 0
+    """Calls whose harness asked for at most one tool call, of which the engine was not told."""
+
+    @property
+    def balanced(self) -> bool:
+        return self.sampled_tokens == self.trainable_tokens + sum(self.excluded.values())
+
+
+class Trajectory(Record):
+    """All traces of a session and the balance that proves that nothing was lost."""
+
+    builder: str
+    traces: list[Trace]
+    fidelity: Fidelity
