@@ -46,7 +46,7 @@ class ChatRequest:
     """Server-side tools that the harness asked for and that no engine can execute."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """An engine's whole answer to one `ChatRequest`."""
 
@@ -67,7 +67,7 @@ class Completion:
     weight_versions: list[WeightVersion] = field(default_factory=list)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What an engine has added to its answer since the delta before. Concatenated, the deltas of an answer are the
     answer: their ids, logprobs and text equal the `Completion`'s."""

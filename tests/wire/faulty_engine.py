@@ -132,9 +132,8 @@ class FaultyEngine(EmbeddedEngine):
             await asyncio.sleep(self._slow_seconds)
         if fault.error is not None:
             if fault.after_headers and on_delta is not None:
-                first = Delta(content="I", prompt_ids=good.prompt_ids, response_ids=[int(good.response_ids[0])])
-                first.logprobs = [0.0]
-                on_delta(first)
+                sampled = [int(good.response_ids[0])]
+                on_delta(Delta(content="I", prompt_ids=good.prompt_ids, response_ids=sampled, logprobs=[0.0]))
             raise EngineError(fault.error.status, fault.error.message, kind=fault.error.kind)
         return fault.answer(good) if fault.answer else good
 

@@ -7,6 +7,7 @@ Held back are an unfinished character, what may become a tag or a stop string, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,18 +44,17 @@ class Speech:
     def add(self, ids: list[int], logprobs: list[float]) -> None:
         """The next sampled ids; the delta may hold no text."""
         self._ids += ids
-        self._tell(self._certain(), Delta(response_ids=ids, logprobs=logprobs))
+        self._tell(self._certain(), response_ids=ids, logprobs=logprobs)
 
     def finish(self, message: Message) -> None:
         """The rest of the answer, all of whose ids were added."""
         calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or [])]
-        self._tell((message.get("reasoning") or "", message["content"] or ""), Delta(tool_calls=calls))
+        self._tell((message.get("reasoning") or "", message["content"] or ""), tool_calls=calls)
 
-    def _tell(self, known: tuple[str, str], delta: Delta) -> None:
-        delta.reasoning, delta.content = known[0][len(self._told[0]) :], known[1][len(self._told[1]) :]
-        delta.prompt_ids, self._prompt_ids = self._prompt_ids, None
-        self._told = known
-        self._on_delta(delta)
+    def _tell(self, known: tuple[str, str], **added: Any) -> None:
+        reasoning, content = known[0][len(self._told[0]) :], known[1][len(self._told[1]) :]
+        prompt_ids, self._prompt_ids, self._told = self._prompt_ids, None, known
+        self._on_delta(Delta(reasoning=reasoning, content=content, prompt_ids=prompt_ids, **added))
 
     def _certain(self) -> tuple[str, str]:
         """Reasoning and content so far, as much of them as is certain."""

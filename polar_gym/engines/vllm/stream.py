@@ -82,17 +82,17 @@ class StreamedAnswer:
 
     def _delta(self, chunk: dict[str, Any], choice: dict[str, Any]) -> Delta:
         said = choice["delta"]
-        delta = Delta(
+        prompt = None if self.begun else prompt_ids(self._http.url, chunk)
+        names_the_role = not self.begun and choice.get("token_ids") is None  # such a chunk holds no sampled token
+        ids, logprobs = ([], []) if names_the_role else ids_and_logprobs(self._http.url, choice)
+        return Delta(
             reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
             content=said.get("content") or "",
             tool_calls=[{**call, "function": call.get("function") or {}} for call in said.get("tool_calls") or []],
+            prompt_ids=prompt,
+            response_ids=ids,
+            logprobs=logprobs,
         )
-        if self._received.prompt_ids is None:
-            delta.prompt_ids = prompt_ids(self._http.url, chunk)
-            if choice.get("token_ids") is None:  # the chunk that names the role was sampled by nobody
-                return delta
-        delta.response_ids, delta.logprobs = ids_and_logprobs(self._http.url, choice)
-        return delta
 
 
 def prompt_ids(url: str, answer: dict[str, Any]) -> np.ndarray:

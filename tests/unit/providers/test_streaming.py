@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -174,9 +174,12 @@ def cut(draw: st.DrawFn, message: Message) -> list[Delta]:
     deltas: list[Delta] = []
     for atom in atoms:
         if deltas and draw(st.booleans()):
-            deltas[-1].reasoning += atom.reasoning
-            deltas[-1].content += atom.content
-            deltas[-1].tool_calls += atom.tool_calls
+            said = deltas[-1]
+            deltas[-1] = Delta(
+                reasoning=said.reasoning + atom.reasoning,
+                content=said.content + atom.content,
+                tool_calls=said.tool_calls + atom.tool_calls,
+            )
         else:
             deltas += [atom, *draw(st.sampled_from([[], [Delta()]]))]
     return deltas
@@ -224,7 +227,6 @@ def test_what_was_received_is_what_was_said(data: st.DataObject) -> None:
     message = data.draw(MESSAGES)
     received = Received()
     for number, delta in enumerate(data.draw(cut(message))):
-        delta.response_ids, delta.logprobs = [number, number], [-1.0, -2.0]
-        received.add(delta)
+        received.add(replace(delta, response_ids=[number, number], logprobs=[-1.0, -2.0]))
     assert received.message() == {**message, "content": message["content"] or (None if "tool_calls" in message else "")}
     assert len(received.response_ids) == len(received.logprobs)
