@@ -20,14 +20,14 @@ from polar_gym.schema import Message, OwnGrammar, ToolDefinition, WeightVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A model call in chat form, whatever wire format it came in by. Nothing changes a request on its way: what is
-    decided about it makes another one, and the lists and mappings in it are left alone."""
+    """A model call in chat form, the same for every wire format. A request never changes: a decision about it makes a
+    new request, and the lists and mappings in a request are not changed either."""
 
     model: str
     messages: list[Message]
     tools: list[ToolDefinition] = field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
-    """`auto`, `none`, `required` or one named function; None where the harness said nothing."""
+    """`auto`, `none`, `required` or one named function; None where the harness names none."""
     parallel_tool_calls: bool | None = None
     """False: the harness asked for at most one tool call. Engines are not told; the record counts such requests."""
     max_tokens: int | None = None
@@ -35,13 +35,13 @@ class ChatRequest:
     response_format: dict[str, Any] | None = None
     stream: bool = False
     wire: dict[str, Any] = field(default_factory=dict)
-    """What the provider needs to answer in its own shape: freeform tool names, requested extras."""
+    """Data that the provider needs to answer in the shape of its format: freeform tool names, requested extras."""
     origins: dict[int, str] = field(default_factory=dict)
     """Index of an assistant message -> id of the call that its reasoning carrier names."""
     prompt_ids: NDArray[np.int32] | None = None
-    """The prompt, already tokenised: the engine conditions on exactly these ids and `messages` only explain them."""
+    """The tokenised prompt. The engine conditions on exactly these ids, and `messages` only explain them."""
     prefix_length: int = 0
-    """How many of `prompt_ids`, from the first, are the prompt and answer of the call that it continues."""
+    """How many of the first `prompt_ids` are the prompt and answer of the call that this request continues."""
     withheld_tools: list[str] = field(default_factory=list)
     """Server-side tools that the harness asked for and that no engine can execute."""
 
@@ -55,7 +55,7 @@ class Completion:
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
     stop_sequence: str | None = None
-    """The one of `ChatRequest.stop` that ended it, if one did."""
+    """The string of `ChatRequest.stop` that ended the answer, if one did."""
     prompt_ids: NDArray[np.int32]
     """The ids that the engine conditioned on, as it echoed them, shape (prompt,)."""
     response_ids: NDArray[np.int32]
@@ -69,8 +69,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What an engine has added to its answer since the delta before. Concatenated, the deltas of an answer are the
-    answer: their ids, logprobs and text equal the `Completion`'s."""
+    """The part that an engine has added to its answer since the delta before. All deltas of an answer, put together,
+    are the answer: their ids, logprobs and text equal those of the `Completion`."""
 
     reasoning: str = ""
     content: str = ""
@@ -80,7 +80,7 @@ class Delta:
     prompt_ids: NDArray[np.int32] | None = None
     """In the first delta only."""
     response_ids: list[int] = field(default_factory=list)
-    """May hold ids whose text comes later: a parser is still buffering."""
+    """May hold ids whose text comes later, because a parser still holds that text back."""
     logprobs: list[float] = field(default_factory=list)
 
 
@@ -88,14 +88,14 @@ OnDelta = Callable[[Delta], None]
 
 
 def has_media(message: Message) -> bool:
-    """Whether it holds an image or the like: something that ids of text do not carry."""
+    """Return whether the message holds an image or the like, which ids of text cannot carry."""
     content = message.get("content")
     return isinstance(content, list) and any(part.get("type") != "text" for part in content)
 
 
 def sampling_deviations(request: ChatRequest, own_grammar: OwnGrammar | None = None) -> list[str]:
-    """Return the causes that bend the policy's distribution: fields of the harness (a forced tool, a grammar), or the
-    engine's own grammar."""
+    """Return the causes that bend the policy's distribution: fields of the harness (a forced tool, a grammar), or a
+    grammar that the engine applies unasked."""
     deviations = []
     if request.tool_choice not in (None, "auto", "none"):
         deviations.append("tool_choice")

@@ -12,13 +12,14 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def canonical_json(value: Any) -> str:
-    """JSON as chat templates print it: `", "` and `": "`, keys in order of insertion, non-ASCII characters kept; but
-    for lone surrogates, which have no UTF-8 form and stay escaped."""
+    """Return JSON as chat templates print it: `", "` and `": "`, keys in order of insertion, non-ASCII characters
+    kept. Lone surrogates stay escaped, because they have no UTF-8 form."""
     return LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def assistant_message(content: str | None, reasoning: str | None, tool_calls: list[dict[str, Any]]) -> Message:
-    """`content` is always there (None: nothing was said beside the calls); the others only where they say something."""
+    """Return an assistant message. `content` is always a key, and None where the answer is nothing but calls. The other
+    keys are left out where they would be empty."""
     message: Message = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning"] = reasoning

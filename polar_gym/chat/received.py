@@ -1,4 +1,4 @@
-"""What has been received of an answer: its deltas put together, complete or cut off."""
+"""The received part of an answer: its deltas put together, complete or cut off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polar_gym.schema import Message
 
 
 class Received:
-    """The sum of an answer's deltas so far. `response_ids` and `logprobs` have one length."""
+    """The deltas of an answer so far, put together. `response_ids` and `logprobs` have the same length."""
 
     def __init__(self) -> None:
         self.prompt_ids: NDArray[np.int32] | None = None
@@ -35,7 +35,7 @@ class Received:
             self._add_fragment(fragment)
 
     def message(self) -> Message:
-        """The assistant message as far as it has come: the arguments of the last tool call may be cut off."""
+        """Return the assistant message received so far. The arguments of its last tool call may be cut off."""
         content = "".join(self._content) or (None if self._tool_calls else "")
         calls = [{**call, "function": dict(call["function"])} for call in self._tool_calls]
         return assistant_message(content, "".join(self._reasoning), calls)
@@ -49,7 +49,7 @@ class Received:
 
 
 def whole_delta(completion: Completion) -> Delta:
-    """A whole answer as one delta, where an engine cannot give it in pieces."""
+    """Return a whole answer as one delta, for an engine that cannot give its answer in pieces."""
     message = completion.message
     return Delta(
         reasoning=message.get("reasoning") or "",
