@@ -1,10 +1,12 @@
 """Which known call a new request continues.
 
-A request is a continuation of the deepest known call whose history plus answer it extends. The link is an id first:
-tool-call ids and reasoning carriers name the call they came from, and harnesses hand them back unchanged while they
-re-serialise, trim and reorder the text around them. A turn without tool calls is known by its text; an ambiguous one is
-no link. What the assistant said is therefore never compared; everything else (system, user, tool results, tools) must
-be equal after a lossless canonicalisation only, because a loose match would serve a stale context.
+A request continues the deepest known call whose history plus answer it extends. An assistant turn is linked to its call
+by ids first: tool-call ids and reasoning carriers name the call that they came from. Harnesses hand them back unchanged
+while they re-serialise, trim and reorder the text around them. A turn without tool calls is linked by its text, and not
+at all where several calls gave that text.
+
+The words of a turn that is linked by ids are therefore never compared. Everything else (system, user, tool results,
+tools) must be equal, after no more than a lossless canonicalisation: a loose match would serve a stale context.
 
 Histories are compared by running digests, so a known call costs a few bytes however long its history is.
 """
@@ -25,16 +27,16 @@ Digest = bytes
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a request is to the calls before it."""
+    """How a request relates to the calls before it."""
 
     history: Digest
-    """Of the request's messages: what `Conversations.add` wants when the request is answered."""
+    """Digest of the request's messages, to be given to `Conversations.add` when the request is answered."""
     parent: ModelCall | None
     """The call whose history and answer the request extends; None: a new conversation."""
     new_messages: list[Message] = field(default_factory=list)
-    """What comes after the parent's answer."""
+    """The messages after the parent's answer."""
     cause: str | None = None
-    """Why there is no parent although the request names known calls: `history` (something before the named turn
+    """Why no parent was found although the request names known calls: `history` (something before the named turn
     differs), `tools`, `partial_turn` (the turn came back without some of its tool calls, or without their results),
     `ambiguous` (several calls gave the answer that a turn without tool calls shows), `unknown_turn` (no call did)."""
 
@@ -43,17 +45,17 @@ class Continuation:
 class _Known:
     call: ModelCall
     history: Digest
-    """Of the messages it was asked with."""
+    """Digest of the messages of its request."""
     tools: Digest
     tool_call_ids: tuple[str, ...]
     """As they were minted for the harness."""
 
     @property
     def identity(self) -> bytes:
-        """What its turn is in the digest of a history."""
+        """Return the bytes that stand for the call's turn in the digest of a history."""
         said = self.call.call_id if self.tool_call_ids else _text(self.call.response or {})
         encoded = said.encode("utf-8", "surrogatepass")
-        return b"call\0%d\0%b" % (len(encoded), encoded)  # the length: words that spell the next message are not it
+        return b"call\0%d\0%b" % (len(encoded), encoded)  # the length: text cannot imitate the next message
 
 
 class Conversations:
@@ -65,8 +67,8 @@ class Conversations:
         self._by_text: dict[tuple[Digest, str], list[str]] = {}
 
     def add(self, call: ModelCall, history: Digest, tool_call_ids: Sequence[str]) -> None:
-        """Remember a call whose answer is about to be delivered, its tool calls under the ids that were minted for the
-        harness. `history` is its request's `Continuation.history`."""
+        """Remember a call whose answer is about to be delivered. `tool_call_ids` are the ids that were minted for the
+        harness, `history` is the `Continuation.history` of the call's request."""
         known = _Known(call, history, _digest_of(call.tools), tuple(tool_call_ids))
         self._known[call.call_id] = known
         for minted in tool_call_ids:
@@ -75,7 +77,7 @@ class Conversations:
             self._by_text.setdefault((history, _text(call.response)), []).append(call.call_id)
 
     def forget(self, call_id: str) -> None:
-        """A call whose answer turned out not to have reached the harness."""
+        """Remove a call whose answer did not reach the harness after all."""
         known = self._known.pop(call_id, None)
         if known is not None and not known.tool_call_ids and known.call.response is not None:
             self._by_text[(known.history, _text(known.call.response))].remove(call_id)
@@ -83,7 +85,8 @@ class Conversations:
     def continuation(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], origins: Mapping[int, str]
     ) -> Continuation:
-        """`origins`: index of an assistant message -> the call that its reasoning carrier names."""
+        """Return which known call the messages continue. `origins`: index of an assistant message -> the call that its
+        reasoning carrier names."""
         walk = self._walk(messages, origins)
         cause: str | None = None
         for index, known, history in reversed(walk.linked):
@@ -103,7 +106,7 @@ class Conversations:
         index: int,
         tools: Sequence[ToolDefinition],
     ) -> str | None:
-        """Why a turn that is linked to `known` is no place to go on from."""
+        """Return why a conversation cannot go on from a turn that is linked to `known`, or None where it can."""
         if history != known.history:
             return "history"
         returned = [call["id"] for call in messages[index].get("tool_calls") or []]
@@ -114,9 +117,12 @@ class Conversations:
         return None if _digest_of(tools) == known.tools else "tools"
 
     def _walk(self, messages: Sequence[Message], origins: Mapping[int, str]) -> _Walk:
-        """The running digest of a history, in which a linked turn counts by its call and not by its words; one without
-        tool calls by the text that the policy said: a second call that says the same must not change the digests of
-        histories that are known already."""
+        """Return the linked turns of a history, and its digest.
+
+        In the digest, a linked turn with tool calls counts by its call and not by its words. A turn without tool calls
+        counts by the text that the policy said, because a second call with the same text must not change the digests
+        of known histories.
+        """
         walk = _Walk()
         running = hashlib.blake2b(digest_size=16)
         for index, message in enumerate(messages):
@@ -134,7 +140,7 @@ class Conversations:
         return walk
 
     def _candidates(self, message: Message, history: Digest, origin: str | None) -> list[_Known]:
-        """The calls that a turn may have come from. Only a single one is a link."""
+        """Return the calls that a turn may have come from. The turn is linked where exactly one is returned."""
         named = {self._by_tool_call.get(call["id"]) for call in message.get("tool_calls") or []}
         if origin is not None:
             named.add(origin)
@@ -147,15 +153,15 @@ class Conversations:
 @dataclass(slots=True)
 class _Walk:
     linked: list[tuple[int, _Known, Digest]] = field(default_factory=list)
-    """Index of each linked turn, its call, and the digest of what comes before it."""
+    """Index of each linked turn, its call, and the digest of the messages before it."""
     history: Digest = b""
     unlinked: str | None = None
-    """Why the last assistant turn without a link has none."""
+    """Why the last assistant turn that has no link has none: `ambiguous` or `unknown_turn`."""
 
 
 def canonical(message: Message) -> bytes:
-    """A message such that only what a template could tell apart differs: key order does not count, one text block is
-    its string, cache markers and empty fields are gone."""
+    """Return the bytes of a message, which differ only where a chat template could tell two messages apart: key order
+    does not count, one text block is its string, cache markers and empty fields are left out."""
     slim: dict[str, Any] = {key: value for key, value in message.items() if value not in (None, [], {})}
     content = slim.get("content", "")
     if isinstance(content, list):

@@ -1,7 +1,7 @@
-"""Between a parsed request and the engine: find the call it continues, give tool calls their own ids back, splice.
+"""Between a parsed request and the engine: find the call that the request continues, translate, splice.
 
-What goes to the engine and into the record is in the engine's terms; what is compared with later requests stays in the
-harness's.
+The engine and the record get a request in the engine's terms: its tool-call ids, roles and content that its template
+takes. Later requests are compared with the request in the harness's terms.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Plan:
     parent_id: str | None = None
     continuation: Literal["root", "spliced", "canonical"] = "root"
     cause: str | None = None
-    """Why a continuation was not spliced, or why a request that names known calls continues none."""
+    """Why a continuation was not spliced, or why a request that names known calls continues none of them."""
     history: bytes = b""
     """See `Continuation.history`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """What splicing remembers of one session."""
+    """The calls of one session that later requests may continue, and the engine's ids of their tool calls."""
 
     conversations: Conversations = field(default_factory=Conversations)
     engine_ids: EngineIds = field(default_factory=EngineIds)
 
     def remember(self, call: ModelCall, plan: Plan) -> None:
-        """Call before the answer leaves."""
+        """Add an answered call. This must happen before its answer leaves."""
         self.conversations.add(call, plan.history, self.engine_ids.mint(call.call_id, call.response))
 
 
@@ -68,7 +68,7 @@ IMAGE: list[Message] = [
 
 
 class Splicer:
-    """Splices the requests of all sessions of one engine, until that engine turns out to ignore spliced prompts."""
+    """Splices the requests of all sessions of one engine. It stops when the engine turns out to ignore such prompts."""
 
     def __init__(self, engine: Engine, *, enabled: bool, keep_reasoning: bool = True) -> None:
         self._engine = engine
@@ -80,10 +80,12 @@ class Splicer:
         self._reads_text_only = False
 
     async def probe(self) -> None:
-        """Ask the engine what it takes. Some templates raise an error at a second system message: there it becomes a
-        user message, in its place. Models that read text refuse images, which harnesses send whenever the policy opens
-        one: there words take its place, or the policy could end its sessions as failures of the engine. Raises
-        `EngineError` when the engine cannot be asked."""
+        """Ask the engine which messages its template takes. Raises `EngineError` when the engine cannot be asked.
+
+        Some templates raise an error at a second system message: there the message becomes a user message, in its
+        place. Text-only models refuse images, which harnesses send whenever the policy opens one. There words take the
+        place of an image: else the policy could end sessions as if the engine had failed.
+        """
         try:
             await self._engine.template(LATE_SYSTEM, [])
         except EngineError as error:
@@ -135,8 +137,11 @@ class Splicer:
         return await spliced_prompt(self._engine, parent, messages, new_messages, self._learned)
 
     def confirm(self, plan: Plan, prompt_ids: np.ndarray) -> Plan:
-        """The plan as it was carried out: the engine's echo says which prompt it conditioned on. One that adds its own
-        templating to the ids already seen (NeMo RL's) may differ in what is new, and breaks nothing."""
+        """Return the plan as it was carried out: the engine says that it conditioned on `prompt_ids`.
+
+        An engine that templates the new messages itself (NeMo RL's) may differ after the ids already seen. That makes
+        the call `canonical`, but breaks nothing.
+        """
         spliced, seen = plan.request.prompt_ids, plan.request.prefix_length
         if spliced is None or np.array_equal(spliced, prompt_ids):
             return plan
@@ -157,5 +162,5 @@ def _mention(kind: str) -> dict[str, str]:
 
 
 def _has_reasoning(call: ModelCall) -> bool:
-    """Whether there is reasoning in the conversation up to the call's answer, which a template might drop."""
+    """Return whether the conversation up to the call's answer has reasoning, which a template might drop."""
     return any(message.get("reasoning") for message in (*call.messages, call.response or {}))

@@ -1,21 +1,21 @@
-"""Token-in/token-out: the prompt of a continuation is the ids already seen plus the ids of what is new.
+"""Token-in/token-out: the prompt of a continuation is the ids already seen plus the ids of the new messages.
 
-    prompt = parent.prompt_ids + parent.response_ids + what the end of the turn still lacks + ids of the new messages
+    prompt = parent.prompt_ids + parent.response_ids + the missing end of the turn + ids of the new messages
 
-Only the engine's own template makes the new ids: a dummy turn followed by the new messages is templated twice, with two
-different dummy answers, and what the two have in common at the end is what the template puts after an answer. It begins
-with the turn's terminator (or with the opening of the next turn, where that is what ends an answer), which is left out
-where the policy sampled it itself. Templates that rewrite earlier turns (dropped thinking) do not matter: the dummy has
+Only the engine's template makes the new ids. A dummy turn followed by the new messages is templated twice, with two
+different dummy answers. The common end of the two renderings is what the template puts after an answer. It begins with
+the terminator of the turn, or with the opening of the next turn where that ends an answer. The terminator is left out
+where the policy sampled it. Templates that rewrite earlier turns (dropped thinking) do not matter: the dummy turn has
 nothing to drop.
 
-After tool calls the dummy turn makes the same calls with other arguments, and what the policy ended its turn with is
-looked for in what follows them: some templates end such a turn in a way of its own, or look in it for the function that
-a result belongs to.
+After tool calls the dummy turn makes the same calls with other arguments, because some templates look in it for the
+function that a result belongs to. The token with which the policy ended its turn is looked for after these calls,
+because some templates end such a turn differently.
 
-What the second templating tells is where the dummy's own ids end, and that stays: `Learned` keeps the ids up to there,
-and a later rendering that begins with exactly these needs no second one.
+The second rendering only locates the end of the dummy turn. That position is constant, so `Learned` caches the ids
+before it and skips the second rendering when they match.
 
-The result is used only if its text is the text of the new messages; else the engine templates the request as usual.
+The result is used only if its text is the text of the new messages. Else the engine templates the request as usual.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from polar_gym.engines import EngineError
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
 SpliceProblem = Literal["cut", "multimodal", "special_text", "template", "suffix"]
-"""Why a continuation is templated by the engine after all: the parent's answer was cut inside reasoning or a tool call;
-an image is in the conversation; new text spells a special token; the template's end of turn is not to be found; the
-new ids do not say the new messages."""
+"""Why the engine templates a continuation after all. `cut`: the parent's answer was cut inside reasoning or a tool
+call. `multimodal`: the conversation has an image. `special_text`: new text spells a special token. `template`: the
+template's end of turn cannot be found. `suffix`: the text of the new ids is not the text of the new messages."""
 
 DUMMY_ANSWERS = ("Apple 1", "Bread 2")
-"""They end in different tokens, so that what follows them is where their renderings begin to agree."""
+"""The two end in different tokens, so that their renderings agree only after them."""
 
 SPECIAL_TEXT = re.compile(
     r"<[|｜][^|｜\s]{1,40}[|｜]>|</?(?:think|tool_call|tool_response|s)>|<(?:start|end)_of_turn>"
     r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]+)\]"
 )
-"""Text that tokenizers commonly turn into special tokens, wherever it stands."""
+"""Text that tokenizers commonly turn into special tokens, wherever the text stands."""
 
 
 class Templater(Protocol):
-    """What splicing needs of an engine."""
+    """The part of an engine that splicing needs."""
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
-        """The engine's own ids for a conversation and the opening of the next answer. Raises `EngineError`."""
+        """Return the engine's ids for a conversation and the opening of the next answer. Raises `EngineError`."""
         ...
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
+        """Return the text of ids, special tokens included."""
         ...
 
 
@@ -76,16 +76,17 @@ MOST_LEARNED = 4096
 
 @dataclass(slots=True)
 class Learned:
-    """What the splices of one engine have shown of its template, so that later ones ask it less."""
+    """Facts about the template of one engine that earlier splices have shown, so that later ones ask it less."""
 
     openings: dict[tuple[str, ...], NDArray[np.int32] | None] = field(default_factory=dict)
-    """The functions that a dummy turn calls -> the ids of its first rendering up to where the second one stops to
-    differ. None: it began with others another time (some templates print the ids of calls), so it is no help."""
+    """The functions that a dummy turn calls -> the ids of its first rendering up to the place from which the second one
+    agrees. None: another rendering began with other ids (some templates print the ids of calls), so a cache is useless.
+    """
     texts: dict[int, str] = field(default_factory=dict)
-    """Of ids that answers ended with."""
+    """The text of each id that an answer ended with."""
 
     def learn(self, turn: tuple[str, ...], opening: NDArray[np.int32] | None) -> None:
-        if len(self.openings) < MOST_LEARNED:  # sets of parallel calls: there is no end to them
+        if len(self.openings) < MOST_LEARNED:  # the sets of parallel calls are endless
             self.openings[turn] = opening
 
 
@@ -96,9 +97,9 @@ async def spliced_prompt(
     new_messages: Sequence[Message],
     learned: Learned | None = None,
 ) -> NDArray[np.int32]:
-    """The prompt ids of a request that adds `new_messages` to `parent`. Raises `NoSplice`.
+    """Return the prompt ids of a request that adds `new_messages` to `parent`. Raises `NoSplice`.
 
-    `messages` is the whole request; it is only looked at for images. `learned`: of the same engine.
+    `messages` is the whole request, which is only searched for images. `learned` belongs to the same engine.
     """
     if _was_cut_inside(parent):
         raise NoSplice("cut")
@@ -117,8 +118,8 @@ async def spliced_prompt(
 
 
 def _was_cut_inside(call: ModelCall) -> bool:
-    """Whether the message shows that the answer ended, for want of room, inside reasoning or a tool call: nothing may
-    follow such a cut."""
+    """Return whether the message shows that the answer was cut off, at its limit, inside reasoning or a tool call:
+    nothing may follow such a cut."""
     message = call.response or {}
     if call.finish_reason != "length":
         return not len(call.response_ids)
@@ -126,8 +127,9 @@ def _was_cut_inside(call: ModelCall) -> bool:
 
 
 async def _is_cut_in_a_tool_call(engine: Templater, call: ModelCall) -> bool:
-    """Of an answer without its end. Its message does not tell: vLLM says `tool_calls` as soon as a call's JSON is
-    whole, also where the room ended before the closing tag, and its streams hold back a call that has only begun."""
+    """Return whether an answer without an end of turn was cut inside a tool call. Its message does not tell: vLLM says
+    `tool_calls` as soon as a call's JSON is whole, also where the limit came before the closing tag. Its streams hold
+    back a call that has only begun."""
     if call.finish_reason != "length" and len(call.response_ids) != call.sampling.get("max_tokens"):
         return False
     said = await engine.decode(call.response_ids.tolist())
@@ -137,7 +139,7 @@ async def _is_cut_in_a_tool_call(engine: Templater, call: ModelCall) -> bool:
 async def _ids_after_answer(
     engine: Templater, parent: ModelCall, new_messages: Sequence[Message], learned: Learned
 ) -> NDArray[np.int32]:
-    """The ids from the one that ends an answer to the first of the next one."""
+    """Return the ids from the one that ends an answer up to the opening of the next answer."""
     after = await _ids_after_tool_calls(engine, parent, new_messages, learned)
     if after is None:
         turns = [{"role": "assistant", "content": answer} for answer in DUMMY_ANSWERS]
@@ -150,7 +152,8 @@ async def _ids_after_answer(
 async def _ids_after_tool_calls(
     engine: Templater, parent: ModelCall, new_messages: Sequence[Message], learned: Learned
 ) -> NDArray[np.int32] | None:
-    """The same after calls, where the template ends them with the very token that the policy did; else None."""
+    """Return the ids that follow an answer with tool calls. None where the parent has no calls, or where the template
+    does not end them with the token with which the policy did."""
     calls = (parent.response or {}).get("tool_calls")
     if not calls or not SPECIAL_TEXT.fullmatch(await _text_of(engine, int(parent.response_ids[-1]), learned)):
         return None
@@ -175,8 +178,8 @@ def _with_arguments(calls: Sequence[dict[str, Any]], said: str) -> list[dict[str
 async def _common_ending(
     engine: Templater, turns: Sequence[Message], new_messages: Sequence[Message], learned: Learned
 ) -> NDArray[np.int32] | None:
-    """What the engine's template puts after either of two dummy turns; None where it refuses them, as it may what comes
-    in no such order in real conversations."""
+    """Return the ids that the engine's template puts after either of two dummy turns. None where the template refuses
+    the conversation, which it may because real conversations have no such order."""
     conversations = [[{"role": "user", "content": "Hello."}, turn, *new_messages] for turn in turns]
     called = tuple(call["function"]["name"] for call in turns[0].get("tool_calls") or [])
     opening = learned.openings.get(called)
@@ -203,8 +206,8 @@ def _common_suffix(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArr
 
 
 def _says(decoded: str, texts: Sequence[str]) -> bool:
-    """Whether the texts stand in `decoded`, in their order; templates may trim them, or print them as JSON strings, and
-    tokenizers (Qwen's) compose accents."""
+    """Return whether `decoded` holds the texts in their order. Templates may trim them, or print them as JSON strings,
+    and tokenizers (Qwen's) compose accents."""
     decoded, position = unicodedata.normalize("NFC", decoded), 0
     for text in (unicodedata.normalize("NFC", each) for each in texts):
         forms = (text.strip(), canonical_json(text.strip())[1:-1])
