@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from polar_gym.runtimes import TOOLCHAIN, Mount
+from polar_gym.runtimes import NODE, TOOLCHAIN, ExecResult, Mount, SandboxError, SandboxRequest, agent
 
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 """Where programs expect glibc's loader: one of these exists in an image that has it."""
@@ -25,18 +25,33 @@ FAMILY = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "libresolv.
 """glibc's own parts, for programs inside packages, which are not looked at."""
 
 
-def support(mounts: Sequence[Mount], *, git: bool) -> list[Mount]:
-    """More mounts, with which the programs among these start without the image's help; `git`: it is needed too, as the
-    image has none, and changes to a workspace are read with it. Blocks."""
+def mounts_of(request: SandboxRequest, *, has_glibc: bool, has_git: bool) -> list[Mount]:
+    """Return the mounts of a sandbox: those that are asked for, and those that its image lacks.
+
+    Without an image, these are the machine's /usr and what its programs need of /etc. Blocks.
+    """
+    mounts = list(request.mounts)
+    if request.spec.image is None:
+        mounts += [Mount(Path("/usr"), "/usr"), *(Mount(path.resolve(), str(path)) for path in agent.host_etc())]
+    elif not has_glibc and any(map(_is_toolchain, mounts)):
+        mounts += _support(mounts, git=not has_git)
+    return mounts
+
+
+def _support(mounts: Sequence[Mount], *, git: bool) -> list[Mount]:
+    """Return more mounts, with which the programs among these start without the image's help.
+
+    `git`: it is needed too, because the image has none, and changes to a workspace are read with it.
+    """
     more = [Mount(Path(found).resolve(), GIT)] if git and (found := shutil.which("git")) else []
-    programs = [mount.host for mount in (*mounts, *more) if mount in more or is_toolchain(mount)]
+    programs = [mount.host for mount in (*mounts, *more) if mount in more or _is_toolchain(mount)]
     needed = {path for program in (Path("/bin/sh"), *programs) if program.is_file() for path in _needed(program)}
     for library in [path for path in needed if path.name == "libc.so.6"]:
         needed |= {sibling for name in FAMILY if (sibling := library.with_name(name)).exists()}
     return [*more, *(Mount(path.resolve(), str(path)) for path in sorted(needed))]
 
 
-def is_toolchain(mount: Mount) -> bool:
+def _is_toolchain(mount: Mount) -> bool:
     return mount.inside.startswith(f"{TOOLCHAIN}/")
 
 
@@ -47,9 +62,32 @@ def _needed(program: Path) -> tuple[Path, ...]:
     return tuple(Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", done.stdout, re.MULTILINE))
 
 
-def node_advice(image: str, said: str) -> str:
-    """What to say of an image in which the toolchain's node does not start."""
-    return (
-        f"runtime.image: the harness's node does not start in {image!r} ({said}); an image needs a glibc as new as "
-        "node was built for (2.28 for the builds of nodejs.org) with libstdc++, or none at all (musl, busybox)"
-    )
+class NodeCheck:
+    """Whether the toolchain's node starts in an image: asked once for each image that it starts in."""
+
+    def __init__(self) -> None:
+        self._starts_in: set[str] = set()
+
+    async def check(
+        self,
+        request: SandboxRequest,
+        name: str,
+        image_id: str,
+        run: Callable[[Sequence[str]], Awaitable[ExecResult]],
+    ) -> None:
+        """Raise `SandboxError` where node does not start in the image of this name and id.
+
+        `run` runs a command in a sandbox of that image.
+        """
+        needed = request.spec.image is not None and any(mount.inside == NODE for mount in request.mounts)
+        if not needed or image_id in self._starts_in:
+            return
+        result = await run([NODE, "--version"])
+        if result.exit_code != 0:
+            said = (result.stderr or result.stdout).decode(errors="replace").strip()
+            raise SandboxError(
+                f"runtime.image: the harness's node does not start in {name!r} ({said}); an image needs a glibc as "
+                "new as node was built for (2.28 for the builds of nodejs.org) with libstdc++, or none at all (musl, "
+                "busybox)"
+            )
+        self._starts_in.add(image_id)

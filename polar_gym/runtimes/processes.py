@@ -1,4 +1,4 @@
-"""Starting a child process without leaving it behind.
+"""Programs of the gateway's machine: whether they are there, and their start without leaving a process behind.
 
 `asyncio.create_subprocess_exec` must not be cancelled: until its pipes are connected it waits, on being cancelled, for
 pipes that it will never connect (CPython 3.13.0), and the task hangs for ever.
@@ -7,9 +7,19 @@ pipes that it will never connect (CPython 3.13.0), and the task hangs for ever.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+
+def missing(packages: Mapping[str, str]) -> list[str]:
+    """Return what is missing of these programs (name -> package), each with the command that installs it."""
+    return [
+        f"{program} is missing; install it with: apt-get install {package}"
+        for program, package in packages.items()
+        if not shutil.which(program)
+    ]
 
 
 async def kill(process: Process) -> None:

@@ -23,12 +23,12 @@ from pydantic import Field
 
 from polar_gym.paths import cache_dir
 from polar_gym.registry import Names
-from polar_gym.runtimes import NODE, Command, SandboxError, SandboxRequest, sandbox_files, scratch_directory
+from polar_gym.runtimes import Command, SandboxError, SandboxRequest, processes, sandbox_files, scratch_directory
 from polar_gym.runtimes.apptainer import seccomp
 from polar_gym.runtimes.apptainer.images import Form, Image, Images
 from polar_gym.runtimes.apptainer.instance import Instance, end_instances
 from polar_gym.runtimes.apptainer.sandbox import ApptainerSandbox, process_limits
-from polar_gym.runtimes.glibc import node_advice
+from polar_gym.runtimes.glibc import NodeCheck
 from polar_gym.runtimes.kernel.listener import serve_on_host
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.threads import to_its_end
@@ -55,16 +55,10 @@ class Apptainer:
     def __init__(self, options: ApptainerOptions) -> None:
         self.options = options
         self._images = Images(options.program, options.images or cache_dir() / "images", options.form)
-        self._run_node: set[Path] = set()
-        """Images in which the toolchain's node is known to start."""
+        self._node_check = NodeCheck()
 
     def check(self) -> list[str]:
-        packages = {"nsenter": "util-linux", "prlimit": "util-linux", "tar": "tar"}
-        missing = [
-            f"{program} is missing; install it with: apt-get install {package}"
-            for program, package in packages.items()
-            if not shutil.which(program)
-        ]
+        missing = processes.missing({"nsenter": "util-linux", "prlimit": "util-linux", "tar": "tar"})
         if not shutil.which(self.options.program):
             missing.append(
                 f"{self.options.program} is missing; install it from https://apptainer.org/docs/admin/latest/"
@@ -94,7 +88,9 @@ class Apptainer:
                 sandbox.base_url, sandbox.server = await serve_on_host(request.served)
             elif request.served is not None:
                 sandbox.server = await request.served(await instance.listen())
-            await self._check_toolchain(sandbox)
+            await self._node_check.check(
+                request, image.name, str(image.path), lambda argv: sandbox.exec(Command(argv=argv, workdir="/"))
+            )
         except BaseException:
             await sandbox.stop()
             raise
@@ -132,17 +128,6 @@ class Apptainer:
         finally:
             if view is not None:
                 await view.close()
-
-    async def _check_toolchain(self, sandbox: ApptainerSandbox) -> None:
-        """Once for each image: the node of this machine must start in it. Raises `SandboxError`."""
-        request, image = sandbox.request, sandbox.image
-        if request.spec.image is None or image.path in self._run_node:
-            return
-        if any(mount.inside == NODE for mount in request.mounts):
-            result = await sandbox.exec(Command(argv=[NODE, "--version"], workdir="/"))
-            if result.exit_code != 0:
-                raise SandboxError(node_advice(image.name, result.stderr.decode(errors="replace").strip()))
-            self._run_node.add(image.path)
 
 
 RUNTIME = Apptainer

@@ -85,11 +85,7 @@ class Instance:
 
     def _binds(self, image: Image, request: SandboxRequest) -> list[str]:
         """`source:destination:mode`, later ones on top of earlier ones. Raises `SandboxError`."""
-        mounts = list(request.mounts)
-        if request.spec.image is None:
-            mounts += [Mount(Path("/usr"), "/usr"), *(Mount(path.resolve(), str(path)) for path in agent.host_etc())]
-        elif not image.glibc and any(map(glibc.is_toolchain, mounts)):
-            mounts += glibc.support(mounts, git=not image.git)
+        mounts = glibc.mounts_of(request, has_glibc=image.glibc, has_git=image.git)
         mounts.append(Mount(self.scratch / "etc" / "passwd", "/etc/passwd"))
         own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
         writable = [(self.scratch / name, inside, "rw") for name, inside in own.items()]

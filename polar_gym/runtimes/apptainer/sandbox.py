@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from polar_gym.runtimes import (
     GATEWAY_PORT,
@@ -28,8 +27,6 @@ from polar_gym.runtimes.time_limit import until_its_end
 
 INSIDE = f'{agent.SET_ENVIRONMENT}; cd "$1" || exit 126; shift; {agent.RUN}'
 
-KILL_ATTEMPTS = 10
-
 
 @dataclass(kw_only=True)
 class ApptainerSandbox:
@@ -44,7 +41,7 @@ class ApptainerSandbox:
     cgroup: cgroups.Cgroup | None = None
     server: asyncio.Server | None = None
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _stopped: bool = False
+    stopped: bool = False
 
     async def exec(self, command: Command) -> ExecResult:
         values = {**self.image.environment, **agent.IDENTITY, **self.request.spec.environment, **command.environment}
@@ -54,8 +51,8 @@ class ApptainerSandbox:
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
         async with self._one_at_a_time:
             running = asyncio.create_task(self._run(argv, values, command.stdin, stdout, stderr))
-            timed_out = await until_its_end(running, command, self._kill)
-        if self._stopped:
+            timed_out = await until_its_end(running, command, self)
+        if self.stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} was stopped during a command")
         self.instance.enter()  # raises when the instance died, and the command with it
         code = running.result()
@@ -67,10 +64,10 @@ class ApptainerSandbox:
         )
 
     async def stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
         if self.server is not None:
             self.server.close()
-        await to_its_end(self.instance.end)
+        await self.end()
         await to_its_end(sandbox_files.remove, self.instance.scratch)
 
     async def _run(
@@ -81,7 +78,7 @@ class ApptainerSandbox:
         return process.returncode or 0
 
     async def _spawn(self, argv: Sequence[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
-        if self._stopped:
+        if self.stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
         through = [*(self.cgroup.enter if self.cgroup is not None else ()), *self.limits, *self.instance.enter()]
         try:
@@ -96,23 +93,12 @@ class ApptainerSandbox:
         except (OSError, ValueError) as error:  # too long, or a zero byte
             raise SandboxError(f"a command could not be started: {error}") from error
 
-    async def _kill(self, streams: asyncio.Task[Any]) -> None:
-        """Kill every process of the agent, until the running command's streams end.
+    async def kill_agent(self) -> None:
+        killer = await self._spawn(agent.KILL, {})
+        await killer.communicate()
 
-        More than once, because the command may only be about to start. Raises `SandboxError` when it does not help, and
-        ends the instance: no process of an agent outlives its limit.
-        """
-        for _ in range(KILL_ATTEMPTS):
-            if self._stopped:  # the instance is being ended, and everything in it
-                await asyncio.wait({streams})
-                return
-            killer = await self._spawn(agent.KILL, {})
-            await killer.communicate()
-            await asyncio.wait({streams}, timeout=1)
-            if streams.done():
-                return
+    async def end(self) -> None:
         await to_its_end(self.instance.end)
-        raise SandboxError("a command could not be killed at its time limit; its sandbox was ended")
 
 
 def process_limits(memory_mb: int, file_mb: int) -> list[str]:

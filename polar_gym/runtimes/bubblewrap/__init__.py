@@ -37,6 +37,7 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
+    processes,
     sandbox_files,
     scratch_directory,
 )
@@ -92,12 +93,7 @@ class Bubblewrap:
         self._options = options
 
     def check(self) -> list[str]:
-        packages = {"bwrap": "bubblewrap", "git": "git", "tar": "tar"}
-        missing = [
-            f"{program} is missing; install it with: apt-get install {package}"
-            for program, package in packages.items()
-            if not shutil.which(program)
-        ]
+        missing = processes.missing({"bwrap": "bubblewrap", "git": "git", "tar": "tar"})
         return missing or self._check_namespaces()
 
     def caveats(self) -> list[str]:

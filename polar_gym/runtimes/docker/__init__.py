@@ -9,14 +9,13 @@ gateway may not enter that (not root, or in a container itself), by a mounted Un
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection
 
 import docker
 import requests
 from docker import errors
 
-from polar_gym.runtimes import SandboxError, SandboxRequest, agent, scratch_directory
+from polar_gym.runtimes import SandboxError, SandboxRequest, agent, processes, scratch_directory
 from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import Image
 from polar_gym.runtimes.docker.options import DockerOptions
@@ -42,11 +41,7 @@ class Docker:
             ]
         if not self._daemon.options.host_usr:
             return []
-        missing = [
-            f"{program} is missing; install it with: apt-get install {program}"
-            for program in ("git", "tar")
-            if not shutil.which(program)
-        ]
+        missing = processes.missing({"git": "git", "tar": "tar"})
         if "/bin" not in agent.host_root_links():
             missing.append("/bin is no link into /usr; install with: apt-get install usrmerge, or set runtime.image")
         return missing

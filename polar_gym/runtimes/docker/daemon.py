@@ -23,6 +23,7 @@ from docker import types as docker_types
 from polar_gym.runtimes import SandboxError
 from polar_gym.runtimes.docker.images import Images
 from polar_gym.runtimes.docker.options import DockerOptions
+from polar_gym.runtimes.glibc import NodeCheck
 from polar_gym.runtimes.limits import MEBIBYTE
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Daemon:
         self.options = options
         self.host = options.host or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         self.images = Images(options.pull)
+        self.node_check = NodeCheck()
         # The event loop's default pool is shared with everything else and small.
         self._executor = ThreadPoolExecutor(max_workers=CALL_THREADS, thread_name_prefix="polar-gym-docker")
         self._starts = Starts.of(self.host)

@@ -41,8 +41,6 @@ class Images:
         self._pulled: set[str] = set()
         self._has: dict[str, tuple[bool, bool]] = {}
         """Image id -> whether it has glibc, and git."""
-        self.run_node: set[str] = set()
-        """Ids of images in which the toolchain's node is known to start."""
 
     def get(self, client: docker.DockerClient, name: str) -> Image:
         """The image called `name`, pulled if the policy says so. Raises `SandboxError`."""

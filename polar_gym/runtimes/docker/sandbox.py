@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import docker
 from docker import errors
@@ -23,7 +22,6 @@ from docker import types as docker_types
 from polar_gym.runtimes import (
     GATEWAY_PORT,
     HOME,
-    NODE,
     Command,
     ExecResult,
     Mount,
@@ -37,7 +35,6 @@ from polar_gym.runtimes import (
 from polar_gym.runtimes.docker import relay, streams
 from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import Image
-from polar_gym.runtimes.glibc import node_advice
 from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
@@ -59,7 +56,6 @@ chown -R 1000:1000 "$2"
 grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo "agent:x:1000:1000:agent:$1:/bin/sh" >> /etc/passwd
 """
 
-KILL_ATTEMPTS = 10
 EXIT_POLLS = 200
 REMOVE_SECONDS = 30
 
@@ -78,7 +74,7 @@ class DockerSandbox:
         self._relay: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._stopped = False
+        self.stopped = False
 
     async def start(self) -> None:
         workspace = self._request.spec.workspace.path
@@ -91,7 +87,9 @@ class DockerSandbox:
                 f"runtime.image: {self._image.name!r} could not be prepared ({_said(prepared)}); an image needs sh, "
                 "tar, timeout, mkdir, chown and grep (busybox has them all)"
             )
-        await self._check_toolchain()
+        await self._daemon.node_check.check(
+            self._request, self._image.name, self._image.id, lambda argv: self._run(argv, user=AGENT)
+        )
         if self._request.workspace is not None:
             archive = await asyncio.to_thread(files.pack, self._request.workspace)
             await files.unpack(self, archive, workspace)
@@ -109,17 +107,17 @@ class DockerSandbox:
             running = asyncio.create_task(
                 streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
             )
-            timed_out = await until_its_end(running, command, self._kill)
-            if self._stopped:
+            timed_out = await until_its_end(running, command, self)
+            if self.stopped:
                 raise SandboxError(f"the sandbox of session {self._request.session_id} was stopped during a command")
             exit_code = None if timed_out else await self._exit_code(exec_id)
         return ExecResult(exit_code=exit_code, stdout=stdout.value(), stderr=stderr.value(), timed_out=timed_out)
 
     async def stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
         if self._server is not None:
             self._server.close()
-        await self._daemon.call(lambda client: remove_container(client, self._name))
+        await self.end()
         if self._relay is not None:
             self._relay.close()
         if self._relay_directory is not None:
@@ -165,24 +163,10 @@ class DockerSandbox:
         return container.attrs["State"]["Pid"]
 
     def _mounts(self) -> list[docker_types.Mount]:
-        mounts = list(self._request.mounts)
-        if self._request.spec.image is None:
-            mounts += [Mount(Path("/usr"), "/usr"), *(Mount(path.resolve(), str(path)) for path in agent.host_etc())]
-        elif not self._image.glibc and any(map(glibc.is_toolchain, mounts)):
-            mounts += glibc.support(mounts, git=not self._image.git)
+        mounts = glibc.mounts_of(self._request, has_glibc=self._image.glibc, has_git=self._image.git)
         if self._relay_directory is not None:
             mounts.append(Mount(self._relay_directory / "socket", relay.INSIDE))
         return [docker_types.Mount(each.inside, str(each.host), type="bind", read_only=True) for each in mounts]
-
-    async def _check_toolchain(self) -> None:
-        """Once for each image: the node of this machine must start in it. Raises `SandboxError`."""
-        if self._request.spec.image is None or not any(mount.inside == NODE for mount in self._request.mounts):
-            return
-        if self._image.id not in self._daemon.images.run_node:
-            result = await self._run([NODE, "--version"], user=AGENT)
-            if result.exit_code != 0:
-                raise SandboxError(node_advice(self._image.name, _said(result)))
-            self._daemon.images.run_node.add(self._image.id)
 
     async def _listen(self, pid: int) -> socket.socket:
         """The gateway's listening socket, in the container's network namespace or on this side of the relay."""
@@ -209,7 +193,7 @@ class DockerSandbox:
         return listener
 
     async def _create_exec(self, argv: Sequence[str], user: str, workdir: str, environment: Mapping[str, str]) -> str:
-        if self._stopped:
+        if self.stopped:
             raise SandboxError(f"the sandbox of session {self._request.session_id} is stopped")
 
         def create(client: docker.DockerClient) -> str:
@@ -238,22 +222,11 @@ class DockerSandbox:
             exit_code=await self._exit_code(exec_id), stdout=stdout.value(), stderr=stderr.value(), timed_out=False
         )
 
-    async def _kill(self, running: asyncio.Task[Any]) -> None:
-        """Kill every process of the agent, until the running command's streams end.
+    async def kill_agent(self) -> None:
+        await self._run(agent.KILL, user=AGENT)
 
-        More than once, because the command may only be about to start. Raises `SandboxError` when it does not help, and
-        removes the container: no process of an agent outlives its limit.
-        """
-        for _ in range(KILL_ATTEMPTS):
-            if self._stopped:  # the container is being removed, and everything in it
-                await asyncio.wait({running})
-                return
-            await self._run(agent.KILL, user=AGENT)
-            await asyncio.wait({running}, timeout=1)
-            if running.done():
-                return
+    async def end(self) -> None:
         await self._daemon.call(lambda client: remove_container(client, self._name))
-        raise SandboxError("a command could not be killed at its time limit; its sandbox was removed")
 
 
 def _said(result: ExecResult) -> str:
