@@ -1,11 +1,25 @@
-"""Where a harness runs: one small interface, one file per runtime.
+"""Runtimes: where a harness runs. A runtime starts sandboxes, which are kept apart from the machine and its network.
 
-Each module here defines one class `RUNTIME`. A sandbox reaches nothing but the gateway: it has a network namespace of
-its own, in which one listening socket, made by the runtime and served by the gateway, is the whole world. A task may
-ask for less (`network: none`) or for more (`full`).
+A plug-in is one module or package here that defines a class `RUNTIME`, a `Runtime`: `docker`, `apptainer`,
+`bubblewrap`, and `auto`, which chooses one of them. `RUNTIME.Options` are its options, `limits.LimitOptions` or more;
+`RUNTIME(options)` makes the runtime. A runtime starts a `Sandbox`, which runs commands and stops. Nothing else is asked
+of a runtime: files go in and out through commands (`files`), and so does the difference that an agent made
+(`workspaces.diff`).
 
-Starting, running commands and stopping is all that a runtime must offer: files go in and out through commands
-(`files`), and so does the difference that an agent made (`diff`).
+A sandbox reaches nothing but the gateway: it has a network namespace of its own, in which one listening socket, made by
+the runtime and served by the gateway, is all that there is. A task may ask for less (`network: none`) or for more
+(`full`).
+
+Used by the runtimes:
+
+- `kernel`: what Linux offers to keep a sandbox apart.
+- `agent`: the user in a sandbox, and the parts of the machine that this user may see.
+- `limits`: the options that every runtime takes.
+- `sandbox_files`, `scratch_directory`: what a sandbox keeps on the gateway's machine.
+- `glibc`, `skeleton`, `image_names`: what an image lacks, an image without a registry, and the names of images.
+- `time_limit`, `output`: the end of a command, and what it printed.
+
+Used by other rooms too: `files`, `tar`, `processes` and `threads`. The room uses `registry`, `schema` and `paths`.
 """
 
 from __future__ import annotations
