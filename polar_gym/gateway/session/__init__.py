@@ -4,7 +4,7 @@
 - `stages`: the pools of a node that sessions pass through, and which session is next.
 - `plugins`: the plug-ins that a request names.
 - `preparation`: the files of a session on the gateway's machine.
-- `sandboxes`, `grading_sandboxes`: the sandboxes of a session.
+- `sandboxes`: the sandboxes of a session, for the harness and for grading.
 - `harness_run`: the run of the harness, and who is to blame for its end.
 - `building`: captured calls become a trajectory.
 - `work`: what the agent left in its sandbox.

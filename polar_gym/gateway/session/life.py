@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from polar_gym.evaluators import EvaluationContext, EvaluatorError
@@ -22,11 +21,10 @@ from polar_gym.evaluators.judge import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.session.building import build, final_message
-from polar_gym.gateway.session.grading_sandboxes import GradingSandboxes
 from polar_gym.gateway.session.harness_run import HarnessRun
 from polar_gym.gateway.session.plugins import Plugins
 from polar_gym.gateway.session.preparation import base_of, prepare
-from polar_gym.gateway.session.sandboxes import Sandboxes
+from polar_gym.gateway.session.sandboxes import GradingSandboxes, Sandboxes
 from polar_gym.gateway.session.work import READ_SECONDS, Work, read_work
 from polar_gym.harnesses.install import InstallError
 from polar_gym.runtimes import Sandbox, SandboxError, Serve
@@ -151,12 +149,11 @@ class SessionLife:
         spec = self.request.runtime
         prepared = await prepare(spec, self._plugins.harness, cache=self._around.cache, scratch=self._scratch)
         sandbox = await self._sandboxes.start_for_harness(prepared, self._around.serve(self.capture))
-        start_another = partial(self._sandboxes.start_for_grading, prepared)
         return Ready(
             sandbox=sandbox,
             executable=prepared.executable,
             base=await base_of(sandbox, spec, prepared),
-            grading=GradingSandboxes(self.session.session_id, start_another, self._sandboxes.stop),
+            grading=GradingSandboxes(self._sandboxes, prepared),
             since=time.monotonic(),
         )
 

@@ -1,9 +1,11 @@
-"""The sandboxes of one session: its harness's own, and fresh ones for grading."""
+"""The sandboxes of one session: the harness's own, and fresh ones for grading."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from polar_gym.gateway.session.preparation import Prepared, brings_workspace
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest, Serve
@@ -16,29 +18,26 @@ STOP_SECONDS = 120.0
 
 
 class Sandboxes:
-    """Starts and removes sandboxes; their workspace is as before the agent, and its git history ends there."""
+    """Starts and removes sandboxes. Their workspace is as before the agent, and its git history ends there."""
 
     def __init__(self, runtime: Runtime, spec: RuntimeSpec, session: Session) -> None:
+        self.session = session
         self._runtime = runtime
         self._spec = spec
-        self._session = session
         self._up: list[Sandbox] = []
         """The harness's sandbox, until it is removed."""
 
     async def start_for_harness(self, prepared: Prepared, serve: Serve) -> Sandbox:
         """Start the sandbox that `close` removes. Raises `SandboxError`."""
-        sandbox = await self._start(prepared, serve)
+        sandbox = await self.start(prepared, serve)
         self._up.append(sandbox)
         return sandbox
 
-    async def start_for_grading(self, prepared: Prepared) -> Sandbox:
-        """Start a sandbox without a gateway, which the caller must stop. Raises `SandboxError`."""
-        return await self._start(prepared, None)
-
-    async def _start(self, prepared: Prepared, serve: Serve | None) -> Sandbox:
+    async def start(self, prepared: Prepared, serve: Serve | None = None) -> Sandbox:
+        """Start a sandbox that the caller must stop; without `serve` it is for grading. Raises `SandboxError`."""
         request = SandboxRequest(
-            session_id=self._session.session_id,
-            node=self._session.node or "",
+            session_id=self.session.session_id,
+            node=self.session.node or "",
             spec=self._spec,
             workspace=prepared.repository,
             mounts=prepared.mounts,
@@ -65,4 +64,48 @@ class Sandboxes:
             async with asyncio.timeout(STOP_SECONDS):
                 await sandbox.stop()
         except (SandboxError, OSError) as error:
-            log.error("session %s: a sandbox could not be removed: %s", self._session.session_id, error)
+            log.error("session %s: a sandbox could not be removed: %s", self.session.session_id, error)
+
+
+class GradingSandboxes:
+    """Fresh sandboxes for grading. The first one, the spare one, may be made while the harness still runs."""
+
+    def __init__(self, sandboxes: Sandboxes, prepared: Prepared) -> None:
+        self._sandboxes = sandboxes
+        self._prepared = prepared
+        self._spare: asyncio.Future[Sandbox | None] | None = None
+        """The sandbox that comes up, or is up. The result is None where the sandbox could not be made."""
+        self._asked = asyncio.Event()
+        """Set once grading has asked for a sandbox: grading then has the spare one, or one of its own."""
+
+    async def prewarm(self) -> None:
+        """Make the spare sandbox, and return when grading takes it. When cancelled before that, remove it."""
+        if self._asked.is_set():
+            return
+        self._spare = spare = asyncio.get_running_loop().create_future()
+        sandbox = None
+        try:
+            sandbox = await self._sandboxes.start(self._prepared)
+            spare.set_result(sandbox)
+            await self._asked.wait()
+        except Exception as error:  # noqa: BLE001 - grading starts one of its own, and says why if that cannot be
+            session_id = self._sandboxes.session.session_id
+            log.warning("session %s: no sandbox could be prepared for grading: %s", session_id, error)
+        finally:
+            if not spare.done():
+                spare.set_result(None)
+            if sandbox is not None and not self._asked.is_set():
+                await self._sandboxes.stop(sandbox)
+
+    @asynccontextmanager
+    async def fresh(self) -> AsyncIterator[Sandbox]:
+        """Give a sandbox that nothing has run in, and remove it afterwards. Raises what the runtime raises."""
+        spare, self._spare = self._spare, None
+        sandbox = await spare if spare is not None else None
+        self._asked.set()
+        if sandbox is None:
+            sandbox = await self._sandboxes.start(self._prepared)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
