@@ -1,11 +1,15 @@
-"""The examples for Slurm and Kubernetes, as far as they can be checked without either."""
+"""The examples for Slurm and Kubernetes, with stand-ins for Slurm's programs and without a Kubernetes cluster."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from polar_gym.config.loading import load_config
@@ -14,10 +18,11 @@ from polar_gym.paths import shipped_dir
 from polar_gym.service.settings import split_settings
 
 DEPLOY = shipped_dir("recipes") / "deploy"
+Slurm = Callable[..., tuple[list[str], list[str]]]
 
 
 def check_gateway(arguments: list[str]) -> GatewaySettings:
-    """What `polar-gym gateway` makes of them."""
+    """Return the settings that `polar-gym gateway` reads from its arguments. The rest must make a config."""
     values = dict(argument.split("=", 1) for argument in arguments)
     own = {key: value for key, value in values.items() if key in GatewaySettings.model_fields}
     load_config(None, [f"{key}={value}" for key, value in values.items() if key not in own])
@@ -50,17 +55,86 @@ def test_the_kubernetes_example_gives_settings_that_exist() -> None:
         assert all(any(file.startswith(f"{path}/") for path in mounted) for file in files)
 
 
-def test_the_slurm_example_is_a_script_that_gives_settings_that_exist() -> None:
-    script = DEPLOY / "slurm.sh"
-    assert subprocess.run(["bash", "-n", script], capture_output=True).stderr == b""
-    text = script.read_text()
-    assert text.splitlines()[0] == "#!/bin/bash"
-    plain = re.sub(r"\$\([^)]*\)|\$\{?\w+\}?", "x", text.replace('"${@:3}"', "").replace("\\\n", " "))
-    (server,) = re.findall(r"polar-gym serve ([^']*)'", plain)
-    own, others = split_settings(server.replace('"', "").split())
-    assert (own.cluster.name, own.port, others) == ("none", 8700, [])
-    (gateway,) = re.findall(r"again polar-gym gateway ([^\n]*)\n", plain)
-    settings = check_gateway(
-        [argument.strip('"') for argument in gateway.replace("server=x", "server=http://x").split()]
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+POLAR_GYM = """#!/bin/bash
+echo "$POLAR_GYM_SERVICE_KEY_FILE $POLAR_GYM_NODE_KEY_FILE" >>"$RECORDS/keys.$1"
+printf '%s\\n' "$@" >>"$RECORDS/arguments.$1"
+read -r status < <(sed -n "$(wc -l <"$RECORDS/keys.$1")p" "$RECORDS/statuses.$1")
+exit "${status:-0}"
+"""
+STUBS = {
+    "scontrol": "#!/bin/bash\nprintf 'one\\ntwo\\n'\n",
+    "hostname": "#!/bin/bash\necho worker\n",
+    "sleep": "#!/bin/bash\n",
+    "srun": SRUN,
+    "polar-gym": POLAR_GYM,
+}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    """Run the Slurm example with stand-ins for Slurm's programs and polar-gym, which record their arguments."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in STUBS.items():
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+
+    def run(*settings: str, server: str = "", gateway: str = "") -> tuple[list[str], list[str]]:
+        """Return the arguments that the server and the gateway got, where they end with these statuses in turn."""
+        (tmp_path / "statuses.serve").write_text(server)
+        (tmp_path / "statuses.gateway").write_text(gateway)
+        environment = {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "HOME": "/home/user",
+            "RECORDS": str(tmp_path),
+            "SLURM_JOB_NODELIST": "nodes[1-2]",
+        }
+        script = [DEPLOY / "slurm.sh", *settings]
+        subprocess.run(["bash", *script], env=environment, check=True, capture_output=True, timeout=60)
+        served, routed = ((tmp_path / f"arguments.{name}").read_text().splitlines() for name in ("serve", "gateway"))
+        return served, routed
+
+    return run
+
+
+def test_the_slurm_example_starts_a_server_and_gateways_with_settings_that_exist(slurm: Slurm, tmp_path: Path) -> None:
+    server, gateway = slurm("engine=vllm", "engine.url=http://inference:8000", "pools.run=16")
+    own, others = split_settings(server[1:])
+    assert (server[0], own.cluster.name, own.port, str(own.state), others) == (
+        "serve",
+        "none",
+        8700,
+        "/home/user/.polar-gym/state/server",
+        [],
     )
-    assert (settings.port, settings.url) == (8701, "http://x:8701")
+    settings = check_gateway(gateway[1:])
+    assert (gateway[0], settings.port, settings.url, settings.server) == (
+        "gateway",
+        8701,
+        "http://worker:8701",
+        "http://one:8700",
+    )
+    assert (settings.name, str(settings.state)) == ("worker", "/home/user/.polar-gym/state/worker")
+    assert gateway[-3:] == ["engine=vllm", "engine.url=http://inference:8000", "pools.run=16"]
+    keys = "/home/user/.polar-gym/service.key /home/user/.polar-gym/node.key\n"
+    assert [(tmp_path / f"keys.{name}").read_text() for name in ("serve", "gateway")] == [keys, keys]
+
+
+def test_the_slurm_example_starts_again_what_dies_and_not_what_has_a_wrong_setting(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm("engine=vllm", server="1\n137\n0\n", gateway="2\n0\n")
+    runs = {name: (tmp_path / f"keys.{name}").read_text().count("\n") for name in ("serve", "gateway")}
+    assert runs == {"serve": 3, "gateway": 1}
+
+
+def test_the_slurm_example_asks_slurm_for_one_task_on_each_machine() -> None:
+    """Slurm takes the options from comments before the first command."""
+    lines = (DEPLOY / "slurm.sh").read_text().splitlines()
+    comments = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
+    assert lines[0] == "#!/bin/bash"
+    assert "#SBATCH --ntasks-per-node=1" in comments
