@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,3 +36,10 @@ async def on_ray(machines: Any, tmp_path: Path) -> AsyncIterator[tuple[RolloutSe
             import ray
 
             ray.shutdown()
+
+
+async def machines_registered(client: RolloutClient, count: int) -> None:
+    """Wait until each machine's node has registered, so that no machine finishes all sessions before another starts."""
+    async with asyncio.timeout(90):
+        while len(await client.nodes()) < count:  # noqa: ASYNC110 - no event tells that a node has registered
+            await asyncio.sleep(0.2)

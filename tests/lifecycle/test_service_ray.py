@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polar_gym.protocol import TaskStatus
-from tests.lifecycle.cluster import TAKES_A_WHILE, on_ray
+from tests.lifecycle.cluster import TAKES_A_WHILE, machines_registered, on_ray
 from tests.support.requirements import need, need_program
 from tests.support.sessions import task
 
@@ -39,9 +39,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 async def test_the_sessions_of_a_lost_machine_finish_on_the_others(machines: Any, tmp_path: Path) -> None:
     """The lease is an hour: that the node is dead, Ray has said."""
     async with on_ray(machines, tmp_path) as (_, client):
-        async with asyncio.timeout(90):
-            while len(await client.nodes()) < 3:  # noqa: ASYNC110 - that a node has come is told by no event
-                await asyncio.sleep(0.2)
+        await machines_registered(client, 3)
         await client.submit(task(num_samples=6, agent=TAKES_A_WHILE))
         running: dict[str, str] = {}
         async with asyncio.timeout(60):

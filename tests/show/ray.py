@@ -21,7 +21,7 @@ from rich.table import Table
 
 from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
-from tests.lifecycle.cluster import TAKES_A_WHILE, on_ray
+from tests.lifecycle.cluster import TAKES_A_WHILE, machines_registered, on_ray
 from tests.show.result import Result, make_parser, parse
 from tests.support.sessions import task
 
@@ -35,6 +35,7 @@ USABLE, ELSEWHERE = LAWS = (
 async def show(machines: Any, sessions: int, directory: Path) -> tuple[TaskState, str, dict[str, str], float]:
     """Return the task's end, the lost node, the session that ran on each node then, and the seconds after the loss."""
     async with on_ray(machines, directory) as (_, client):
+        await machines_registered(client, MACHINES)
         await client.submit(task(num_samples=sessions, agent=TAKES_A_WHILE))
         running = await _on_every_machine(client)
         lost = machines.list_all_nodes()[-1]
