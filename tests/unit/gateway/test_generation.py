@@ -1,0 +1,95 @@
+"""The gate before the engine: what a pause holds up, what counts as in flight, and the clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from polar_gym.gateway.proxy.generation import GenerationGate
+
+
+async def settle() -> None:
+    """Let every task run until it waits for something."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_call_waits_while_generation_is_paused() -> None:
+    gate, passed = GenerationGate(), asyncio.Event()
+
+    async def call() -> None:
+        async with gate.call():
+            passed.set()
+
+    gate.pause()
+    calling = asyncio.create_task(call())
+    await settle()
+    assert (gate.paused, passed.is_set(), gate.in_flight) == (True, False, 0)
+    gate.resume()
+    await asyncio.wait_for(calling, 60)
+    assert (gate.paused, passed.is_set(), gate.in_flight) == (False, True, 0)
+
+
+async def test_a_pause_lets_calls_in_flight_end_and_idle_waits_for_the_last() -> None:
+    gate = GenerationGate()
+    async with gate.call():
+        async with gate.call():
+            gate.pause()
+            assert gate.in_flight == 2
+        waiting = asyncio.create_task(gate.idle(60))
+        await settle()
+        assert not waiting.done()
+        assert await gate.idle(0) is False
+    assert await asyncio.wait_for(waiting, 60) is True
+
+
+async def test_a_call_that_fails_is_in_flight_no_more() -> None:
+    gate = GenerationGate()
+    with pytest.raises(ConnectionError):
+        async with gate.call():
+            raise ConnectionError
+    assert gate.in_flight == 0
+    assert await gate.idle(60) is True
+
+
+async def test_a_call_that_is_cancelled_before_the_engine_is_never_in_flight() -> None:
+    gate = GenerationGate()
+    gate.pause()
+
+    async def call() -> None:
+        async with gate.call():
+            raise AssertionError
+
+    calling = asyncio.create_task(call())
+    await settle()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    gate.resume()
+    assert gate.in_flight == 0
+
+
+async def test_the_clock_stands_still_while_generation_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, loop, ahead = GenerationGate(), asyncio.get_running_loop(), [0.0]
+    real_time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real_time() + ahead[0])
+
+    async def pass_time(seconds: float) -> None:
+        await settle()
+        ahead[0] += seconds
+        await settle()
+
+    gate.pause()
+    sleeping = asyncio.create_task(gate.sleep(3600))
+    await pass_time(7200)
+    gate.resume()
+    await pass_time(3000)
+    assert not sleeping.done(), "a pause before the beginning takes nothing of the time"
+    gate.pause()
+    await pass_time(7200)
+    gate.resume()
+    await pass_time(500)
+    assert not sleeping.done(), "nor does a pause in the middle"
+    await pass_time(101)
+    assert sleeping.done()

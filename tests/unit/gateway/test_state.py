@@ -1,0 +1,105 @@
+"""A node's directory: which names it takes, whom it locks out, what it finds again, and what it evicts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from polar_gym.gateway.node.state import MAX_ATTEMPT, Key, Manifest, StateDirectory, StateError
+from polar_gym.protocol import DeliveryAnswer
+from polar_gym.schema import Episode
+from tests.support.episodes import make_episode
+
+EPISODE = make_episode("s", 1.0)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDirectory:
+    state = StateDirectory(tmp_path / "state")
+    state.lock()
+    return state
+
+
+def manifest(episode: Episode = EPISODE) -> Manifest:
+    return Manifest(session=episode.session, request=episode.request, engine=episode.engine)
+
+
+def ended(state: StateDirectory, name: str, at: float, size: int) -> Key:
+    """Keep a finished session of so many bytes that ended at this time."""
+    key = Key(name, 0)
+    files = state.files(key)
+    files.directory.mkdir()
+    files.episode.write_bytes(b" " * size)
+    os.utime(files.episode, (at, at))
+    return key
+
+
+@pytest.mark.parametrize("session_id", ["", "a" * 65, "../a", "a/b", "a.b", "ä", "a\n"])
+def test_only_a_name_that_is_safe_as_a_file_is_a_key(session_id: str) -> None:
+    with pytest.raises(ValueError, match=r"^session_id=.*expected 1 to 64 letters, digits, '_' or '-'"):
+        Key(session_id, 0)
+
+
+@pytest.mark.parametrize("attempt", [-1, MAX_ATTEMPT + 1])
+def test_an_attempt_has_a_number_that_is_found_again(attempt: int) -> None:
+    with pytest.raises(ValueError, match=rf"attempt={attempt}: expected a number from 0 to {MAX_ATTEMPT}"):
+        Key("a", attempt)
+
+
+def test_one_process_serves_a_directory(state: StateDirectory) -> None:
+    other = StateDirectory(state.root)
+    with pytest.raises(StateError, match=r"another gateway process serves it; stop that one, or set state="):
+        other.lock()
+    state.unlock()
+    other.lock()
+    other.unlock()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StateError, match=rf"^state={tmp_path}/file/state: .*; name a directory that can be written"):
+        StateDirectory(tmp_path / "file" / "state").lock()
+
+
+def test_sessions_with_a_manifest_are_found_again_and_nothing_else(state: StateDirectory) -> None:
+    keys = [Key("a", 0), Key("a", MAX_ATTEMPT), Key("b-_9", 2)]
+    for key in keys:
+        state.begin(key, manifest())
+    (state.sessions / "c.0").mkdir()
+    (state.sessions / "no key").mkdir()
+    (state.sessions / "d.0").write_text("a file")
+    assert sorted(state.known()) == keys
+    assert state.read_manifest(keys[0]) == manifest()
+
+
+def test_only_the_owner_reads_what_a_session_leaves(state: StateDirectory) -> None:
+    key = Key("s", 0)
+    state.begin(key, manifest())
+    state.finish(key, EPISODE)
+    state.mark_delivered(key, DeliveryAnswer(accepted=True))
+    files = state.files(key)
+    assert files.directory.stat().st_mode & 0o777 == 0o700
+    written = [files.manifest, files.episode, files.delivered]
+    assert [path.stat().st_mode & 0o777 for path in written] == [0o600] * 3
+    assert sorted(files.directory.iterdir()) == sorted(written), "no temporary file is left"
+    assert Episode.from_json(files.episode.read_bytes()).session == EPISODE.session
+
+
+def test_what_ended_too_long_ago_is_evicted(state: StateDirectory) -> None:
+    old, new = ended(state, "old", 100.0, 1), ended(state, "new", 200.0, 1)
+    assert state.evict([old, new], 250.0, keep_seconds=100, keep_bytes=1000) == [old]
+    assert not state.files(old).directory.exists()
+    assert state.files(new).directory.exists()
+
+
+def test_the_oldest_are_evicted_until_the_others_fit(state: StateDirectory) -> None:
+    keys = [ended(state, name, at, 400) for name, at in (("c", 30.0), ("a", 10.0), ("b", 20.0))]
+    assert state.evict(keys, 40.0, keep_seconds=1000, keep_bytes=800) == [Key("a", 0)]
+    assert state.evict(keys[::2], 40.0, keep_seconds=1000, keep_bytes=0) == [Key("b", 0), Key("c", 0)]
+
+
+def test_a_session_whose_directory_is_gone_already_counts_as_evicted(state: StateDirectory) -> None:
+    gone, there = Key("gone", 0), ended(state, "there", 10.0, 1)
+    assert state.evict([gone, there], 10.0, keep_seconds=1, keep_bytes=1) == [gone]
