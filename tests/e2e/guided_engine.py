@@ -6,19 +6,10 @@ from typing import Any
 
 from polar_gym.chat import ChatRequest, Completion
 from polar_gym.engines.vllm import VllmEngine
-from polar_gym.schema import Sampling, ToolDefinition
+from polar_gym.schema import Sampling
 from tests.support.sessions import REQUEST
 
-BASH: ToolDefinition = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-    },
-}
-
 SEEDED = REQUEST.model_copy(update={"sampling": Sampling(seed=7)})
-ASK: Any = [{"role": "user", "content": "List the files."}]
 
 TWO_CALLS = (
     "Looking.\n"

@@ -15,10 +15,11 @@ from polar_gym.cli.doctor import diagnose
 from polar_gym.engines import EngineError, openai_form
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import BuilderSpec
-from tests.e2e.guided_engine import ASK, BASH, SEEDED
+from tests.e2e.guided_engine import SEEDED
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, vllm_python
 from tests.support.requirements import need
 from tests.support.sessions import running_session
+from tests.support.tools import ASK, BASH
 
 FLAGS = ("--tool-strict-level", "function", "--logprobs-mode", "processed_logits")
 

@@ -18,8 +18,9 @@ from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmOptions
 from polar_gym.schema import Sampling
-from tests.e2e.guided_engine import ASK, BASH, TWO_CALLS, GuidedEngine, without_ids
+from tests.e2e.guided_engine import TWO_CALLS, GuidedEngine, without_ids
 from tests.e2e.vllm_server import VllmServer
+from tests.support.tools import ASK, BASH
 
 SEED = Sampling(seed=5)
 NAMED = {"type": "function", "function": {"name": "bash"}}

@@ -16,7 +16,7 @@ from polar_gym.chat.received import Received
 from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmOptions
 from polar_gym.schema import ModelCall, Sampling
-from tests.e2e.guided_engine import ASK, BASH, SEEDED, TWO_CALLS, GuidedEngine, without_ids
+from tests.e2e.guided_engine import SEEDED, TWO_CALLS, GuidedEngine, without_ids
 from tests.e2e.vllm_server import VllmServer
 from tests.e2e.vllm_work import (
     ENDLESS,
@@ -28,6 +28,7 @@ from tests.e2e.vllm_work import (
     wait_until,
 )
 from tests.support.sessions import running_session
+from tests.support.tools import ASK, BASH
 
 
 @pytest.fixture

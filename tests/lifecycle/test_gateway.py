@@ -15,15 +15,8 @@ from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Budget, HarnessSpec, RuntimeSpec, TaskRequest
 from tests.support.sessions import REQUEST, listing_engine, running_session
+from tests.support.tools import ASK, BASH
 
-BASH: Any = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-    },
-}
-ASK: Any = [{"role": "user", "content": "List the files."}]
 OTHER = TaskRequest(
     task_id="other", instruction="x", runtime=RuntimeSpec(name="bubblewrap"), agent=HarnessSpec(name="pi")
 )

@@ -12,8 +12,7 @@ import pytest
 
 from polar_gym.gateway.node.node import Node
 from tests.support.sessions import listing_engine, running_session
-
-ASK: Any = [{"role": "user", "content": "List the files."}]
+from tests.support.tools import ASK
 
 
 def client(node: Node, key: str) -> anthropic.AsyncAnthropic:

@@ -26,9 +26,8 @@ from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
 from tests.support.requirements import need_program
 from tests.support.sessions import asking, task
+from tests.support.tools import ASK
 from tests.support.vllm_stand_in import MODELS, REQUEST, answer
-
-ASK: Any = [{"role": "user", "content": "List the files."}]
 
 
 class Engine:

@@ -18,12 +18,12 @@ from polar_gym.curation.validation import validate
 from polar_gym.engines import ENGINES
 from polar_gym.gateway.node.node import Node
 from polar_gym.paths import cache_dir
-from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, PluginSpec, RuntimeSpec, Sampling
+from polar_gym.schema import HarnessSpec, PluginSpec, RuntimeSpec
 from polar_gym.tasks import Task
-from polar_gym.tasks.request import to_request
 from polar_gym.tasks.rows import Selection, load_tasks
 from tests.lifecycle.testbed_image import image_with_testbed
 from tests.support.docker_daemon import docker_host
+from tests.support.task_files import request_for
 
 __all__ = ["docker_host"]
 
@@ -166,16 +166,10 @@ async def test_an_agent_sees_the_planted_bug_but_neither_its_tests_nor_what_was_
     task = prepared(tmp_path, planted(healthy, healthy_image))
     look = "cat doubler.py; ls tests; git status --short; git log --format=%P%s; git rev-list --all --objects | wc -l"
     script = f"{look}; python3 -c {shlex.quote(CALL)}; sed -i 's/x + 2/x * 2/' doubler.py"
-    request = to_request(
+    request = request_for(
         task,
         harness=HarnessSpec.model_validate({"name": "command", "command": ["sh", "-c", script]}),
         runtime=RuntimeSpec.model_validate({"name": "docker", "host": docker_host}),
-        evaluator=EvaluatorSpec(name="swe"),
-        builder=BuilderSpec(name="prefix_merging"),
-        num_samples=1,
-        timeout_seconds=60,
-        sampling=Sampling(),
-        budget=Budget(),
     )
     says = {"match": "", "commands": [], "final_message": "Done."}
     spec = PluginSpec.model_validate({"name": "embedded", "scripts": [says]})

@@ -23,15 +23,8 @@ from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import HarnessSpec, ModelCall, Sampling
 from tests.support.sessions import REQUEST, running_session
+from tests.support.tools import ASK, BASH
 
-BASH: Any = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-    },
-}
-ASK: Any = [{"role": "user", "content": "List the files."}]
 FINAL = "All the files are listed: é 🦊, and that is the whole of it."
 SCRIPT = Script(commands=["ls -a 'é 🦊'"], final_message=FINAL)
 OPENCODE = REQUEST.model_copy(update={"agent": HarnessSpec(name="opencode")})

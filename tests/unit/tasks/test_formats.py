@@ -9,20 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from polar_gym.schema import (
-    Budget,
-    BuilderSpec,
-    EvaluatorSpec,
-    HarnessSpec,
-    PluginSpec,
-    RuntimeSpec,
-    Sampling,
-    TaskRequest,
-    Workspace,
-)
+from polar_gym.schema import PluginSpec, RuntimeSpec, Workspace
 from polar_gym.tasks import TASK_SOURCES, Task
-from polar_gym.tasks.request import UngradableError, to_request
+from polar_gym.tasks.request import UngradableError
+from tests.support.task_files import request_for
 
+DOCKER = RuntimeSpec(name="docker")
 CORE = {
     "repo": "pallets/flask",
     "base_commit": "0" * 40,
@@ -79,20 +71,6 @@ def parquet(path: Path, *rows: dict) -> Path:
     return path
 
 
-def request(task: Task) -> TaskRequest:
-    return to_request(
-        task,
-        harness=HarnessSpec(name="pi"),
-        runtime=RuntimeSpec(name="docker"),
-        evaluator=EvaluatorSpec(name="swe"),
-        builder=BuilderSpec(name="prefix_merging"),
-        num_samples=1,
-        timeout_seconds=60,
-        sampling=Sampling(),
-        budget=Budget(),
-    )
-
-
 @pytest.mark.parametrize("write", [jsonl, parquet])
 def test_rows_of_every_form_load_from_both_kinds_of_file(tmp_path, write):
     """One file each: Parquet has one schema a file, so rows of several forms come with nulls."""
@@ -108,7 +86,7 @@ def test_rows_of_every_form_load_from_both_kinds_of_file(tmp_path, write):
         assert task.instance_id == row["instance_id"]
         assert task.FAIL_TO_PASS == ["tests/test_a.py::test_b"]
         assert task.image == image
-        assert request(task).runtime.image == image
+        assert request_for(task, runtime=DOCKER).runtime.image == image
 
 
 def test_nulls_that_parquet_puts_where_rows_differ_are_nothing(tmp_path):
@@ -122,7 +100,7 @@ def test_nulls_that_parquet_puts_where_rows_differ_are_nothing(tmp_path):
 
 def test_what_swebench_needs_to_grade_reaches_the_evaluator(tmp_path):
     (task,) = load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", SWE_BENCH_5))
-    options = request(task).evaluator.options
+    options = request_for(task, runtime=DOCKER).evaluator.options
     assert options["eval_script"] == SWE_BENCH_5["eval_script"]
     assert (options["log_parser"], options["repo"], options["version"]) == ("parse_log_pytest", "pallets/flask", "2.3")
     assert "test_command" not in options
@@ -131,7 +109,12 @@ def test_what_swebench_needs_to_grade_reaches_the_evaluator(tmp_path):
 def test_rows_of_our_own_need_neither_repository_nor_version_to_be_graded(tmp_path):
     row = {**SWE_SMITH, "test_command": "pytest"}
     (task,) = load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", row))
-    assert set(request(task).evaluator.options) == {"FAIL_TO_PASS", "PASS_TO_PASS", "test_command", "log_parser"}
+    assert set(request_for(task, runtime=DOCKER).evaluator.options) == {
+        "FAIL_TO_PASS",
+        "PASS_TO_PASS",
+        "test_command",
+        "log_parser",
+    }
 
 
 @pytest.mark.parametrize("row", [VERIFIED, SWE_GYM, SWE_SMITH])
@@ -139,13 +122,13 @@ def test_a_row_that_cannot_be_graded_says_where_it_is_and_what_prepares_it(tmp_p
     (task,) = load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", row), image="x:{docker_id}")
     wrong = r"tasks\.jsonl:1: test_command, eval_script: .*has neither.*polar-gym tasks prepare FILE --out FILE"
     with pytest.raises(UngradableError, match=wrong):
-        request(task)
+        request_for(task, runtime=DOCKER)
 
 
 def test_a_planted_bug_and_hidden_files_reach_the_workspace_and_are_for_images_only(tmp_path):
     row = {**SWE_BENCH_5, "base_patch": "x", "hidden_files": ["tests/test_a.py"], "workspace_path": "/testbed"}
     (task,) = load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", row))
-    workspace = request(task).runtime.workspace
+    workspace = request_for(task, runtime=DOCKER).runtime.workspace
     assert (workspace.path, workspace.base_patch, workspace.hidden_files) == ("/testbed", "x", ["tests/test_a.py"])
     with pytest.raises(ValueError, match=r"tasks\.jsonl:1: base_patch, hidden_files: are for images"):
         load("jsonl", path=jsonl(tmp_path / "tasks.jsonl", {**row, "workspace": "."}))
