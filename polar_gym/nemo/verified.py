@@ -124,18 +124,18 @@ def _kind(failure: Failure) -> str:
 
 def _metrics(episode: Episode, consumed: int) -> dict[str, float]:
     """Return the metrics of an episode. `consumed`: number of tokens that a trainer of single sequences trains on."""
-    balance, timing = episode.trajectory.fidelity, episode.session.timing
+    fidelity, timing = episode.trajectory.fidelity, episode.session.timing
     stages = {f"seconds_{stage}": seconds for stage, seconds in timing.model_dump().items() if seconds is not None}
     return {
         "resolved": float(bool(episode.evaluation and episode.evaluation.resolved)),
         "truncated": float(episode.truncated),
-        "model_calls": float(balance.calls),
-        "traces": float(balance.traces),
-        "sampled_tokens": float(balance.sampled_tokens),
-        "trainable_tokens": float(balance.trainable_tokens),
-        "excluded_tokens": float(sum(balance.excluded.values())),
-        "spliced": float(balance.spliced),
-        "breaks": float(len(balance.breaks)),
-        "consumed_fraction": consumed / balance.sampled_tokens if balance.sampled_tokens else 0.0,
+        "model_calls": float(fidelity.calls),
+        "traces": float(fidelity.traces),
+        "sampled_tokens": float(fidelity.sampled_tokens),
+        "trainable_tokens": float(fidelity.trainable_tokens),
+        "excluded_tokens": float(sum(fidelity.excluded.values())),
+        "spliced": float(fidelity.spliced),
+        "breaks": float(len(fidelity.breaks)),
+        "consumed_fraction": consumed / fidelity.sampled_tokens if fidelity.sampled_tokens else 0.0,
         **stages,
     }
