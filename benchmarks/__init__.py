@@ -1,1 +1,1 @@
-"""Every performance claim of the project, as a command: `python -m benchmarks` measures, and writes one report."""
+"""Measures every performance claim of the project: `python -m benchmarks` writes one report."""

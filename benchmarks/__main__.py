@@ -33,7 +33,7 @@ def main() -> None:
     for name in arguments.names or BENCHMARKS:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         sections.append(BENCHMARKS[name](arguments.quick))
-        write(sections, page, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))  # what follows may fail
+        write(sections, page, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))  # a later benchmark may fail
     print(page.read_text(encoding="utf-8"))
     print(f"written to {page}", file=sys.stderr)
 

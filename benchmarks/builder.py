@@ -1,10 +1,10 @@
 """Builder speed against a plain copy of the same arrays: `python -m benchmarks builder`.
 
-CPU time of `build_trajectory` with `prefix_merging` (tree, traces, exclusions, balance) over the sampled and
-conditioned tokens of all calls, beside copying those arrays once; and the exponent of time over tokens (1.0 is linear),
-fitted over sessions from small to very large, which take turns, so that no processor's cache still holds what one of
-them is made of. Chains are one conversation that grows; forks are one whose every turn is asked again and again; agents
-are sessions of up to 2,000 calls, of many conversations of 20 turns.
+The CPU time of `build_trajectory` with `prefix_merging` (tree, traces, exclusions, fidelity) is measured over the
+sampled and conditioned tokens of all calls, beside copying those arrays once. The exponent of time over tokens (1.0 is
+linear) is fitted over sessions from small to very large. These sessions take turns, so that no processor cache still
+holds the arrays of one of them. Chains are one conversation that grows. Forks are one conversation whose every turn is
+asked again and again. Agents are sessions of up to 2,000 calls, in many conversations of 20 turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AGENT_TURNS = 20
 
 
 def chain(turns: int, *, first_index: int = 0, seed: int = 0) -> list[ModelCall]:
-    """One conversation that continues itself token for token."""
+    """Make a conversation that continues itself token for token."""
     random = np.random.default_rng(seed)
     prompt, parent, calls = _ids(random, ROOT), None, []
     for turn in range(turns):
@@ -40,7 +40,7 @@ def chain(turns: int, *, first_index: int = 0, seed: int = 0) -> list[ModelCall]
 
 
 def forks(turns: int) -> list[ModelCall]:
-    """One conversation in which each turn was answered several times, and the last answer went on."""
+    """Make a conversation in which each turn was answered several times, and the last answer went on."""
     random = np.random.default_rng(0)
     prompt, parent, calls = _ids(random, ROOT), None, []
     for turn in range(turns):
@@ -52,7 +52,7 @@ def forks(turns: int) -> list[ModelCall]:
 
 
 def agents(count: int) -> list[ModelCall]:
-    """Many conversations in one session."""
+    """Make a session of many conversations."""
     turns = AGENT_TURNS
     return [call for agent in range(count) for call in chain(turns, first_index=turns * agent, seed=agent)]
 
@@ -86,8 +86,10 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def least_seconds(sessions: Sequence[list[ModelCall]], rounds: int) -> list[tuple[float, float]]:
-    """For each session the least time in which it was built, and in which its prompts were copied: what else the
-    machine does only adds, and as the sessions take turns it meets all of them alike."""
+    """Return, for each session, the least time of a build and the least time of copying the session's prompts.
+
+    Other work of the machine only adds time. The sessions take turns, so that this work affects all of them alike.
+    """
     spec = BuilderSpec(name="prefix_merging")
     least = [(math.inf, math.inf)] * len(sessions)
     for _ in range(rounds):

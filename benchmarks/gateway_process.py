@@ -1,7 +1,7 @@
 """The gateway under measurement: a node with an engine behind a URL, and open sessions without a harness.
 
-`python -m benchmarks.gateway_process --engine URL --state DIR` prints its port and the keys of its sessions, one JSON
-line. It is the product's own node, proxy, capture and journal; nothing is left out but the sandboxes.
+`python -m benchmarks.gateway_process --engine URL --state DIR` prints its port and the keys of its sessions, in one
+JSON line. Node, proxy, capture and journal are the product's. Only the sandboxes are left out.
 """
 
 from __future__ import annotations

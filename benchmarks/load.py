@@ -1,6 +1,6 @@
-"""A load generator: so many connections, each asking again as soon as it has its answer.
+"""A load generator: a number of connections, each of which asks again as soon as it has its answer.
 
-A raw HTTP/1.1 client, because a client library would cost several times what a direct call to the mock engine does.
+The client speaks raw HTTP/1.1: a client library would cost several times as much as a direct call to the mock engine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class Caller:
         self._writer.close()
 
     async def ask(self, request: bytes) -> bytes:
-        """The body of the answer, chunk sizes included where it comes in chunks. Raises `RuntimeError` unless it is a
-        200."""
+        """Return the body of the answer, with chunk sizes if it comes in chunks.
+
+        Raises `RuntimeError` unless the status is 200.
+        """
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = LENGTH.search(head)
@@ -56,24 +58,24 @@ class Caller:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used, all its threads together, to the nanosecond."""
+    """Return the CPU time that all threads of a process have used, to the nanosecond."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What calls cost under one load."""
+    """The cost of calls under one load."""
 
     calls: int
     p50_ms: float
     p99_ms: float
     per_second: float
     cpu_ms: float
-    """Of the server's processes, for one call."""
+    """CPU time of the server's processes for one call."""
 
 
 async def measure(port: int, requests: Sequence[bytes], pids: Sequence[int], *, seconds: float) -> Measured:
-    """The load of `len(requests)` connections, each of which asks its own request again and again."""
+    """Measure a server under the load of `len(requests)` connections. Each repeats one of the requests."""
     taken: list[float] = []
     async with asyncio.TaskGroup() as group:
         started, began = time.perf_counter(), sum(map(cpu_seconds, pids))

@@ -1,8 +1,8 @@
-"""A session of 100 turns and 100k tokens: what each call costs the gateway, and what its journal stores.
+"""Measures a session of 100 turns and 100k tokens: the cost of each call to the gateway, and the size of its journal.
 
 `python benchmarks/long_session.py` drives the parser, the conversation tree and the journal with growing Chat
 Completions requests, without an engine. Each tenth call is measured beside the first call of a fresh session with the
-very same request: the ratio says what a session's age costs, beyond the bytes of the request.
+same request. The ratio is the cost of a session's age, beyond the bytes of the request.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TURNS, TOKENS_A_TURN, SAMPLED = 100, 900, 100
 
 
 class NoEngine:
-    """Splicing is off: only the tree and the journal are measured."""
+    """A stand-in for an engine. Splicing is off: only the tree and the journal are measured."""
 
 
 class Gateway:
-    """What the gateway does with one session's requests, around the engine."""
+    """The gateway's work on one session's requests, without the engine."""
 
     def __init__(self, directory: Path) -> None:
         self.journal = Journal(directory / "session.jsonl")
@@ -38,7 +38,7 @@ class Gateway:
         self.memory = SessionMemory()
 
     def take(self, body: bytes, turn: int, prompt: np.ndarray) -> tuple[ModelCall, float]:
-        """The recorded call, and the CPU seconds that it took."""
+        """Return the recorded call, and the CPU seconds that the call took."""
         started = time.process_time()
         request = openai_chat.parse(orjson.loads(body))
         asked = self.splicer.in_engine_terms(self.memory, request)

@@ -1,10 +1,10 @@
-"""A server with vLLM's API that answers at once: what a benchmark puts where the GPU would be.
+"""A server with vLLM's API that answers at once. Benchmarks use it in place of a GPU.
 
-`python -m benchmarks.mock_engine` listens on a free port and prints it. Answers have vLLM's shape and size: the ids of
-the prompt, sampled ids, one logprob entry for each. It templates and tokenises like a server (pieces of six bytes, the
-vocabulary grows as they come) and honours pre-tokenised prompts, so that token-in/token-out works as it does with the
-real one; what it says is always the same. Written on `asyncio.Protocol`, with every repeated part kept as bytes: what
-it costs is small beside whatever is measured in front of it.
+`python -m benchmarks.mock_engine` listens on a free port and prints the port. Answers have vLLM's form and size: the
+ids of the prompt, sampled ids, one logprob entry for each. The server templates and tokenises (pieces of six bytes; new
+pieces extend the vocabulary) and honours pre-tokenised prompts, so that token-in/token-out works as with the real
+engine. The answer is always the same. The code uses `asyncio.Protocol` and keeps every repeated part as bytes, so that
+the server's cost is small beside the cost of the measured gateway.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PIECE = 6
 START, END, NEWLINE = 1, 2, 3
 SPECIAL = {START: b"<|im_start|>", END: b"<|im_end|>", NEWLINE: b"\n"}
 FIRST_ID = 20_000
-"""From here on ids have five digits, as most ids of a real vocabulary do."""
+"""The first id of text. Ids have five digits, as most ids of a real vocabulary have."""
 MAX_MODEL_LEN = 131_072
 TOKENS_A_CHUNK = 1
-"""Of a streamed answer."""
+"""Tokens in a chunk of a streamed answer."""
 SPOKEN = b"I look. "
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
@@ -62,12 +62,12 @@ VOCABULARY = Vocabulary()
 
 @lru_cache(maxsize=100_000)
 def turn_ids(said: bytes) -> bytes:
-    """The ids of one message, joined by commas."""
+    """Return the ids of one message, joined by commas."""
     return joined([START, *VOCABULARY.encode(said), END, NEWLINE])
 
 
 def template(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> bytes:
-    """The ids of a conversation and of the opening of the next answer, joined by commas."""
+    """Return the ids of a conversation and of the opening of the next answer, joined by commas."""
     parts = [turn_ids(b"tools\n" + orjson.dumps(tools))] if tools else []
     for message in messages:
         calls = [call["function"] for call in message.get("tool_calls") or []]
@@ -83,7 +83,7 @@ def joined(ids: Sequence[int]) -> bytes:
 
 
 class Answer:
-    """The one answer that this engine gives, cut into the parts that do not change."""
+    """The only answer of this engine, cut into the parts that do not change."""
 
     def __init__(self, ids: Sequence[int], text: str) -> None:
         self.ids, self.text = list(ids), text
@@ -114,7 +114,7 @@ class Answer:
         return first + (self._streamed_with if called else self._streamed_without) + b"data: [DONE]\n\n"
 
     def probed(self, prompt: bytes, temperature: float) -> bytes:
-        """With the likeliest tokens, whose gaps say how logprobs are taken."""
+        """Return an answer with the likeliest tokens: the gaps between their logprobs say how logprobs are computed."""
         normaliser = math.log(sum(math.exp(-rank / temperature) for rank in range(11)))
         logprobs = [-rank / temperature - normaliser for rank in range(11)]
         top = [{"token": str(rank), "logprob": logprob, "bytes": [48]} for rank, logprob in enumerate(logprobs)]
@@ -173,13 +173,13 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """HTTP/1.1, one request after the other, as far as the clients here speak it."""
+    """HTTP/1.1, one request after the other, to the extent that the clients here need."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._received = bytearray()
         self._wanted = 0
-        """Bytes of the request that is coming; 0: its headers are not complete."""
+        """Bytes of the incoming request; 0: its headers are not complete."""
         self._body_at = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

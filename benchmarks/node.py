@@ -1,8 +1,8 @@
-"""What one node holds, and how fast it makes sandboxes: `python -m benchmarks node`.
+"""Measures the memory of a node's sessions, and the speed at which sandboxes are made: `python -m benchmarks node`.
 
-Memory is the gateway process's own (resident, in the benchmark's gateway of real sessions without sandboxes): for a
-session that was opened, and for one that has made its calls, whose histories are shared between the calls of a session.
-Sandboxes are started, run one command and are stopped, several at once; a runtime that is not installed is named.
+Memory is the resident memory of the gateway process (real sessions without sandboxes). It is measured for a session
+that was opened, and for one that has made its calls. The calls of a session share their histories. Sandboxes are
+started, run one command and are stopped, several at once. A runtime that is not installed is named.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from polar_gym.schema import RuntimeSpec
 
 OPENING = 4096
 KINDS = {"bubblewrap": None, "docker": "debian:12-slim", "apptainer": None}
-"""Name -> image; those without one use the machine's /usr."""
+"""Runtime -> image; None: the machine's /usr."""
 AT_ONCE = 4
 
 
 def resident(pid: int) -> float:
-    """MiB."""
+    """Return the resident memory of a process in MiB."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
 

@@ -1,7 +1,7 @@
-"""agentcore-rl-toolkit's gateway as a benchmark runs it; started by `benchmarks.peers` with that package's own Python.
+"""Runs agentcore-rl-toolkit's gateway for a benchmark. `benchmarks.peers` starts this with that package's Python.
 
-Linear history: it renders with the tokenizer itself, and hands the ids already served to the engine. The tokenizer and
-template are given as files, because a model directory would be a download.
+Its history is linear: the gateway renders with the tokenizer, and sends the ids already served to the engine. Tokenizer
+and template are files, because a model directory would need a download.
 """
 
 from __future__ import annotations

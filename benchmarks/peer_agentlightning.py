@@ -1,7 +1,7 @@
-"""agent-lightning's LLM proxy as a benchmark runs it; started by `benchmarks.peers` with that package's own Python.
+"""Runs agent-lightning's LLM proxy for a benchmark. `benchmarks.peers` starts this with that package's Python.
 
-In one process, with its store in memory. It wants a rollout and an attempt in the path: all calls are of the one whose
-name is printed.
+The proxy runs in one process, with its store in memory. Its paths name a rollout and an attempt: all calls belong to
+the attempt whose name is printed.
 """
 
 from __future__ import annotations

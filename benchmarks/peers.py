@@ -1,9 +1,9 @@
-"""Other gateways under the same load, in the same run: `make bench-peers`, then `python -m benchmarks peers`.
+"""Measures other gateways under the same load, in the same run: `make bench-peers`, then `python -m benchmarks peers`.
 
-Those that install from PyPI, each in a virtual environment of its own under `~/.cache/polar-gym/peers`; what does not
-install or run is named. Every connection leads conversations of six turns, whose prompts grow from 7k tokens to 9k; a
-turn is answered with 340 tokens. *Token-in* means that the ids already sampled are what the next turn is conditioned
-on; the others pass text on. Each gateway has one core, the client and the mock engine have the rest.
+The peers are installed from PyPI, each in a separate virtual environment under `~/.cache/polar-gym/peers`. A peer that
+does not install or run is named. Every connection leads conversations of six turns, whose prompts grow from 7k tokens
+to 9k. Each turn is answered with 340 tokens. *Token-in* means that the next turn is conditioned on the ids already
+sampled; the other gateways pass text on. Each gateway has one core. The client and the mock engine have the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EMBEDDED = ROOT / "polar_gym" / "engines" / "embedded"
 TURNS = 6
 OPENING = 7000
 ADDED = 60
-"""Prompt tokens of the first turn, and of what each later one adds beside the answer."""
+"""Prompt tokens of the first turn, and tokens that each later turn adds beside the answer."""
 START_SECONDS = 120.0
 MOST_SESSIONS = 20_000
 REFERENCE_TEXT = "I look at the file and then I run the tests again. "
@@ -49,11 +49,11 @@ class Peer:
     requirements: tuple[str, ...]
     token_in: bool
     command: Callable[[Path, int, str, Path], list[str]]
-    """(its Python, port, the engine's URL, a scratch folder) -> what starts it."""
+    """(the peer's Python, port, the engine's URL, a scratch folder) -> the command that starts the peer."""
     path: str = "/v1/chat/completions"
-    """`{session}` is the conversation's."""
+    """`{session}` is the conversation's session."""
     own_ids: bool = False
-    """It tokenises itself, with the tokenizer that it is given, and asks the engine for ids."""
+    """The peer tokenises, with the tokenizer of the benchmark, and asks the engine for ids."""
 
     @property
     def python(self) -> Path:
@@ -114,7 +114,7 @@ PEERS = (
     ),
 )
 SESSION = re.compile(rb"^session: (\S+)$", re.MULTILINE)
-"""What a peer prints that gives its sessions their names itself."""
+"""Matches the line in which a peer that names sessions itself prints the name."""
 
 
 def install() -> None:
@@ -131,7 +131,7 @@ def install() -> None:
 
 @dataclass
 class Conversations:
-    """What clients ask: always new conversations, each told apart by its second message."""
+    """The clients' requests: always new conversations, which differ in their second user message."""
 
     path: str
     key: Callable[[int, int], str]
@@ -189,12 +189,12 @@ class Subject:
 
     @property
     def pids(self) -> list[int]:
-        """All processes of its group."""
+        """Return all processes of the server's process group."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 after_name = stat.read_text().rpartition(")")[2].split()
-            except OSError:  # it ended meanwhile
+            except OSError:  # the process ended meanwhile
                 continue
             if int(after_name[2]) == self.leader:
                 found.append(int(stat.parent.name))
@@ -244,7 +244,7 @@ def measure(quick: bool) -> Section:
 
 
 def _compare(subjects: list[Subject], rounds: int, seconds: float) -> tuple[list[tuple[Figure, ...]], float, float]:
-    """Rows; requests per second at c=32 of the fastest token-in peer, and ours."""
+    """Return rows, and the requests per second at c=32 of the fastest token-in peer and of polar-gym."""
     rows: list[tuple[Figure, ...]] = []
     rates: dict[str, float] = {}
     for connections in (1, 32):
@@ -283,7 +283,7 @@ def _ours(mock: Engine) -> Iterator[Subject]:
 
 @contextmanager
 def _started(peer: Peer, mock: Engine) -> Iterator[Subject]:
-    """Raises `RuntimeError` with the end of its output."""
+    """Run a peer. Raises `RuntimeError` with the end of the peer's output."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-peer-")))
         url, scale = mock.url, 1.0
@@ -314,7 +314,7 @@ def _started(peer: Peer, mock: Engine) -> Iterator[Subject]:
 
 
 async def _problem(port: int, said: Conversations) -> str | None:
-    """Why it does not answer yet."""
+    """Return why the server does not answer yet; None: it answers."""
     number = next(said.numbers)
     key = said.key(0, number)
     try:
@@ -326,7 +326,7 @@ async def _problem(port: int, said: Conversations) -> str | None:
 
 
 def _embedded_ids() -> tuple[str, float]:
-    """An answer in the ids of the tokenizer that comes with the package, and how many pieces of text are a token."""
+    """Return an answer in ids of the embedded tokenizer, and the number of pieces of text in a token."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""The processes of a measurement, each on a core of its own as far as there are cores."""
+"""Runs the processes of a measurement, each on a separate core as far as the machine has cores."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CORES = sorted(os.sched_getaffinity(0))
 MEASURED_CORE = CORES[0]
-"""Of the server that is measured: nothing else of ours runs there."""
+"""The core of the measured server. No other process of the benchmark runs there."""
 LOAD_CORES = CORES[1:] or CORES
-"""Of the client and the mock engine: the last one is the client's."""
+"""The cores of the client and the mock engine. The last core belongs to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     pid: int
     said: str
-    """The line that it prints when it listens."""
+    """The line that the server prints when it listens."""
 
 
 @contextmanager
 def server(module: str, *arguments: str, core: int = MEASURED_CORE) -> Iterator[Server]:
-    """`python -m module arguments`, from when it says that it listens to the end of the context."""
+    """Run `python -m module arguments`. The context begins when the module says that it listens."""
     with running([sys.executable, "-m", module, *arguments], core=core) as process:
         assert process.stdout is not None
         said = process.stdout.readline().decode().strip()
@@ -45,7 +45,7 @@ def running(
     log: int | None = None,
     environment: dict[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A command on one core, its process group ended with the context."""
+    """Run a command on one core. Its process group ends with the context."""
     process = subprocess.Popen(
         ["taskset", "--cpu-list", str(core), *command],
         cwd=ROOT,
@@ -58,7 +58,7 @@ def running(
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # it ended by itself
+        with suppress(ProcessLookupError):  # the process ended by itself
             os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(10)

@@ -1,14 +1,14 @@
-"""What a model call costs through the gateway, against the same call to the engine: `python -m benchmarks proxy`.
+"""Measures a model call through the gateway against the same call to the engine: `python -m benchmarks proxy`.
 
-Three processes: the mock engine, the gateway (the product's own node with capture, splicing and journal; on a core of
-its own), and this one, which asks. Each case is measured in short rounds, direct calls and the gateway in turn, and the
-median of the rounds counts. CPU is what the gateway's process used, all its threads, by call; `direct` shows the mock
-engine's own. The ids of a prompt and of 340 sampled tokens, each with its logprob entry as vLLM writes it, come with
-every answer: 84 KB for a prompt of 8k tokens.
+There are three processes: the mock engine, the gateway, and this client. The gateway is the product's node with
+capture, splicing and journal, on a separate core. Each case is measured in short rounds, direct calls and the gateway
+in turn, and the median of the rounds counts. CPU is the time of all threads of the gateway's process, by call; for
+`direct`, of the mock engine. Every answer carries the ids of the prompt and of 340 sampled tokens, each with its
+logprob entry in vLLM's form: 84 KB for a prompt of 8k tokens.
 
-*first* is the first call of a conversation: the engine templates it. *spliced* goes on from an answer of the gateway's
-own: tool call, result, and the prompt is the ids already seen plus the new ones, sent pre-tokenised. Each connection is
-a session of its own and asks the same again and again, which costs as much as going on, and keeps the prompt's size.
+*first* is the first call of a conversation: the engine templates it. *spliced* continues an answer of the gateway with
+a tool's result. Its prompt is the ids already seen plus the new ones, sent pre-tokenised. Each connection is a separate
+session and repeats one request. That costs as much as going on, and keeps the prompt's size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONNECTIONS = (1, 32, 256)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A server, and what each connection asks it."""
+    """A server, and the request of each connection."""
 
     name: str
     port: int
@@ -50,7 +50,7 @@ class Pace:
     seconds: float
 
     def compare(self, subjects: Sequence[Subject], connections: int) -> list[Measured]:
-        """All subjects under the same load, in turn, round after round."""
+        """Measure all subjects under the same load, in turn, round after round."""
         rounds = [asyncio.run(self._round(subjects, connections)) for _ in range(self.rounds)]
         return [_median([each[index] for each in rounds]) for index in range(len(subjects))]
 
@@ -68,7 +68,7 @@ def _median(rounds: Sequence[Measured]) -> Measured:
 
 
 class Engine:
-    """The mock engine's process, asked directly."""
+    """The mock engine's process, called directly."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.port, self.pid = port, pid
@@ -94,8 +94,10 @@ class Gateway:
     def following(
         self, wire: Wire, tokens: int, *, turns: int = 1, stream: bool = False, sessions: int, name: str = "spliced"
     ) -> Subject:
-        """What goes on from an answer, after so many turns of which each was asked for here; in as many sessions as
-        there are connections at most."""
+        """Return requests that continue an answer. The turns before them are played here, in each session.
+
+        `sessions`: the highest number of connections that will use the requests.
+        """
         return self._subject(name, asyncio.run(self._played(wire, tokens, turns, stream, self.keys[:sessions])))
 
     async def _played(self, wire: Wire, tokens: int, turns: int, stream: bool, keys: Sequence[str]) -> list[bytes]:
@@ -110,13 +112,13 @@ class Gateway:
         return requests
 
     def afresh(self, wire: Wire, subject: Subject, *, sessions: int, name: str) -> Subject:
-        """Another subject's requests in sessions that did not lead up to them."""
+        """Return another subject's requests, in sessions without the earlier turns."""
         bodies = [orjson.loads(subject.request(number).partition(b"\r\n\r\n")[2]) for number in range(sessions)]
         keys = self.keys[-sessions:]
         return self._subject(name, [wire.request(key, body) for key, body in zip(keys, bodies, strict=True)])
 
     def prompt_tokens(self, subject: Subject) -> int:
-        """Of a Chat Completions subject's first request."""
+        """Return the prompt tokens of a Chat Completions subject's first request."""
         return asyncio.run(self._usage(subject))["prompt_tokens"]
 
     async def _usage(self, subject: Subject) -> dict[str, int]:
@@ -129,7 +131,7 @@ class Gateway:
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """The mock engine; this process moves to the client's core meanwhile."""
+    """Run the mock engine. Meanwhile this process runs on the client's core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {LOAD_CORES[-1]})
     try:

@@ -13,17 +13,17 @@ from benchmarks.wires import CHAT, WIRES
 COLUMNS = ("case", "c", "p50 ms", "added ms", "x direct", "p99 ms", "req/s", "x direct", "CPU ms per call")
 TURNS = 50
 OPENING = 1024
-"""Prompt tokens with which the long session begins."""
+"""Prompt tokens at the beginning of the long session."""
 
 
 @dataclass
 class Figures:
-    """Rows of one table, and what the claims need of them."""
+    """The rows of one table, and the figures for the claims."""
 
     pace: Pace
     rows: list[tuple[Figure, ...]] = field(default_factory=list)
     measured: dict[tuple[str, int], tuple[Measured, Measured]] = field(default_factory=dict)
-    """(name of the subject, connections) -> its figures, and those of the direct calls in the same rounds."""
+    """(name of the subject, connections) -> its figures, and the figures of the direct calls in the same rounds."""
 
     def compare(self, direct: Subject, *subjects: Subject, connections: int) -> None:
         base, *others = self.pace.compare([direct, *subjects], connections)
@@ -147,8 +147,8 @@ def _long_session(section: Section, pace: Pace, default: Gateway) -> None:
         Table(
             columns=("call", "prompt tokens", "c", "p50 ms", "CPU ms per call", "x first"),
             rows=rows,
-            caption=f"Turn {TURNS} of a session, spliced, beside the very same request as the first of a session "
-            "that knows nothing of it, and is templated by the engine: what a session's age costs.",
+            caption=f"Turn {TURNS} of a session, spliced, beside the same request as the first of a new session, "
+            "where the engine templates it: the cost of a session's age.",
         )
     )
     section.goals.append(

@@ -1,4 +1,4 @@
-"""What the benchmarks measured, as one Markdown page with its plots beside it."""
+"""Writes the measurements as one Markdown page with its plots beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A claim, and what was measured."""
+    """A claim and its measurement."""
 
     claim: str
     measured: str
@@ -50,7 +50,7 @@ class Plot:
     logarithmic: bool = False
 
     def save(self, folder: Path) -> bool:
-        """False where matplotlib is not installed (extra `bench`)."""
+        """Draw the plot. Return False where matplotlib is not installed (extra `bench`)."""
         if find_spec("matplotlib") is None:
             return False
         drawing = import_module("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
@@ -82,7 +82,7 @@ class Section:
 
 
 Benchmark = Callable[[bool], Section]
-"""Whether to be quick -> what was measured."""
+"""Whether to be quick -> the section of the report."""
 
 
 def shown(figure: Figure) -> str:
@@ -94,7 +94,7 @@ def shown(figure: Figure) -> str:
 
 
 def machine() -> str:
-    """What it ran on, and how busy that was."""
+    """Return a description of the machine, and how busy the machine was."""
     cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if "model name" in line), "?")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = os.getloadavg()[0]

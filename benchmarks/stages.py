@@ -1,18 +1,19 @@
-"""The stage machine on a virtual clock: how busy RUN is, against the schedule that never leaves it idle:
+"""Runs the stage machine on a virtual clock: how busy RUN is, against the schedule that never leaves RUN idle:
 `python -m benchmarks stages`.
 
-`polar_gym.gateway.session.stages` itself conducts simulated sessions; only time is simulated. The times are drawn from
-distributions like those of agentic coding workloads: sandboxes that take a minute to come up and sometimes ten, agents
-that run for ten minutes with a long tail, evaluations between seconds and many minutes. INIT and POSTRUN have the
-workers that their mean times ask for: just so many, or a quarter more.
+`polar_gym.gateway.session.stages` conducts simulated sessions; only time is simulated. The times are drawn from
+distributions like those of agentic coding workloads. Sandboxes take a minute to come up and sometimes ten. Harnesses
+run for ten minutes with a long tail. Evaluations take between seconds and many minutes. INIT and POSTRUN have the
+workers that their mean times ask for: just as many, or a quarter more.
 
-Utilisation is the share of RUN places in use, of all there are, from when they can have been filled to when the work
-runs out. *From cold* counts from the first second, against a schedule whose sandboxes all come up at once.
+Utilisation is the share of all RUN places that is in use. It counts from the time at which RUN can have been filled to
+the time at which the work runs out. *From cold* counts from the first second, against a schedule whose sandboxes all
+come up at once.
 
 The contrasts are one pool for everything: each worker takes a session from its beginning to its end. With as many
-workers as RUN has places, those that set up or grade leave the engine idle. With as many as INIT, RUN and POSTRUN have
-together, and a gate before the engine, they keep it as busy as stages do; but nothing bounds what they do beside it, so
-that at a start they all set up a sandbox at once, on one machine, which the simulation does not charge for.
+workers as RUN has places, workers that set up or grade leave the engine idle. With as many workers as INIT, RUN and
+POSTRUN have together, and a gate before the engine, the engine is as busy as with stages. But nothing limits the other
+work: at a start, all workers set up a sandbox at once, on one machine. The simulation does not count that cost.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from polar_gym.gateway.session.stages import Pool, Stages
 
 SLOTS = (64, 128, 256, 512, 1024)
 READY_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Of the RUN places; at least one is READY."""
+"""READY's size as shares of the RUN places; READY has at least one place."""
 ROUNDS = 12
 """Sessions for each RUN place."""
 MORE = 1.25
 WARM_AFTER = 1200.0
-"""Seconds after which RUN can have been filled."""
+"""The time in seconds at which RUN can have been filled."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Seconds with this median; `sigma` is the spread of their logarithm."""
+    """A distribution of seconds with this median; `sigma` is the spread of their logarithm."""
 
     median: float
     sigma: float
@@ -60,14 +61,14 @@ INIT, AGENT, EVALUATION = LogNormal(60, 0.8), LogNormal(600, 0.6), LogNormal(120
 
 @dataclass
 class Log:
-    """When places were taken (+1) and given back (-1)."""
+    """The times at which places were taken (+1) and given back (-1)."""
 
     runs: list[tuple[float, int]] = field(default_factory=list)
     sandboxes: list[tuple[float, int]] = field(default_factory=list)
     inits: list[tuple[float, int]] = field(default_factory=list)
 
     def busy(self, begin: float, end: float) -> float:
-        """Seconds of RUN places in use between two times, all places together."""
+        """Return the seconds of RUN places in use between two times, summed over all places."""
         total, level, since = 0.0, 0, 0.0
         for time, change in sorted(self.runs):
             total += level * max(0.0, min(time, end) - max(since, begin))
@@ -76,7 +77,7 @@ class Log:
 
 
 def most(events: list[tuple[float, int]]) -> int:
-    """Places in use at once, at most."""
+    """Return the highest number of places in use at once."""
     return int(np.cumsum([change for _, change in sorted(events)]).max())
 
 
@@ -97,7 +98,7 @@ class Simulated:
         return self.log
 
     def ready(self) -> None:
-        """Nobody watches."""
+        """Do nothing: the stage of a simulated session is not reported."""
 
     async def run(self, ready: Log) -> None:
         self.log.runs.append((now(), 1))
@@ -105,7 +106,7 @@ class Simulated:
         self.log.runs.append((now(), -1))
 
     async def prewarm(self, ready: Log) -> None:
-        """It has nothing to prepare."""
+        """Do nothing: a simulated session has no grading sandbox."""
 
     async def finish(self, ready: Log | None) -> None:
         await asyncio.sleep(self.evaluation)
@@ -118,7 +119,7 @@ def now() -> float:
 
 @dataclass
 class Load:
-    """Sessions for so many RUN places, the same each time."""
+    """Sessions for a number of RUN places, the same each time."""
 
     slots: int
     log: Log = field(default_factory=Log)
@@ -129,7 +130,7 @@ class Load:
         drawn = zip(init, agent, evaluation, strict=True)
         self.sessions = [Simulated(*times, self.log) for times in drawn]
         self.end = sum(each.agent for each in self.sessions) / self.slots - 3 * AGENT.mean
-        """Before it there is work for every place, however it is scheduled."""
+        """Until this time every place has work, under any schedule."""
 
     @property
     def utilisation(self) -> float:
@@ -156,7 +157,7 @@ def staged(slots: int, ready: int, more: float = MORE, init: int | None = None) 
 
 
 def one_pool(slots: int, size: int) -> Load:
-    """Every worker does all of a session; the engine serves as many as RUN has places."""
+    """Simulate workers that do all of a session. The engine serves as many sessions as RUN has places."""
     pool, engine = Pool(size), Pool(slots)
 
     async def whole(session: Simulated) -> None:
@@ -191,7 +192,7 @@ def measure(quick: bool) -> Section:
 
 
 def _by_size(slots: Sequence[int]) -> tuple[Table, float]:
-    """All sizes with READY at a tenth, and the least utilisation."""
+    """Return a table of all sizes with READY at a tenth of RUN, and the least utilisation."""
     rows: list[tuple[Figure, ...]] = []
     least = 1.0
     for each in slots:

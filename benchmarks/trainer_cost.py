@@ -1,9 +1,9 @@
-"""What a trainer has to compute for the same recorded sessions, by builder: `python -m benchmarks trainer_cost`.
+"""Counts a trainer's work on the same recorded sessions, by builder: `python -m benchmarks trainer_cost`.
 
-Real harnesses work on the bundled tasks with the scripted policy, which gives each of them a session of many turns (no
-weights, no GPU: tokens and their number are real, what they say is not). `per_request` makes a training sequence of
-every model call, `prefix_merging` of every conversation. A trainer is taken to update once for every batch of
-sequences, each padded to the longest of its batch. Published for comparison: 1,185 updates became 218 (Polar). These
+Real harnesses work on the bundled tasks with the scripted policy, which gives each of them a session of many turns.
+There are no weights and no GPU: tokens and their number are real, their meaning is not. `per_request` makes a training
+sequence of every model call, `prefix_merging` of every conversation. A trainer is taken to update once for every batch
+of sequences, each padded to the longest of its batch. Published for comparison: 1,185 updates became 218 (Polar). These
 sessions have neither compactions nor sub-agents, which make more traces: the ratio is that of 17 calls a session.
 """
 
@@ -22,14 +22,14 @@ from polar_gym.schema import ModelCall
 
 HARNESSES = ("pi", "codex", "gemini_cli", "claude_code", "qwen_code", "opencode")
 COMMANDS = 16
-"""Turns of the scripted policy with a tool call; one without follows."""
+"""Turns of the scripted policy with a tool call; one turn without a tool call follows."""
 BATCH = 16
 """Sequences of an update."""
 MINUTES = 15
 
 
 def record(harness: str, folder: Path) -> list[list[ModelCall]]:
-    """Sessions of one harness on the bundled tasks. Raises `RuntimeError` with the end of what it printed."""
+    """Record sessions of one harness on the bundled tasks. Raises `RuntimeError` with the end of the run's output."""
     commands = ",".join(f'"head -c {200 * (1 + turn % 5)} README.md; ls"' for turn in range(COMMANDS))
     episodes = folder / f"{harness}.jsonl"
     overrides = [

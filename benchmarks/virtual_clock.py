@@ -1,4 +1,4 @@
-"""Time for simulations: as long as the stages' code waits for nothing but the loop, it runs as if it were real."""
+"""Time for simulations: the stages' code runs as in reality, as long as it waits only for the event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class VirtualClock(asyncio.SelectorEventLoop):
-    """An event loop on which time passes only while everybody sleeps, and then at once."""
+    """An event loop on which time passes only while all tasks sleep, and then at once."""
 
     def __init__(self) -> None:
         super().__init__(_Jumping(self))
@@ -25,6 +25,6 @@ class _Jumping(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("everybody waits for somebody else")
+            raise RuntimeError("deadlock: no task sleeps, and each waits for another task")
         self._loop.now += timeout
         return super().select(0)

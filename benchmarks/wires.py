@@ -1,7 +1,8 @@
-"""The same conversation in each wire format: what harnesses send, and how they go on from an answer.
+"""The same conversation in each wire format: the requests of harnesses, and how they continue after an answer.
 
-A conversation is a system prompt, an instruction and turns that each call a tool and hand back its result. It opens
-with turns that no gateway answered, as one does that a harness resumes, so that one call may be of any size.
+A conversation is a system prompt, an instruction and turns that each call a tool and return its result. Its first turns
+were not answered by a gateway, like the first turns of a conversation that a harness resumes. Therefore one call may
+have any size.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ Body = dict[str, Any]
 
 EARLIER_TURNS = 8
 RESULT_TOKENS = 100
-"""Of a tool's result that goes on from an answer."""
+"""Tokens of a tool's result that follows an answer."""
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 DESCRIPTION = "Run a command in the shell and return what it prints."
 ARGUMENTS = '{"command": "ls"}'
 
 
 def text(tokens: int, seed: int = 0) -> str:
-    """As the mock engine counts tokens; no two pieces of a text are the same."""
+    """Return a text of so many tokens, as the mock engine counts. No two pieces of the text are the same."""
     return "".join(f"{(seed + index) % 99_991:05d} " for index in range(tokens))[: tokens * PIECE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One wire format, as far as a conversation of tool calls needs it."""
+    """The parts of one wire format that a conversation of tool calls needs."""
 
     name: str
     path: str
@@ -41,14 +42,14 @@ class Wire:
     opening: Callable[[int], Body]
     """Prompt tokens -> the first request of a conversation."""
     following: Callable[[Body, Body, str], Body]
-    """(request, its answer, what the tool said) -> the next request."""
+    """(request, its answer, the tool's result) -> the next request."""
 
     def streamed(self, body: Body) -> Body:
-        """Asking for events; where the path says so the body does not."""
+        """Return the body of a request for events. Where the path asks for events, the body stays the same."""
         return body if self.path != self.streaming_path else {**body, "stream": True}
 
     def request(self, key: str, body: Body, *, stream: bool = False) -> bytes:
-        """The whole HTTP request."""
+        """Return the whole HTTP request."""
         said = orjson.dumps(self.streamed(body) if stream else body)
         head = [f"POST {self.streaming_path if stream else self.path} HTTP/1.1", "Host: localhost"]
         head += [f"{name}: {value}" for name, value in self.key(key).items()]
@@ -57,7 +58,7 @@ class Wire:
 
 
 def _parts(tokens: int) -> tuple[str, str, list[str]]:
-    """System prompt, instruction and the results of the earlier turns."""
+    """Return the system prompt, the instruction and the results of the earlier turns."""
     a_turn = tokens // (2 * EARLIER_TURNS)
     return text(tokens // 4), text(tokens // 4, 1), [text(a_turn, 7 * turn) for turn in range(EARLIER_TURNS)]
 
