@@ -1,13 +1,13 @@
 """An asyncio loop in a thread of its own, for callers that are not asynchronous.
 
-The thread outlives every sandbox that it started: a sandbox's processes die with the thread that forked them.
+The thread must outlive every sandbox that it started: a sandbox's processes die with the thread that forked them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures.thread  # noqa: F401 - what registers itself later is called earlier: see below
+import concurrent.futures.thread  # noqa: F401 - exit functions run in reverse order of registration: see below
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 before_exit: Callable[[Callable[[], object]], object] = getattr(threading, "_register_atexit", atexit.register)
-"""Have something called when the interpreter exits, while threads can still be used: `atexit` runs only after every
-thread pool was shut down, and stopping a sandbox needs them. `concurrent.futures` registers itself the same way."""
+"""Register a function that is called when the interpreter exits, while threads can still be used.
+
+`atexit` runs only after every thread pool was shut down, and stopping a sandbox needs thread pools.
+`concurrent.futures` registers its own shutdown the same way.
+"""
 
 
 class BackgroundLoop:
-    """Runs coroutines for a synchronous caller. `close` ends the loop and its thread."""
+    """Runs coroutines for a synchronous caller."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -28,7 +31,10 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Ctrl-C while waiting cancels it and lets it clean up before it is raised here."""
+        """Return the result of `work`.
+
+        Ctrl-C cancels `work` and lets it clean up before `KeyboardInterrupt` is raised here.
+        """
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("an environment cannot be used from its own sessions: they would wait for themselves")
@@ -41,6 +47,7 @@ class BackgroundLoop:
             raise
 
     def close(self) -> None:
+        """Cancel all tasks, then end the loop and its thread. May be called twice."""
         if self._loop.is_closed():
             return
         self._drain()

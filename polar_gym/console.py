@@ -1,4 +1,4 @@
-"""Where commands print: results to stdout, complaints to stderr."""
+"""The consoles of the commands: results go to stdout, complaints to stderr."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 from rich.console import Console
 
 PIPED_WIDTH = 160
-"""Columns of what is no terminal: a file has room, and a table cut to 80 columns loses what it says."""
+"""Columns of output to a file or a pipe. A table that is cut to 80 columns, rich's default, loses content."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Nobody reads any more (`| head`). Sessions that run go on: their episodes are in a file, not in the pipe."""
+        """Print no more, because the reader has closed the pipe (`| head`).
+
+        Running sessions go on: their episodes go to a file, not into the pipe.
+        """
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 

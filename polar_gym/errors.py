@@ -1,4 +1,4 @@
-"""The error of a bad config, and its words: every problem names the key, its value and what is allowed."""
+"""The error of a bad config, and its message: every problem names the key, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 200
 """Characters of a wrong value that an error shows."""
 
 _TYPE = re.compile(r"(str|int|float|bool|(list|dict)\[.*\])")
-"""What pydantic puts behind a key whose value may be of several types: the one that a problem is about."""
+"""The type that pydantic appends to the key in a problem's location, where the value may be of several types."""
 
 
 class ConfigError(ValueError):
@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", also: Iterable[str] = ()) -> str:
-    """Every problem on a line of its own: the key, the value, what is allowed. `also`: keys beside the model's own."""
+    """Return a line for each problem: the key, the value, what is allowed. `also`: keys beside the model's own."""
     lines = []
     for problem in error.errors():
         place = [str(part) for part in problem["loc"] if not _TYPE.fullmatch(str(part))]

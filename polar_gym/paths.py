@@ -9,21 +9,24 @@ from polar_gym.errors import ConfigError
 
 
 def shipped_dir(name: str) -> Path:
-    """`conf` or `recipes`: inside the installed package, or beside it in a checkout."""
+    """Return the directory `conf` or `recipes`: inside the installed package, or beside the package in a checkout."""
     package = Path(__file__).parent
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 
 
 def cache_dir() -> Path:
-    """Where harnesses and environments are kept between runs: `$POLAR_GYM_CACHE`, else the XDG cache directory."""
+    """Return the directory of harnesses and environments: `$POLAR_GYM_CACHE`, else one in the XDG cache directory.
+
+    It is kept between runs.
+    """
     if chosen := os.environ.get("POLAR_GYM_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polar-gym"
 
 
 def check_writable(key: str, file: Path) -> None:
-    """Raises `ConfigError` where the file cannot be written; its folder is made, and what is in it stays as it is."""
+    """Raise `ConfigError` where the file cannot be written. Make its folder; leave its content as it is."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         existed = file.exists()

@@ -1,4 +1,4 @@
-"""How records hold arrays and become JSON: what every record of `polar_gym.schema` is made of."""
+"""The base of all records of `polar_gym.schema`: how a record holds arrays, and how it becomes JSON."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ Logprobs = Annotated[
 
 
 class Record(BaseModel):
-    """A record refuses fields that it does not know, and writes itself as JSON at array speed."""
+    """A record refuses unknown fields. orjson writes its numpy arrays directly, without a list of Python numbers."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_assignment=False)
 
     def to_json(self) -> bytes:
-        """The record as one line of JSON (UTF-8, no newline)."""
+        """Return the record as one line of JSON (UTF-8, no newline)."""
         return orjson.dumps(self.model_dump(mode="python"), option=orjson.OPT_SERIALIZE_NUMPY)
 
     @classmethod
     def from_json(cls, line: bytes | str) -> Self:
-        """The record that `to_json` wrote. Raises `pydantic.ValidationError` naming the field that is wrong."""
+        """Return the record that `to_json` wrote. Raises `pydantic.ValidationError`, which names the wrong field."""
         return cls.model_validate(orjson.loads(line))

@@ -1,9 +1,9 @@
 """Looks up the plug-ins that a config names.
 
 A plug-in is one module, or one package, of its room: `harnesses/pi.py` is the harness `pi` because it defines
-`HARNESS`; modules that define no such constant are the room's own tools. Each room's `__init__.py` holds its registry
+`HARNESS`. Modules that define no such constant are the room's own tools. Each room's `__init__.py` holds its registry
 (`polar_gym.harnesses.HARNESSES`). Third parties add plug-ins by entry point, in the group of the room's name
-(`polar_gym.harnesses`), and anything importable can be named as `package.module:attribute` in a config; rows and
+(`polar_gym.harnesses`). A config may also name anything importable, as `package.module:attribute`. Task rows and
 requests may not (`Names`).
 """
 
@@ -35,13 +35,15 @@ class Options(BaseModel):
 
 
 class Names(Enum):
-    """Marks an option by which a request would choose something of the gateway's machine, which is its operator's to
-    choose (`polar_gym.gateway.node.admission`): `log_parser: Annotated[str, Names.CODE]`."""
+    """Marks an option that names something of the gateway's machine: `log_parser: Annotated[str, Names.CODE]`.
+
+    A request may set such an option only where the machine's operator allows it (`polar_gym.gateway.node.admission`).
+    """
 
     CODE = "code"
-    """`package.module:attribute`, or `path/to/file.py:function`. A value without a colon names none."""
+    """`package.module:attribute`, or `path/to/file.py:function`. A value without a colon names no code."""
     PATH = "path"
-    """A file or directory that the agent may read."""
+    """A file or directory that the harness may read."""
     OTHER = "other"
     """A program, a daemon, a network, or a directory to write into."""
 
@@ -62,7 +64,7 @@ RENAMED = {"polar_gym.engines": "polar_gym.inference", "polar_gym.builders": "po
 def _entry_points(group: str) -> EntryPoints:
     """Return the entry points of a group. Raises `ConfigError` for a plug-in that is in the group's old name only.
 
-    Kept: to find them reads the metadata of every installed package, 30 ms in which a gateway serves nobody.
+    The result is cached: the search reads the metadata of every installed package, which blocks a gateway for 30 ms.
     """
     found = entry_points(group=group)
     for old in entry_points(group=RENAMED[group]) if group in RENAMED else ():
@@ -79,7 +81,7 @@ class Registry(Generic[T]):
     """Finds the plug-ins of one room: the built-in modules, entry points, and import paths."""
 
     def __init__(self, kind: str, group: str) -> None:
-        """`kind`: the config group. `group`: the package of the built-in plug-ins, also the entry-point group."""
+        """Name the registry: `kind` is the config group, `group` the package and the entry-point group of its plug-ins."""
         self.kind = kind
         self.group = group
         self.attribute = kind.upper()
@@ -91,7 +93,7 @@ class Registry(Generic[T]):
         return sorted(built_in | {entry.name for entry in _entry_points(self.group)})
 
     def get(self, name: str) -> T:
-        """The plug-in called `name`. Raises `UnknownNameError` with the names that exist."""
+        """Return the plug-in called `name`. Raises `UnknownNameError` with the names that exist."""
         if ":" in name:
             return self._import_path(name)
         for entry in _entry_points(self.group):
@@ -102,15 +104,17 @@ class Registry(Generic[T]):
         return getattr(importlib.import_module(f"{self.group}.{name}"), self.attribute)
 
     def _is_plugin(self, name: str) -> bool:
-        """Whether the room has a module of this name that defines the room's constant. Nothing is imported for the
-        answer: a plug-in whose own imports fail must not hide the others."""
+        """Return whether the room has a module of this name that defines the room's constant.
+
+        The module is read and not imported: a plug-in whose own imports fail must not hide the others.
+        """
         spec = importlib.util.find_spec(f"{self.group}.{name}")
         if spec is None or spec.origin is None:
             return False
         return re.search(rf"^{self.attribute}\b *[:=]", Path(spec.origin).read_text(), re.MULTILINE) is not None
 
     def options(self, spec: PluginSpec) -> Any:
-        """The plug-in's validated options. Raises `UnknownNameError` or `pydantic.ValidationError`."""
+        """Return the plug-in's validated options. Raises `UnknownNameError` or `pydantic.ValidationError`."""
         accepted: type[BaseModel] = getattr(self.get(spec.name), "Options", Options)
         return accepted.model_validate(spec.options)
 
