@@ -1,12 +1,12 @@
 #!/bin/bash
-# The rollout service on Slurm: the server on the job's first machine, one gateway node on every machine.
+# The rollout service on Slurm: the rollout server on the job's first machine, one node on every machine.
 #
 #   umask 077; openssl rand -hex 32 > ~/.polar-gym/service.key; openssl rand -hex 32 > ~/.polar-gym/node.key
 #   sbatch --nodes=4 recipes/deploy/slurm.sh engine=vllm engine.url=http://inference:8000 pools.run=16
 #   POLAR_GYM_SERVICE_KEY_FILE=~/.polar-gym/service.key polar-gym submit tasks.jsonl --server http://FIRST_MACHINE:8700
 #
-# Settings behind the script's name go to the gateways. STATE is on a disk that all machines share: a job that is begun
-# again goes on where the last one was killed. A gateway that dies is started again beside it, and salvages its sessions.
+# Settings behind the script's name go to the nodes. STATE is on a disk that all machines share, so that a job that is
+# started again goes on where the last job was killed. A node that dies is started again, and salvages its sessions.
 #SBATCH --job-name=polar-gym
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -20,7 +20,7 @@ export POLAR_GYM_NODE_KEY_FILE=${POLAR_GYM_NODE_KEY_FILE:-$HOME/.polar-gym/node.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 server=http://$first:8700
 
-again() { # until it ends by itself: 0 after a SIGTERM, 2 when a setting is wrong
+again() { # repeat the command until it ends by itself: status 0 after a SIGTERM, 2 when a setting is wrong
   local code=0
   while true; do
     "$@" && return 0 || code=$?
