@@ -169,7 +169,7 @@ class RolloutService:
         replaced = self.fleet.beat(heartbeat, time.monotonic())
         member = self.fleet.members[heartbeat.node]
         if replaced is not None:
-            await self._began_anew(member, replaced.placed)
+            await self._restarted(member, replaced.placed)
         if self._orphans.pop(heartbeat.node, None) is not None:
             await self._adopt(member)
         unwanted = await self._hear(member)
@@ -303,9 +303,9 @@ class RolloutService:
                 member.placed[placement] = member.beats if known else None
                 if not known:  # the earlier server process may not have sent the order
                     self._dispatcher.dispatch(task, placement)
-        await self._began_anew(member, of_another)
+        await self._restarted(member, of_another)
 
-    async def _began_anew(self, member: Member, placements: Iterable[Placement]) -> None:
+    async def _restarted(self, member: Member, placements: Iterable[Placement]) -> None:
         """Take the placements back that an earlier process of the node ran. Sessions that it had finished stay placed:
         their episodes are on the node's disk, and on their way."""
         lost = []
