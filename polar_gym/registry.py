@@ -81,7 +81,7 @@ class Registry(Generic[T]):
     """Finds the plug-ins of one room: the built-in modules, entry points, and import paths."""
 
     def __init__(self, kind: str, group: str) -> None:
-        """Name the registry: `kind` is the config group, `group` the package and the entry-point group of its plug-ins."""
+        """Name the registry: `kind` is the config group, `group` the package and entry-point group of its plug-ins."""
         self.kind = kind
         self.group = group
         self.attribute = kind.upper()

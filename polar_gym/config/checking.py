@@ -15,7 +15,7 @@ from polar_gym.schema import HarnessSpec, PluginSpec
 
 
 def check_config(values: Any) -> RunConfig:
-    """The checked form of a composed config, the plug-ins' own options included. Raises `ConfigError`."""
+    """Return the checked form of a composed config. Raises `ConfigError`, also for wrong options of a plug-in."""
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -29,7 +29,10 @@ def check_config(values: Any) -> RunConfig:
 
 
 def _check_today(spec: HarnessSpec) -> None:
-    """Raises `ConfigError` for a date that a harness cannot be told. Those of third parties inherit the default's."""
+    """Raise `ConfigError` for a date that a shipped harness cannot be told.
+
+    A harness of third parties is not refused: its config may inherit the date of the default harness.
+    """
     untold = spec.name in group_choices()["harness"] and HARNESSES.get(spec.name).told_today_by is None
     if spec.today is not None and untold:
         raise ConfigError(f"harness.today={spec.today}: {spec.name} cannot be told a date; leave it out")

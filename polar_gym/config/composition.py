@@ -1,8 +1,8 @@
 """Hydra's side of a config: groups, recipes, `key=value` overrides and sweeps, composed into one tree.
 
-Everything a Hydra user types means what it means in Hydra, read by Hydra's own parser: `group=choice`, `+key=`,
-`++key=`, `~key`, quotes, interpolation, and `a,b`, `range(1,4)` or `glob(*)` in a sweep. One thing differs: a key that
-no config file names is let through, because `polar_gym.config.checking` judges all keys and says which there are.
+Hydra's own parser reads the overrides, so everything means what it means in Hydra: `group=choice`, `+key=`, `++key=`,
+`~key`, quotes, interpolation, and `a,b`, `range(1,4)` or `glob(*)` in a sweep. One thing differs: a key that no config
+file names is accepted here, because `polar_gym.config.checking` checks all keys and names the known ones.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class SweepRun:
     overrides: list[str]
     """All of its overrides, each with one value."""
     varied: list[str]
-    """Those that other runs of the sweep have other values for, as a person writes them."""
+    """The overrides whose values differ between the runs of the sweep, as a person writes them."""
 
 
 def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """`recipe=NAME` or a bare name in the first place, and the overrides."""
+    """Split arguments into the recipe (`recipe=NAME`, or a bare name in the first place) and the overrides."""
     recipe = None
     overrides = list(arguments)
     if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
@@ -55,7 +55,7 @@ def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 def compose_config(
     recipe: str | None = None, overrides: Sequence[str] = (), config_dir: Path | None = None
 ) -> DictConfig:
-    """The tree that recipe and overrides give, unresolved and unchecked, with Hydra's own settings in `hydra`.
+    """Compose a recipe and overrides into one tree, unresolved and unchecked, with Hydra's own settings in `hydra`.
 
     `config_dir` may hold more recipes and more choices for the groups. Raises `ConfigError`.
     """
@@ -79,13 +79,14 @@ def _check_recipe(recipe: str | None, known: Sequence[str], harnesses: Sequence[
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
+    """Remove Hydra's own settings from a composed tree, and return the tree."""
     with open_dict(composed):
         composed.pop("hydra", None)
     return composed
 
 
 def sweep(overrides: Sequence[str]) -> list[SweepRun]:
-    """Every combination of the values that the overrides list. Raises `ConfigError`."""
+    """Return a run for every combination of the values that the overrides list. Raises `ConfigError`."""
     with _hydra(shipped_dir("conf")):
         values = [_values(override) for override in _parsed(overrides, GlobalHydra.instance().config_loader())]
     if empty := [override for override, several in zip(overrides, values, strict=True) if not several]:
@@ -110,7 +111,7 @@ def _values(override: Override) -> list[str]:
 
 @contextmanager
 def _hydra(root: Path) -> Iterator[None]:
-    """Hydra, for as long as the context lasts. Its own errors become `ConfigError`."""
+    """Initialise Hydra while the context lasts, and turn its own errors into `ConfigError`."""
     GlobalHydra.instance().clear()
     ConfigStore.instance().store(name="field_defaults", node=field_defaults())
     try:
@@ -133,7 +134,7 @@ def _parsed(overrides: Sequence[str], loader: ConfigLoader | None = None) -> lis
 
 
 def _as_told(override: Override, groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """The override as Hydra shall have it."""
+    """Return the overrides for Hydra that stand for an override as the user typed it."""
     text, key = override.input_line or "", override.key_or_group
     if override.is_hydra_override():
         return [text]
@@ -144,14 +145,14 @@ def _as_told(override: Override, groups: Mapping[str, Sequence[str]]) -> list[st
     if key in groups and not override.is_delete():
         return _choice(key, override, groups[key])
     if (shipped_dir("conf") / key).is_dir() and not override.is_delete():
-        raise ConfigError(f"{text}: {key} is no part of a run; its groups: {', '.join(groups)}")
+        raise ConfigError(f"{text}: {key} is not part of a run; the groups of a run: {', '.join(groups)}")
     if override.is_delete() or override.is_add() or override.is_force_add():
         return [text]
     return [f"++{text}"]
 
 
 def _choice(group: str, override: Override, files: Sequence[str]) -> list[str]:
-    """A choice of a group: one of its files, or a plug-in that has none because somebody else wrote it."""
+    """Return the overrides that choose a file of a group, or a plug-in of third parties, which has no file."""
     text, choice = override.input_line or "", override.value()
     if choice in files or not isinstance(choice, str):
         return [text]
@@ -163,4 +164,5 @@ def _choice(group: str, override: Override, files: Sequence[str]) -> list[str]:
 
 
 def readable(error: Exception) -> str:
+    """Return the message of an error of Hydra or OmegaConf without its empty lines."""
     return "\n".join(line for line in str(error).splitlines() if line.strip())

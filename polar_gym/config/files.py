@@ -1,4 +1,4 @@
-"""The config files that a run is composed from: those that ship, and those of the user's own directory."""
+"""The config files that a run is composed from: the shipped ones, and those of the user's own directory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ ROOMS = {
 
 
 def recipe_names(config_dir: Path | None = None) -> list[str]:
-    """What ships, and what is in the user's own directory."""
+    """Return the names of the shipped recipes and of those in the user's own directory."""
     return sorted({path.stem for root in config_roots("recipes", config_dir) for path in root.glob("*.yaml")})
 
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
-    """Each group with the names of its files."""
+    """Return each group with the names of its files."""
     roots = config_roots("conf", config_dir)
     return {group: sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")}) for group in ROOMS}
 
 
 def config_roots(name: str, config_dir: Path | None) -> list[Path]:
+    """Return the shipped directory `conf` or `recipes`, then the user's own. Raises `ConfigError`."""
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir={str(config_dir)!r}: no such directory")
     return [shipped_dir(name), *([config_dir] if config_dir else [])]

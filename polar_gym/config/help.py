@@ -1,7 +1,7 @@
-"""What every key of a config means: read from the code that checks it, so that it cannot be wrong about what there is.
+"""Describes every key of a config. It reads the code that checks the config, so that no key can be missing.
 
-Groups and keys are the fields of `RunConfig`, a plug-in's options those of its `Options`; a description is the
-docstring below the field, a default what the shipped config says, else the field's own.
+Groups and keys are the fields of `RunConfig`. A plug-in's options are the fields of its `Options`. A description is the
+docstring below the field. A default is the value in the shipped config, else the field's own.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Key:
     """One setting."""
 
     name: str
-    """As it is typed: `rollout.num_samples`."""
+    """The whole key, as a user types it: `rollout.num_samples`."""
     type: str
     default: Any
-    """`MISSING` where it must be set."""
+    """`MISSING` where the user must set the key."""
     description: str
 
 
@@ -45,12 +45,12 @@ class Section:
     """`rollout`, `engine`, or `engine=vllm`."""
     description: str
     choices: dict[str, str]
-    """Name -> what it is; empty where it is no group."""
+    """Name -> description; empty for a section that is not a group."""
     keys: list[Key]
 
 
 def sections() -> Iterator[Section]:
-    """Everything that can be set, in the order of `RunConfig`."""
+    """Yield every section with its keys, in the order of `RunConfig`."""
     choices, documented = group_choices(), field_docstrings(RunConfig)
     for name, field in RunConfig.model_fields.items():
         model = field.annotation
@@ -67,14 +67,14 @@ def sections() -> Iterator[Section]:
 
 
 def section_of(name: str, model: type[BaseModel], shipped: Mapping[str, Any]) -> Section:
-    """The settings of a process, typed as they stand; a nested model's `name` is what its own key chooses."""
+    """Return the settings of a process. Keys have no prefix, and a nested model's `name` has the key of the model."""
     keys = [replace(key, name=key.name.removeprefix(f"{name}.")) for key in _keys(name, model, shipped)]
     keys = [replace(key, name=key.name.removesuffix(".name")) for key in keys]
     return Section(name, _summary(model), {}, keys)
 
 
 def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Field -> the string below it in the class's source, its bases' included."""
+    """Return the string below each field in the source of a class and of its bases."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if not issubclass(base, BaseModel) or base is BaseModel:
@@ -89,7 +89,7 @@ def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _first_sentence(group: str, choice: str) -> str:
-    """What a plug-in's own module says that it is."""
+    """Return the first paragraph of the docstring of a plug-in's module."""
     plugin = ROOMS[group].get(choice)
     module = inspect.getmodule(plugin if inspect.isclass(plugin) or inspect.isfunction(plugin) else type(plugin))
     own = f"{ROOMS[group].group}.{choice}"
@@ -102,7 +102,7 @@ def _options(group: str, choice: str) -> type[BaseModel]:
 
 
 def _keys(prefix: str, model: type[BaseModel], shipped: Mapping[str, Any]) -> Iterator[Key]:
-    """The keys of a section; a nested model's are in their place, by their full names."""
+    """Yield the keys of a section. The keys of a nested model stand in its place, with their full names."""
     documented = field_docstrings(model)
     for name, field in model.model_fields.items():
         full = f"{prefix}.{name}"
@@ -122,13 +122,13 @@ def _shipped(config: str) -> Mapping[str, Any]:
 
 
 def _summary(model: type[BaseModel]) -> str:
-    """The first paragraph of the class's own docstring."""
+    """Return the first paragraph of the class's own docstring."""
     paragraph, _, _ = inspect.cleandoc(model.__dict__.get("__doc__") or "").partition("\n\n")
     return " ".join(paragraph.split())
 
 
 def type_name(annotation: Any) -> str:
-    """A type as a person who types values thinks of it."""
+    """Return a type in the words of a person who types values, e.g. `list of text`."""
     if get_origin(annotation) is Annotated:
         return type_name(get_args(annotation)[0])
     if annotation is type(None):

@@ -17,7 +17,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
 
 MISSING = "???"
-"""What a shipped config says of a key that must be set."""
+"""The value of a key in a shipped config that the user must set."""
 
 
 def load_config(
@@ -36,7 +36,7 @@ def load_config(
 
 
 def check_composed(composed: DictConfig, settings: Mapping[str, Any] | None = None) -> RunConfig:
-    """A tree of `compose_config`, resolved and checked, with nested `settings` on top. Raises `ConfigError`."""
+    """Resolve and check a tree of `compose_config`, with nested `settings` on top. Raises `ConfigError`."""
     try:
         values = OmegaConf.to_container(without_hydra(composed), resolve=True)
     except OmegaConfBaseException as error:
@@ -48,8 +48,10 @@ def check_composed(composed: DictConfig, settings: Mapping[str, Any] | None = No
 
 
 def _merged(base: Any, settings: Any) -> Any:
-    """`settings` on top of `base`, key by key. What they say is meant as it stands: `${HOME}` in a shell command is no
-    interpolation."""
+    """Return `base` with `settings` on top, key by key.
+
+    The values of `settings` are taken literally: `${HOME}` in a shell command is not an interpolation.
+    """
     if not (isinstance(base, Mapping) and isinstance(settings, Mapping)):
         return settings
     return {**base, **{key: _merged(base.get(key), value) for key, value in settings.items()}}

@@ -30,12 +30,12 @@ class RolloutConfig(Record):
     num_samples: int = Field(default=1, gt=0)
     """Sessions for each task."""
     timeout_seconds: float = Field(default=HARNESS_SECONDS, gt=0)
-    """The agent's own budget; init and evaluation have theirs."""
+    """How long the harness may work on a task, in seconds; init and evaluation have limits of their own."""
     output: Path = Path("outputs/episodes.jsonl")
-    """One episode a line; a file of an earlier run is kept under another name. In a sweep, a relative path is in each
-    run's own directory."""
+    """The file of episodes, one a line. An earlier run's file is kept under another name. In a sweep, a relative path
+    is in each run's own directory."""
     state: Path | None = None
-    """Where journals of captured calls are kept; null: beside the output, or for gym.make in a temporary folder."""
+    """The directory of journals of captured calls; null: beside the output, or for gym.make in a temporary folder."""
 
 
 class Pools(Record):
@@ -50,11 +50,11 @@ class Pools(Record):
     postrun: int = Field(default=2, gt=0)
     """Sessions whose traces are built and whose sandbox is evaluated."""
     prewarm: int = Field(default=2, ge=0)
-    """Sandboxes for grading that come up, or are up, while the agent runs; 0: none do."""
+    """Sandboxes for grading that come up, or are up, while the harness runs; 0: none."""
 
 
 def _off(value: Any) -> Any:
-    """YAML's `off` is false."""
+    """Return `off` for False, which is how YAML reads the bare word."""
     return "off" if value is False else value
 
 
@@ -62,25 +62,25 @@ class ProxyConfig(Record):
     """How the gateway answers the harness and asks the engine."""
 
     streaming: Literal["synthetic", "real"] = "synthetic"
-    """What harnesses that ask for streams get: the whole answer at its end, or its pieces as they are sampled."""
+    """What a harness gets that asks for a stream: the whole answer at its end, or its pieces as they are sampled."""
     splice: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = "auto"
-    """Whether a continuation's prompt is the ids already seen plus the new ones, or templated anew every time, as the
-    model will be served."""
+    """`auto`: a continuation's prompt is the ids already seen plus the new ones. `off`: the engine templates every
+    prompt, as the model will be served, and traces fork where that differs."""
     keep_reasoning: bool = True
-    """Whether sampled reasoning stays in the context; else the template decides, and every drop forks."""
+    """Whether sampled reasoning stays in the context; else the template decides, and every drop forks the trace."""
 
 
 class RunConfig(Record):
-    """A whole run, as composed."""
+    """The config of a whole run."""
 
     harness: HarnessSpec
     runtime: RuntimeSpec
     engine: PluginSpec
-    """What samples the tokens."""
+    """The server or library that samples the tokens."""
     builder: BuilderSpec
     evaluator: EvaluatorSpec
     tasks: PluginSpec
-    """What is worked on."""
+    """The source of the tasks."""
     sampling: Sampling = Field(default_factory=Sampling)
     budget: Budget = Field(default_factory=Budget)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)

@@ -34,7 +34,7 @@ from polar_gym.schema import HarnessSpec
         (["rollout"], r"'rollout': expected key=value"),
         (["budget.max_calls=[1,2"], r"budget\.max_calls"),
         (["harness=codex,pi"], r"harness=codex,pi: several values are a sweep, which needs --multirun"),
-        (["cluster=local"], r"cluster=local: cluster is no part of a run; its groups: harness, "),
+        (["cluster=local"], r"cluster=local: cluster is not part of a run; the groups of a run: harness, "),
         (["~budget.pace"], r"Could not delete.*budget\.pace"),
         (["+rollout.num_samples=2"], r"An item is already at 'rollout\.num_samples'"),
         (["rollout.output=${harness.nam}"], r"harness\.nam"),
