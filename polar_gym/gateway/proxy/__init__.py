@@ -1,7 +1,8 @@
 """The proxy: the HTTP port that harnesses talk to instead of a model API, and the record of their calls.
 
-`proxy` serves the port and asks the engine. `exchange` is one call on its way, `sending` writes its answer, `capture`
-is what the proxy knows of a session, and `generation` lets calls through or holds them. `journal` writes each call to
-the session's file, with `shared_prompts` for its memory. The room uses `chat`, `engines`, `harnesses`, `http`,
-`providers`, `schema` and `splicing`, and knows neither nodes nor stages of sessions.
+`proxy` serves the port and asks the engine. `exchange` holds one call on its way, `sending` writes the answer, and
+`capture` holds the key, the limits and the calls of a session. `generation` lets calls through to the engine or holds
+them back. `journal` writes each call to the session's file, and `shared_prompts` keeps its memory small. The room uses
+`chat`, `engines`, `harnesses`, `http`, `providers`, `schema` and `splicing`. It knows neither nodes nor the stages of a
+session.
 """

@@ -1,4 +1,4 @@
-"""What the gateway knows of one running session: its key, its limits, and the calls it has made."""
+"""The capture of one running session: its key, its limits, and the calls that it has made."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class SessionCapture:
     ) -> None:
         self.session_id = session_id
         self.model_name = model_name
-        """What the harness calls the policy."""
+        """The name by which the harness knows the policy."""
         self.key = f"pg-{secrets.token_urlsafe(32)}"
-        """The session's API key: a capability that opens this session's model calls and nothing else."""
+        """The session's API key: a capability that opens the model calls of this session and nothing else."""
         self.harness = harness
         self.journal = journal
         self.sampling = sampling
@@ -51,20 +51,20 @@ class SessionCapture:
         self.memory = SessionMemory()
         self.exhausted: asyncio.Future[Literal["calls", "tokens"]] = asyncio.get_running_loop().create_future()
         """Done when the harness asked for more than its budget holds. Raises `CaptureError` when a call could not be
-        recorded: then the session must end too."""
+        recorded, because then the session must end too."""
         self.admitted = 0
         """How many calls were let in."""
         self._sampled_tokens = 0
         self._in_flight: dict[asyncio.Task[Any], int] = {}
-        """The task that answers each call -> how much of the token budget it may use up."""
+        """The task that answers each call -> how many tokens of the budget the call may use."""
 
     @asynccontextmanager
     async def admit(self, request: ChatRequest) -> AsyncIterator[tuple[int, ChatRequest] | None]:
-        """Let a new call in, which is in flight as long as the context: its index, and the request with `max_tokens`
-        cut to what is left of the budget. None when the session has ended or its budget is used up.
+        """Let a new call in, which is in flight as long as the context lasts. Yield its index, and its request with
+        `max_tokens` cut to the tokens that are left. Yield None when the session has ended or its budget is used up.
 
-        Tokens are reserved for calls in flight, so that parallel calls cannot exceed the budget. If only reservations
-        are left, wait until a call ends.
+        Reserve tokens for calls in flight, so that parallel calls cannot exceed the budget. If only reservations are
+        left, wait until a call ends.
         """
         while (granted := self._grant(request)) == 0:
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +83,7 @@ class SessionCapture:
             del self._in_flight[task]
 
     def _grant(self, request: ChatRequest) -> int | None:
-        """How many tokens a new call may sample; 0: none for now; None: the session is over."""
+        """Return how many tokens a new call may sample; 0: none for now; None: the session is over."""
         limits = self.budget
         if not self.running:
             return None
@@ -101,7 +101,7 @@ class SessionCapture:
 
     @property
     def cut_by_budget(self) -> bool:
-        """Whether the last answer ended because the token budget did."""
+        """Return whether the last answer ended because the token budget was used up."""
         limit = self.budget.max_sampled_tokens
         last = self.calls[-1].finish_reason if self.calls else None
         return limit is not None and self._sampled_tokens >= limit and last == "length"
@@ -111,7 +111,7 @@ class SessionCapture:
         twice."""
         self.running = False
         if self.exhausted.done():
-            self.exhausted.exception()  # whoever runs the session saw it, or it has ended anyway
+            self.exhausted.exception()  # retrieved here, or asyncio would log it: the session has ended anyway
         for task in list(self._in_flight):
             task.cancel()
         if self._in_flight:
@@ -122,7 +122,8 @@ class SessionCapture:
             self.exhausted.set_result(reason)
 
     def record(self, call: ModelCall) -> None:
-        """Raises `CaptureError` where the journal cannot be written: the call counts, and its answer must not leave."""
+        """Write a call to the journal and count it. Raises `CaptureError` where the journal cannot be written: the call
+        counts all the same, and its answer must not leave."""
         try:
             self.journal.append(call)
         except OSError as error:
@@ -133,7 +134,7 @@ class SessionCapture:
             self._sampled_tokens += len(call.response_ids)
 
     def mark_abandoned(self, call: ModelCall) -> None:
-        """The harness hung up before it had the whole answer of a call that is already recorded. Raises `CaptureError`
+        """Mark a recorded call as abandoned: the harness hung up before it had the whole answer. Raises `CaptureError`
         where the journal cannot be written: the call counts as abandoned all the same."""
         call.outcome = "abandoned"
         self.memory.conversations.forget(call.call_id)
@@ -143,7 +144,7 @@ class SessionCapture:
             raise self._unrecorded(call, error) from error
 
     def _unrecorded(self, call: ModelCall, error: OSError) -> CaptureError:
-        """Whoever runs the session learns of it, and ends it."""
+        """Report the unwritten call to the code that runs the session and then ends it. Return the error to raise."""
         call.error = f"it could not be written to {self.journal.path}: {error}"
         if not self.exhausted.done():
             self.exhausted.set_exception(CaptureError(f"call {call.call_id}: {call.error}"))

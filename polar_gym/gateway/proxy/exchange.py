@@ -1,4 +1,4 @@
-"""One model call on its way through the proxy: what was asked, what has come of the answer, and the record of both."""
+"""One model call on its way through the proxy: its request, the answer received so far, and the record of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Exchange:
     provider: Provider
     capture: SessionCapture
     request: ChatRequest
-    """As the harness asked, within the budget."""
+    """The request of the harness, with `max_tokens` cut to the budget."""
     plan: Plan
     hints: dict[str, str]
     sampling_mismatch: list[str]
@@ -34,11 +34,11 @@ class Exchange:
     index: int
     started_at: float
     weight_version: str | None = None
-    """The one that was set when the engine was asked."""
+    """The version that was set when the engine was asked."""
     received: Received = field(default_factory=Received)
-    """What has come of an answer that the engine streams."""
+    """The part of a streamed answer that the engine has sent."""
     deltas: asyncio.Queue[Delta | None] = field(default_factory=asyncio.Queue)
-    """Those that wait for the harness, at most one answer; None when the engine is done."""
+    """The deltas that wait for the harness, at most those of one answer; None at their end."""
 
     def take(self, delta: Delta) -> None:
         self.received.add(delta)
@@ -57,7 +57,7 @@ class Exchange:
         )
 
     def cut_off(self, outcome: Literal["abandoned", "failed"], error: str, kind: str | None) -> ModelCall:
-        """Return the record of a call whose answer did not come to its end, with what was received of it."""
+        """Return the record of a call whose answer did not come to its end, with the received part of the answer."""
         received = self.received
         begun = received.prompt_ids is not None
         return self._record(

@@ -1,4 +1,4 @@
-"""Whether model calls are let through to the engine, and the agents' clock, which stands still while they are not."""
+"""The gate between model calls and the engine, and the clock of the harnesses, which stops while the gate is closed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 
 class GenerationGate:
-    """The way to the engine, for all sessions of a node."""
+    """The gate to the engine, for all sessions of a node."""
 
     def __init__(self) -> None:
         self.in_flight = 0
-        """Calls that were let through and have no answer yet."""
+        """The number of calls that were let through and have no answer yet."""
         self._open = asyncio.Event()
         self._open.set()
         self._closed = asyncio.Event()
@@ -33,7 +33,7 @@ class GenerationGate:
 
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """One call's time with the engine; its beginning waits while generation is paused."""
+        """Hold one call's time with the engine. The call waits to begin while generation is paused."""
         await self._open.wait()
         self.in_flight += 1
         self._idle.clear()
@@ -45,7 +45,7 @@ class GenerationGate:
                 self._idle.set()
 
     async def idle(self, timeout_seconds: float) -> bool:
-        """Wait until no call is in flight; False when the time is up before that."""
+        """Wait until no call is in flight. Return False when the time is up before that."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
@@ -54,7 +54,7 @@ class GenerationGate:
         return True
 
     async def sleep(self, seconds: float) -> None:
-        """Until generation was not paused for so long, all together."""
+        """Sleep until generation was not paused for `seconds` in total."""
         loop = asyncio.get_running_loop()
         while seconds > 0:
             await self._open.wait()

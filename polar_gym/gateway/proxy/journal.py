@@ -4,10 +4,10 @@ A call is in the file (`write()` returned, so it survives SIGKILL of the gateway
 harness. Histories are stored once: a line holds what its call adds to an earlier call, so that a session's file grows
 with its length, not with its square.
 
-A line is JSON: the call without `messages`, `tools` and `prompt_ids`, and for each of these three
-`{"from": index of an earlier call | null, "keep": n, "new": [...]}`: the first `n` items of the earlier call's (for
-`prompt_ids`: of its prompt and response), then the new ones. `{"amend": call_id, ...}` changes fields of a call
-written before.
+A line is JSON: the call without `messages`, `tools` and `prompt_ids`. Each of these three is
+`{"from": index of an earlier call | null, "keep": n, "new": [...]}`. It stands for the first `n` items of the earlier
+call's list (of its prompt and response for `prompt_ids`), followed by the new items. A line
+`{"amend": call_id, ...}` changes fields of a call written before.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class JournalError(ConfigError):
     def __init__(self, message: str, calls: list[ModelCall]) -> None:
         super().__init__(message)
         self.calls = calls
-        """Those before the damage."""
+        """The calls before the damage."""
 
 
 class Journal:
-    """Appends calls to a file. `close` syncs it to the disk, and ends it; both raise `OSError`."""
+    """Appends calls to a file. `close` syncs the file to the disk and closes it. Both raise `OSError`."""
 
     def __init__(self, path: Path) -> None:
-        """The file is there from now on, but only open from the first call on: thousands of sessions may be queued."""
+        """Make the file. It is opened at the first call only, because thousands of sessions may be queued."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
         self.path = path
@@ -49,12 +49,12 @@ class Journal:
         self._closed = False
         self._calls: list[ModelCall] = []
         self._index: dict[str, int] = {}
-        """Call id -> where it is in `_calls`."""
+        """Call id -> the call's place in `_calls`."""
         self._prompts = SharedPrompts()
 
     def append(self, call: ModelCall) -> None:
-        """Afterwards the call holds the very objects of the one that it builds on, as far as they are equal: memory
-        grows with a session's length too, and not with its square."""
+        """Write a call. Afterwards it shares equal messages, tools and ids with the call that it builds on, so that
+        memory too grows with a session's length, and not with its square."""
         base_index, keep = self._closest(call)
         base = None if base_index is None else self._calls[base_index]
         line = _encode(call, base_index, base, keep)
@@ -79,8 +79,8 @@ class Journal:
                 os.close(file)
 
     def _closest(self, call: ModelCall) -> tuple[int | None, int]:
-        """The call to build on, and how many leading messages it shares: the parent, else the most alike of recent
-        ones."""
+        """Return the call to build on, and how many leading messages it shares: the parent, else the recent call that
+        shares most."""
         parent = self._index.get(call.parent_id or "")
         if parent is not None:
             return parent, _shared_messages(self._calls[parent], call)
@@ -92,7 +92,8 @@ class Journal:
         return best
 
     def _write(self, line: dict[str, Any]) -> None:
-        """Raises `OSError` where the whole line cannot be written (the disk is full); then none of it stays."""
+        """Append a line. Raises `OSError` where the whole line cannot be written (the disk is full), and then removes
+        the written part of it."""
         data = memoryview(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
         if self._closed:
             raise ValueError(f"{self.path}: the journal is closed; its session has ended")
@@ -108,7 +109,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[ModelCall]:
-    """The calls of a journal, as captured. A torn last line (the process died while writing) is left out.
+    """Return the calls of a journal, as captured. A torn last line (the process died while writing) is left out.
 
     Raises `JournalError` naming the file and line of any other damage.
     """

@@ -1,7 +1,7 @@
 """The model API that harnesses talk to: parse, sample, record, answer in the provider's own shape.
 
-A thin aiohttp adapter: the wire formats are `providers/`, the sampling is `engines/`, the record is `capture`. Each
-session's sandbox reaches it through a listening socket of its own (`Proxy.server_for`); clients outside a sandbox use
+A thin aiohttp adapter: the wire formats are in `providers/`, the sampling is in `engines/`, the record is in `capture`.
+Each sandbox reaches the proxy through a separate listening socket (`Proxy.server_for`). Clients outside a sandbox use
 the node's loopback port and the session's key.
 """
 
@@ -37,11 +37,11 @@ from polar_gym.splicing.plan import Plan, Splicer
 log = logging.getLogger(__name__)
 
 Streaming = Literal["synthetic", "real"]
-"""What a harness that asked for a stream gets: the whole answer as one stream of events when the engine is done, or
-each piece as the engine samples it. The record is the same."""
+"""How a harness that asks for a stream is answered. `synthetic`: with the whole answer as one stream of events when the
+engine is done. `real`: with each piece as the engine samples it. The record is the same."""
 
 RETRY_AFTER_SECONDS = 5
-"""What a 429 names: there are clients that take one which names no time for final."""
+"""Sent with every 429: some clients do not retry without a Retry-After header."""
 FINISHED = ("stop", "tool_calls", "length")
 """Finish reasons of an answer that came to its end."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -50,11 +50,11 @@ HEAD_SECONDS = 60.0
 BODY_SECONDS = 120.0
 """How long a request's body may take to come."""
 LOGGED = (401, 403, 408, 413)
-"""Refusals that are no mistake of a client that means well."""
+"""Statuses of refusals that are logged, because a well-behaved client does not cause them."""
 
 
 class CallRefusedError(Exception):
-    """A request that gets the provider's error shape."""
+    """A request is refused, with an error in the provider's format."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -92,18 +92,19 @@ class Proxy:
         self._captures.pop(capture.key, None)
 
     def server_for(self, bound: SessionCapture | None) -> Callable[[], asyncio.BaseProtocol]:
-        """A protocol factory for `loop.create_server`; `bound` is the only session whose key it accepts."""
+        """Return a protocol factory for `loop.create_server`. `bound` is the only session whose key is accepted; with
+        None, the keys of all sessions are."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             self._silent.heard(request.protocol)
             return await self._handle(request, bound)
 
-        # no access log: some clients have their key in the URL
+        # No access log: some clients send their key in the URL.
         server = web.Server(handle, handler_cancellation=True, access_log=None)  # pyright: ignore[reportArgumentType]
         return self._silent.watched(server)
 
     async def _handle(self, http: web.BaseRequest, bound: SessionCapture | None) -> web.StreamResponse:
-        if http.path == "/" and http.method in ("GET", "HEAD"):  # clients look whether anyone is there
+        if http.path == "/" and http.method in ("GET", "HEAD"):  # clients check that the port answers
             return web.Response()
         provider, route = self._route(http)
         try:
@@ -132,24 +133,24 @@ class Proxy:
             return _error(provider, error.status, error.kind, error.message)
         except EngineError as error:
             return _error(provider, error.status, error_kind(error), error.message)
-        except web.RequestPayloadError as error:  # not compressed as its headers say
-            http.content.feed_eof()  # else aiohttp reads on, and takes the error that it meets again for a defect
+        except web.RequestPayloadError as error:  # the body is not compressed as its headers say
+            http.content.feed_eof()  # else aiohttp reads on, meets the same error and logs it as a server error
             answer = _error(
                 provider, 400, "invalid_request", f"the body cannot be read: {' '.join(str(error).split())}"
             )
             answer.force_close()
             return answer
-        except ConnectionError as gone:  # the client is; aiohttp takes a cancellation for that, all else for a defect
+        except ConnectionError as gone:  # the client left; aiohttp logs all but a cancellation as a server error
             raise asyncio.CancelledError from gone
         except Exception:
             if http.writer.output_size:
-                raise  # in the middle of an answer: aiohttp closes the connection
+                raise  # a part of an answer was sent: aiohttp closes the connection
             log.exception("%s %s", http.method, http.path)
             return _error(provider, 500, "server", "the gateway failed; its log says why")
 
     def _route(self, http: web.BaseRequest) -> tuple[Provider, Route | None]:
-        """The provider and route of a path; for an unknown path the provider whose key header it carries: a bearer key
-        more likely one that knows no other way than one that also takes keys in the URL."""
+        """Return the provider and the route of a path. For an unknown path, guess the provider from the key header. A
+        bearer token counts last, and last of all for providers that also accept a key in the URL (Google)."""
         for provider, route in self._routes:
             if route.matches(http.method, http.path, http.headers):
                 return provider, route
@@ -168,7 +169,8 @@ class Proxy:
         return capture
 
     async def _count_tokens(self, provider: Provider, capture: SessionCapture, request: ChatRequest) -> web.Response:
-        """The length of the prompt that the request would have as a call, spliced or not: harnesses compact by it."""
+        """Answer with the length of the prompt that the request would have as a call, spliced or not: harnesses decide
+        by this length when to compact."""
         if provider.token_count is None:
             raise CallRefusedError(404, "not_found", "this API has no token counting")
         asked = self.splicer.in_engine_terms(capture.memory, request)
@@ -205,7 +207,7 @@ class Proxy:
             if request.stream:
                 return await send_stream(exchange, sampling)
             return await send_whole(exchange, sampling)
-        except BaseException:  # hung up, cut off, or an answer that could not be put into the provider's form
+        except BaseException:  # the harness hung up, the call was cut off, or the provider could not form the answer
             if sampling.done() and not sampling.cancelled() and sampling.exception() is None:
                 capture.mark_abandoned(sampling.result()[1])
             raise
@@ -215,7 +217,7 @@ class Proxy:
                 await asyncio.gather(sampling, return_exceptions=True)
 
     async def _sample(self, exchange: Exchange) -> tuple[Completion, ModelCall]:
-        """The engine's answer, recorded: before it returns, the call is in the journal."""
+        """Return the engine's answer and the record of the call, which is in the journal by then."""
         try:
             async with self.generation.call():
                 asked = self.splicer.in_engine_terms(exchange.capture.memory, exchange.request)
@@ -259,7 +261,8 @@ class Proxy:
 
 
 def _given_up(exchange: Exchange, completion: Completion) -> EngineError:
-    """Engines that are paused for new weights may end their answers in the middle, as if they were complete."""
+    """Return the error for an answer that the engine gave up. An engine that is paused for new weights may end its
+    answers in the middle, as if they were complete. The received part is kept for the record."""
     if exchange.received.prompt_ids is None:
         exchange.received.add(whole_delta(completion))
     reason = completion.finish_reason

@@ -15,15 +15,15 @@ from polar_gym.providers import whole_answer
 from polar_gym.schema import ModelCall
 
 HOLD_SECONDS = 45.0
-"""How long the status line of a stream waits for the engine: clients give up on silent headers after 60 s or more."""
+"""How long the status line waits for the engine: clients give up after 60 s or more without headers."""
 KEEP_ALIVE_SECONDS = 15.0
 TRANSIENT = ("overloaded", "server")
 """Kinds of errors after which the same request may succeed."""
 
 
 async def send_stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
-    """The answer as the provider's events: every delta as it comes, or where the engine gives none, all of it at its
-    end. The status line is held until there is something to say. The last event leaves after the call is recorded."""
+    """Send the answer as the provider's events: each delta as it comes, or the whole answer where the engine gives no
+    deltas. The status line waits for the first bytes to send. The last event leaves after the call is recorded."""
     provider, deltas = exchange.provider, exchange.deltas
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     events = provider.stream(exchange.request, exchange.call_id)
@@ -57,10 +57,10 @@ async def send_stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completio
 
 
 async def send_whole(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
-    """The answer as one JSON object. Sent here, so that it is known when a harness is gone before its end.
+    """Send the answer as one JSON object. It is sent here, and not by aiohttp, to find out when a harness leaves early.
 
-    The status line is held until the answer is there, or clients would give up; from then on blanks, which may stand
-    before any JSON, keep them waiting. An error that comes after that breaks the connection."""
+    The status line waits for the answer, or until clients would give up. From then on blanks, which may stand before
+    any JSON, keep them waiting. An error after that breaks the connection."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     silence = HOLD_SECONDS
     while not (await asyncio.wait({sampling}, timeout=silence))[0]:
@@ -83,7 +83,7 @@ async def send_whole(exchange: Exchange, sampling: asyncio.Task[tuple[Completion
 
 
 def _broken(exchange: Exchange, error: EngineError) -> ConnectionError:
-    """A client must not take what it has for the whole answer."""
+    """Break the connection, so that the client does not take a part for the whole answer. Return the error to raise."""
     if exchange.http.transport is not None:
         exchange.http.transport.abort()
     return ConnectionResetError(error.message)

@@ -1,8 +1,8 @@
-"""The prompts of one session's calls, in memory once where they begin with each other.
+"""The prompts of one session's calls, kept in memory once where they begin with each other.
 
-Each prompt holds all of the conversation before it: side by side, those of a long session would take memory that grows
-with the square of its length. A conversation's prompts are views of one array instead. It is made twice as long as
-needed whenever it is full; what does not go on from its end (a fork) gets an array of its own.
+Each prompt holds the whole conversation before it. Kept separately, the prompts of a long session would take memory
+that grows with the square of its length. Instead, the prompts of a conversation are views of one array. A full array is
+replaced by one twice as long as needed. A prompt that does not continue from the array's end (a fork) gets a new array.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Ids = NDArray[np.int32]
 class _Buffer:
     ids: Ids
     used: int
-    """What is beyond was not written yet."""
+    """How many of the ids were written. The rest of the array is free."""
 
 
 class SharedPrompts:
-    """The prompts of calls, by the order in which they were added."""
+    """The prompts of calls, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._prompts: list[tuple[_Buffer, int]] = []
-        """Where each is, and its length."""
+        """The buffer of each prompt, and its length there."""
 
     def add(self, prompt: Ids, base: int | None, kept: int) -> Ids:
-        """The same ids as a view of the memory of `base`, whose prompt and answer share their first `kept` ids with
-        `prompt`, where it can be."""
+        """Return the ids of `prompt`, where possible as a view of the memory of the earlier prompt number `base`. The
+        prompt and answer of `base` share their first `kept` ids with `prompt`."""
         buffer = None if base is None else self._buffer_for(prompt, base, kept)
         self._prompts.append((buffer or _Buffer(prompt, len(prompt)), len(prompt)))
         return prompt if buffer is None else buffer.ids[: len(prompt)]
