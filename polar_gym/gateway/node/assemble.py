@@ -1,7 +1,6 @@
-"""A config brought to life in this process: tasks, engine and one node.
+"""Makes the parts of a run from its checked config: the tasks, their requests, the engine and one node.
 
-What `gym.make`, the command line and the front doors share: everything between a checked config and a `TaskRequest`
-that a node can roll out.
+The command line, the process of a node, `gym.make` and the NeMo Gym server share these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from polar_gym.tasks.request import UngradableError, reference_script, to_reques
 
 
 def load_tasks(config: RunConfig) -> list[Task]:
-    """Raises `ConfigError` when the source is broken or empty."""
+    """Return the tasks that the config names. Raises `ConfigError` when the source is broken or empty."""
     source: TaskSource = TASK_SOURCES.make(config.tasks)
     try:
         tasks = source.load()
@@ -33,7 +32,7 @@ def load_tasks(config: RunConfig) -> list[Task]:
 
 
 def make_request(config: RunConfig, task: Task) -> TaskRequest:
-    """Raises `ConfigError` for a task that the evaluator cannot grade."""
+    """Return the request of a task. Raises `ConfigError` for a task that the evaluator cannot grade."""
     try:
         request = to_request(
             task,
@@ -55,7 +54,7 @@ def make_request(config: RunConfig, task: Task) -> TaskRequest:
 
 
 def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
-    """An engine, not yet started. A scripted policy without scripts plays each task's reference solution."""
+    """Return the engine, not yet started. A scripted policy without scripts plays each task's reference solution."""
     spec = config.engine
     if spec.options.get("policy") == "scripted" and spec.options.get("scripts") is None:
         spec = PluginSpec(**{**spec.model_dump(), "scripts": [reference_script(task) for task in tasks]})
@@ -63,7 +62,7 @@ def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
 
 
 def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scratch: Path | None = None) -> Node:
-    """A node, not yet started."""
+    """Return a node, not yet started."""
     return Node(
         make_engine(config, tasks),
         cache=cache_dir(),

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def ignore_change(session: Session) -> None:
-    """For callers that do not watch."""
+    """Do nothing: for callers that do not watch a session."""
 
 
 class Node:
@@ -52,9 +52,9 @@ class Node:
         keep_reasoning: bool = True,
         name: str = "local",
     ) -> None:
-        """`cache`: harnesses and environments, shared by runs. `state`: where journals are kept (see
-        `polar_gym.gateway.node.state`); None: they go with the node. `scratch`: where repositories are made; None: in a
-        temporary directory of the system's."""
+        """`cache`: the directory of harnesses and virtual environments, which runs share. `state`: the directory of
+        journals (see `polar_gym.gateway.node.state`); None: the journals are removed with the node. `scratch`: the
+        directory in which repositories are made; None: the system's temporary directory."""
         self.engine = engine
         self.name = name
         self.cache = cache
@@ -66,7 +66,7 @@ class Node:
         self._scratch = Path()
         self._loopback: asyncio.Server | None = None
         self._started = contextlib.AsyncExitStack()
-        """What there is to take down."""
+        """What must be taken down when the node ends."""
 
     async def __aenter__(self) -> Node:
         async with contextlib.AsyncExitStack() as stack:
@@ -90,13 +90,16 @@ class Node:
             await runtime.close()
 
     def set_weight_version(self, version: str) -> None:
-        """Call when the engine's weights were updated, before it goes on. Calls are marked with it, those under way
-        with both versions; the engine's own label of its weights is kept beside it."""
+        """Set the version of the engine's weights; call this after an update, before the engine goes on.
+
+        Calls are marked with this version, and calls under way with the old and the new one. The engine's own label of
+        its weights is kept beside the version.
+        """
         self.engine.weight_version = version
 
     @property
     def url(self) -> str:
-        """Where clients outside a sandbox reach the proxy."""
+        """The address at which clients outside a sandbox reach the proxy."""
         if self._loopback is None:
             raise RuntimeError("the node is not started: use `async with Node(...)`")
         host, port = self._loopback.sockets[0].getsockname()[:2]
@@ -106,7 +109,7 @@ class Node:
     async def session(
         self, request: TaskRequest, sample_index: int = 0, on_change: Callable[[Session], None] = ignore_change
     ) -> AsyncIterator[SessionLife]:
-        """A session in state QUEUED; whatever happens, its sandbox is gone when the context ends."""
+        """Open a session in state QUEUED. Whatever happens, its sandbox is gone when the context ends."""
         life = self.open_session(request, sample_index, on_change)
         try:
             yield life
@@ -124,11 +127,12 @@ class Node:
         key: Key | None = None,
         plugins: Plugins | None = None,
     ) -> SessionLife:
-        """Like `session`, for callers without a `with` block: they must call `close_session`. `key`: default a new one.
-        `plugins`: those of the request; default: they are found here.
+        """Open a session as `session` does, for callers without a `with` block: they must call `close_session`.
 
-        Raises `polar_gym.registry.UnknownNameError` or `pydantic.ValidationError` for a request that names a plug-in
-        that does not exist or options that it does not take; nothing was started then.
+        `key`: default: a new key. `plugins`: the plug-ins of the request; default: they are found here.
+
+        Raises `polar_gym.registry.UnknownNameError` for a request that names an unknown plug-in, and
+        `pydantic.ValidationError` for options that a plug-in does not take. Nothing was started then.
         """
         plugins = plugins or self.find_plugins(request)
         key = key or Key(uuid.uuid4().hex, 0)
@@ -167,12 +171,12 @@ class Node:
     async def rollout(
         self, request: TaskRequest, sample_index: int = 0, on_change: Callable[[Session], None] = ignore_change
     ) -> Episode:
-        """One session from QUEUED to its end, through the pools."""
+        """Open a session and take it through the pools to its end; return its episode."""
         async with self.session(request, sample_index, on_change) as life:
             return await self.conduct(life)
 
     async def conduct(self, life: SessionLife) -> Episode:
-        """An open session through the stages to its end, or to where `life.cancel` ends it."""
+        """Take an open session through the stages to its end, or until `life.cancel` ends it; return its episode."""
         task = life.request.task_id
         work = asyncio.create_task(self.stages.conduct(task, life))
         try:
@@ -187,8 +191,10 @@ class Node:
             return await life.abandon(life.cancelled.result())
 
     async def prepare(self, requests: Iterable[TaskRequest]) -> None:
-        """Fetch the images of these tasks, in order, before their sessions ask for them. What cannot be fetched is only
-        logged: those sessions fail, and say why."""
+        """Fetch the images of these tasks, in order, before their sessions ask for them.
+
+        An image that cannot be fetched is only logged: its sessions fail, and say why.
+        """
         for spec in (request.runtime for request in requests):
             if spec.image is not None:
                 try:

@@ -1,4 +1,7 @@
-"""Captured calls -> trajectory, off the event loop and in bounded time: a broken builder costs its own session only."""
+"""Builds the trajectory of a session from its captured calls, off the event loop and in bounded time.
+
+A broken builder fails the session that asked for it, and no other session.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ log = logging.getLogger(__name__)
 
 BUILD_SECONDS = 600.0
 NOT_BUILT = "not_built"
-"""Why tokens are excluded that no builder could place."""
+"""The reason by which all tokens are excluded where the builder failed."""
 
 
 async def build(calls: Sequence[ModelCall], spec: BuilderSpec) -> tuple[Trajectory, str | None]:
-    """The trajectory, and what went wrong: then it has no traces, and all its tokens are excluded."""
+    """Return the trajectory, and the problem of the builder if there was one.
+
+    With a problem, the trajectory has no traces, and all its tokens are excluded.
+    """
     try:
         async with asyncio.timeout(BUILD_SECONDS):
             return await asyncio.to_thread(build_trajectory, calls, spec), None

@@ -17,10 +17,10 @@ from polar_gym.schema import Failure, Session, Status, TaskRequest
 from polar_gym.workspaces.diff import is_intact
 
 PAUSES_SECONDS = 24 * 3600.0
-"""How long generation may be paused, all together, while one harness runs."""
+"""How long generation may be paused in total while one harness runs."""
 
 ENDING_SECONDS = 60.0
-"""How long a runtime may take to end a command that was told to end; then it is cancelled, and its output is lost."""
+"""How long a runtime may take to end a command. After that the command is cancelled, and its output is lost."""
 
 SIGNALLED = 128
 """An exit code above it says that a signal ended the process."""
@@ -54,7 +54,7 @@ class HarnessRun:
         return told_today(harness, harness.launch(context), context)
 
     async def to_its_end(self, launch: Launch) -> ExecResult:
-        """Run the harness until it ends, or a budget does: `session` gets its `exit_code` and `truncated_by`."""
+        """Run the harness until it or a budget ends, and set `exit_code` and `truncated_by` of the session."""
         if launch.files:
             await write_files(self.sandbox, launch.files)
         path = self.request.runtime.environment.get("PATH", PATH)
@@ -73,7 +73,10 @@ class HarnessRun:
         return output
 
     async def _run(self, command: Command, end: asyncio.Event) -> ExecResult:
-        """Run the command until it ends, or set `end`. The time while generation is paused is not the agent's."""
+        """Run the command, and set `end` when a budget ends.
+
+        The time while generation is paused does not count as the agent's.
+        """
         running = asyncio.create_task(self.sandbox.exec(command))
         time_is_up = asyncio.create_task(self.generation.sleep(self.request.timeout_seconds))
         exhausted = self.capture.exhausted

@@ -96,7 +96,7 @@ class SessionLife:
         self.artifacts = Artifacts(journal=str(capture.journal.path))
         self.capture = capture
         self.cancelled: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-        """Done when the session is no longer wanted: with the status that it ends in."""
+        """Done when the session is no longer wanted. The result is the status in which the session ends."""
         self._plugins = plugins
         self._around = surroundings
         self._on_change = on_change
@@ -119,7 +119,7 @@ class SessionLife:
 
     @contextmanager
     def _failing(self, stage: Status, limit: float) -> Iterator[None]:
-        """Have whatever is raised inside cost this session only, never the others of its node."""
+        """Fail this session when the body raises; the other sessions of the node go on."""
         try:
             yield
         except TimeoutError:
@@ -189,7 +189,7 @@ class SessionLife:
                 self.fail(failure.stage, failure.kind, failure.message)
 
     async def prewarm(self, ready: Ready) -> None:
-        """Have a sandbox for grading at hand when the agent is done, where the evaluator says that it will need one."""
+        """Make a sandbox for grading while the harness runs, where the evaluator says that it will need one."""
         if getattr(self._plugins.evaluator, "needs_sandbox", False):
             await ready.grading.prewarm()
 
@@ -291,5 +291,5 @@ class SessionLife:
     async def _close_journal(self) -> None:
         try:
             await asyncio.to_thread(self.capture.journal.close)
-        except OSError as error:  # the episode has all that is in it
+        except OSError as error:  # the episode has all that the journal has
             log.error("%s could not be closed: %s", self.capture.journal.path, error)

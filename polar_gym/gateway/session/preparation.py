@@ -25,7 +25,7 @@ class Prepared:
     executable: Sequence[str]
     """Argv prefix that starts the harness inside a sandbox; empty where the harness is no npm package."""
     mounts: Sequence[Mount]
-    """The harness and the environment of the task's packages."""
+    """The harness, and the virtual environment of the task's packages."""
     repository: Path | None
     """The workspace at its base commit; None: the image has the workspace, or the workspace is empty."""
     git_dir: bytes
@@ -33,9 +33,10 @@ class Prepared:
 
 
 async def prepare(spec: RuntimeSpec, harness: Harness, *, cache: Path, scratch: Path) -> Prepared:
-    """Make the files of a session: the harness, the repository, and the environment, which `spec` gets variables of.
+    """Make the files of a session: the harness, the repository, and the virtual environment of the task's packages.
 
-    Raises what making them raises: `InstallError`, `WorkspaceError`, `VenvError`, `OSError`.
+    The variables of that environment are added to `spec.environment`. Raises `InstallError`, `WorkspaceError`,
+    `VenvError` or `OSError`.
     """
     mounts, executable = await asyncio.to_thread(toolchain_mounts, harness, cache)
     mounts = list(mounts)

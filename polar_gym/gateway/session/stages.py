@@ -1,21 +1,21 @@
-"""The stages that sessions pass through: pools with sizes of their own, and who is let in next.
+"""The stages that sessions pass through: pools with sizes of their own, and which session is next.
 
     queue -> [INIT] -> [READY] -> [RUN] -> queue -> [POSTRUN] -> done
 
-What is scarce is RUN: the engine's throughput, and most of a session's time. A RUN place must never be free while a
-session could use it, so sandboxes are made ahead, as far as READY has room, and POSTRUN is apart: it neither holds a
-RUN place nor waits for one.
+RUN is scarce: it takes the engine's throughput, and most of a session's time. A RUN place must never be free while a
+session could use it. So sandboxes are made ahead, as far as READY has free places. POSTRUN is apart: a session in
+POSTRUN neither holds a RUN place nor waits for one.
 
-INIT begins when an INIT worker is free, and not only when there is room in READY already: a session needs that room at
-the end of its INIT, and by then there mostly is some. One that finds none keeps its INIT worker until there is. So the
-sandboxes that are up and do not run are at most `ready + init`, no INIT begins later than that bound makes it, and a
-session in READY holds no worker. (To take the place in READY before INIT begins would let only `ready` workers work,
-and leave RUN places empty after every burst of sessions that end.)
+INIT begins when an INIT worker is free, even while READY has no free place: a session needs that place at the end of
+its INIT, and by then one is mostly free. A session that finds none keeps its INIT worker until a place is free. So at
+most `ready + init` sandboxes are up and do not run, no INIT begins later than this bound demands, and a session in
+READY holds no worker. (If a session took its place in READY before its INIT, only `ready` workers could work, and RUN
+places would be empty after every burst of sessions that end.)
 
-Every pool serves the tasks in turn, and the sessions of one task first come, first served: a task of a thousand samples
-does not keep one with a single sample waiting.
+Every pool serves the tasks in turn, and the sessions of one task in the order of their arrival: a task of a thousand
+samples does not delay a task of one sample.
 
-There is no HTTP here, no file, and no clock but the event loop's.
+The module knows no HTTP, no file, and no clock except the event loop's.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ T = TypeVar("T")
 class Pool:
     """A number of places, given to the tasks in turn.
 
-    Invariant: nobody waits while a place is free. While a session waits, no other task is served more often than its
-    own is, plus one.
+    Invariant: no session waits while a place is free. While a session waits, any other task gets at most one place more
+    than the session's own task.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.held = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """The tasks in the order of their turns; none is empty."""
+        """Task -> its sessions that wait, in the order of the tasks' turns; no entry is empty."""
 
     @property
     def waiting(self) -> int:
@@ -70,12 +70,12 @@ class Pool:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._forget(task, turn)
-            else:  # the place was given to it in the same moment
+            else:  # the pool gave the place in the same moment
                 self.release()
             raise
 
     def release(self) -> None:
-        """Give a place back, or on to who is next."""
+        """Give a place to the next session that waits, else back to the pool."""
         while self._waiting:
             task, turns = next(iter(self._waiting.items()))
             turn = turns.popleft()
@@ -97,21 +97,23 @@ class Pool:
 
 
 class Staged(Protocol[R, T_co]):
-    """What passes through the stages. R: what `initialize` makes for the stages after it."""
+    """A session, as the stages see it. R: the value that `initialize` makes for the later stages."""
 
     async def initialize(self) -> R | None:
-        """None: there is nothing to run, go on with `finish`."""
+        """Prepare the session; None: there is nothing to run, and `finish` is next."""
         ...
 
     def ready(self) -> None:
-        """It is in READY from now on."""
+        """Note that the session is in READY from now on."""
         ...
 
     async def run(self, ready: R) -> None: ...
 
     async def prewarm(self, ready: R) -> None:
-        """Called while `run` runs, if there is a place: prepare what `finish` will need. Holds its place until it
-        returns; cancelled when `finish` is done."""
+        """Prepare what `finish` will need, while `run` runs.
+
+        This is called if there is a place, and holds the place until it returns. It is cancelled when `finish` is done.
+        """
         ...
 
     async def finish(self, ready: R | None) -> T_co: ...
@@ -133,7 +135,7 @@ class Stages:
 
     @property
     def held(self) -> StageCounts:
-        """Sessions by stage; POSTRUN with those that wait for it."""
+        """The number of sessions in each stage; POSTRUN includes the sessions that wait for it."""
         return StageCounts(
             init=self.init.held,
             ready=self.ready.held,
@@ -142,7 +144,7 @@ class Stages:
         )
 
     async def conduct(self, task: str, session: Staged[R, T]) -> T:
-        """`session`, of this task, through all stages."""
+        """Take a session of this task through all stages, and return what `finish` returns."""
         async with self.init.place(task):
             ready = await session.initialize()
             if ready is not None:
@@ -167,7 +169,7 @@ class Stages:
 
     @contextlib.asynccontextmanager
     async def _beside(self, task: str, session: Staged[R, T], ready: R) -> AsyncIterator[None]:
-        """`session.prewarm` beside what is in the context: in its own time, and over when that is over."""
+        """Run `session.prewarm` beside the body of the context, and cancel it at the end of the body."""
 
         async def prewarm() -> None:
             async with self._prewarm.place(task):
