@@ -1,13 +1,13 @@
-# The gateway image: everything from Debian's and Python's package indexes, no other image or repository.
+# The gateway image, built only from the package indexes of Debian and Python: no other image or repository.
 #
 #   make image                                      or: docker build --build-arg BASE_IMAGE=... --tag polar-gym .
 #   docker run --rm polar-gym doctor
 #
-# Any base of Debian 13 or newer will do (older ones have a Node too old for the harnesses), an imported tar too.
-# Harnesses are not baked in: they are installed at first use into ~/.cache/polar-gym; give that path a volume.
+# The base may be Debian 13 or newer (older ones have a Node too old for the harnesses), also an imported tar.
+# Harnesses are not in the image: they are installed at first use into ~/.cache/polar-gym; give that path a volume.
 # The bubblewrap runtime makes user namespaces, which Docker's default profile forbids inside a container: add
 #   --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined
-# The machine's own certificate authorities, which `make image` puts into build/ca-certificates, are trusted.
+# The image trusts the machine's certificate authorities, which `make image` puts into build/ca-certificates.
 ARG BASE_IMAGE=debian:13-slim
 FROM ${BASE_IMAGE}
 
@@ -16,7 +16,7 @@ RUN apt-get update -qq \
       bubblewrap ca-certificates git nodejs npm python3 python3-venv ripgrep tini \
  && rm -rf /var/lib/apt/lists/*
 
-# LICENSE only because COPY wants at least one file that exists.
+# LICENSE is copied only because COPY needs at least one file that exists.
 COPY LICENSE build/ca-certificates/*.crt /usr/local/share/ca-certificates/
 RUN update-ca-certificates
 ENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt \
