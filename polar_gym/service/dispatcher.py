@@ -117,11 +117,12 @@ class Dispatcher:
     async def _give_up(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:
         """Take a session back from a node that sends heartbeats and does not take sessions. Where the node has the
         session after all, its next heartbeat shows this, and the session is called off there."""
-        why = f"node {placement.node} did not take it within {GIVE_UP_SECONDS:g} s: {error}"
+        why = f"it did not take the session within {GIVE_UP_SECONDS:g} s: {error}"
         member.full = member.failing = True
         if isinstance(error, NodeFailedError):  # the session may cause the failure: `lost` limits the tries
             await self._book.lost([placement], why)
             return
+        why = f"node {placement.node}: {why}"
         log.warning("session %s goes elsewhere: %s", placement.session_id, why)
         task.withdraw(placement.session_id)
         change = Change(task)
