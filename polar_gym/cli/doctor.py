@@ -1,7 +1,7 @@
 """`polar-gym doctor`: what this machine can run, and what to install for the rest.
 
-Every part answers for itself (a runtime by its own `check`, a harness by its place in the cache), so a new plug-in
-shows up here without a change. Nothing is installed and nothing is written.
+Every part is asked itself: a runtime by its own `check`, a harness by its place in the cache. A new plug-in therefore
+appears here without a change. Nothing is installed and nothing is written.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ app = typer.Typer()
 
 GIB = 1024**3
 MEMORY_WANTED = 4 * GIB
-"""The gateway, the embedded policy and a few harnesses at once."""
+"""Memory for the gateway, the embedded policy and a few harnesses at once."""
 DISK_WANTED = 2 * GIB
-"""A few harnesses and workspace environments."""
+"""Space for a few harnesses and workspace environments."""
 ENGINE_TIMEOUT_SECONDS = 5
 
 
@@ -72,7 +72,7 @@ def doctor(
 
 
 def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[Check]:
-    """Look at this machine. `cache`: by default the one that rollouts use; `engine_url`: also ask that engine."""
+    """Check this machine. `cache`: by default the one that rollouts use. `engine_url`: an engine to ask as well."""
     cache = cache or cache_dir()
     return [
         _python(),
@@ -81,7 +81,7 @@ def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[C
         *(_harness(name, cache) for name in HARNESSES.names()),
         *([_engine(engine_url)] if engine_url else []),
         _program("git", "git", "workspaces and diffs"),
-        _program("rg", "ripgrep", "searching, by harnesses that would else do without"),
+        _program("rg", "ripgrep", "searching; harnesses work without it, too"),
         _cores_and_memory(),
         _disk(cache),
         _torch(),
@@ -90,13 +90,13 @@ def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[C
 
 
 def can_run(checks: Sequence[Check]) -> bool:
-    """Whether a rollout on this machine is possible: node, and one runtime."""
+    """Return whether this machine can run a rollout, which needs node and one runtime."""
     working = {check.kind for check in checks if check.ok}
     return {"node", "runtime"} <= working
 
 
 def render(checks: Sequence[Check]) -> Table:
-    """The checks for a terminal, what is missing with its fix."""
+    """Return the checks as a table for a terminal, each missing part with its fix."""
     verdict = (
         "This machine can run: polar-gym rollout demo"
         if can_run(checks)
@@ -215,7 +215,7 @@ def _program(program: str, package: str, needed_for: str) -> Check:
 
 
 def _output(program: str, argument: str) -> str:
-    """The first line that a program prints, or why there is none."""
+    """Return the first line that a program prints, or the reason why there is no line."""
     found = shutil.which(program)
     if found is None:
         return "not on PATH"
@@ -252,7 +252,7 @@ def _disk_fixes(existing: Path, free: int) -> Iterator[str]:
     if not os.access(existing, os.W_OK):
         yield f"{existing} is not writable: set POLAR_GYM_CACHE to a directory that is"
     if free < DISK_WANTED:
-        yield f"free {DISK_WANTED // GIB} GiB, or set POLAR_GYM_CACHE to a directory with more room"
+        yield f"free {DISK_WANTED // GIB} GiB, or set POLAR_GYM_CACHE to a directory with more space"
 
 
 def _torch() -> Check:
@@ -266,4 +266,4 @@ def _torch() -> Check:
 def _gpu() -> Check:
     present = Path("/proc/driver/nvidia/version").exists()
     found = "an NVIDIA driver" if present else "none, and none is needed here"
-    return Check(name="GPU", ok=True, found=found, needed_for="vLLM, on whatever machine it runs")
+    return Check(name="GPU", ok=True, found=found, needed_for="vLLM, on the machine that runs it")

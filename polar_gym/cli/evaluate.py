@@ -42,7 +42,7 @@ def evaluate(
 ) -> None:
     """Report pass@k with 95 % confidence intervals, by task and by repository.
 
-    An episode without a reward (the machinery failed) is counted apart and in no estimate.
+    An episode without a reward (the machinery failed) is counted as masked and is in no estimate.
 
     Exit code 1 when no episode has a reward.
     """
@@ -57,7 +57,7 @@ def evaluate(
 
 
 def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Console) -> list[Episode]:
-    """Raises `ConfigError` for what is neither files nor a recipe with settings."""
+    """Return the episodes of files, or of a recipe that is run now. Raises `ConfigError` for a mix of both."""
     if arguments and all(_is_file(argument) for argument in arguments):
         return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
     if any(_is_file(argument) for argument in arguments):

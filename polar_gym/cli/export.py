@@ -26,7 +26,9 @@ def export() -> None:
 @app.command("sft")
 def sft(
     files: Annotated[list[Path], typer.Argument(help="Files of episodes, as `polar-gym rollout` writes them.")],
-    out: Annotated[Path, typer.Option(help="The dataset's directory; what it has already is not added again.")],
+    out: Annotated[
+        Path, typer.Option(help="The dataset's directory; rows that are in it already are not added again.")
+    ],
     min_reward: Annotated[
         float | None, typer.Option(help="Accept by reward; else all FAIL_TO_PASS and PASS_TO_PASS must have passed.")
     ] = None,

@@ -28,7 +28,7 @@ def gateway(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="The node's own settings, below, and what a rollout's config says of engine, proxy and pools, "
+            help="The node's own settings, below, and the engine, proxy and pools of a rollout's config, "
             "e.g. engine=vllm engine.url=... pools.run=8",
         ),
     ] = None,
@@ -36,12 +36,14 @@ def gateway(
 ) -> None:
     """Run the sessions that a rollout server gives out: sandboxes, harnesses, capture, grading.
 
-    Requests name no code and no files of this machine, but what `imports` and `directories` allow.
+    Requests may name only the code and the files of this machine that `imports` and `directories` allow.
 
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
     key = take_key(NODE_KEY)
-    take_key(SERVICE_KEY)  # not a node's: nothing that runs here shall see it
+    take_key(
+        SERVICE_KEY
+    )  # removed from the environment: a node does not need it, and nothing that runs here may see it
     own, others = split_own(settings or [], GatewaySettings)
     config = load_config(None, others)
     asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))

@@ -1,4 +1,4 @@
-"""`polar-gym nemo-root | nemo-recipes | nemo-link`: where NeMo Gym and NeMo RL find us."""
+"""`polar-gym nemo-root | nemo-recipes | nemo-link`: the places where NeMo Gym and NeMo RL find polar-gym."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nemo_root(
 
 @app.command()
 def nemo_recipes() -> None:
-    """Print where the configs for NeMo RL are: --config "$(polar-gym nemo-recipes)/grpo_codex.yaml"."""
+    """Print the directory of the configs for NeMo RL: --config "$(polar-gym nemo-recipes)/grpo_codex.yaml"."""
     typer.echo(recipes())
 
 
@@ -42,7 +42,7 @@ def nemo_link(
         typer.echo(link_agent(directory))
     except FileExistsError as error:
         raise ConfigError(
-            f"{error.filename2 or error.filename}: is there already, and is no link to the agent server"
+            f"{error.filename2 or error.filename}: exists already, and is not a link to the agent server"
         ) from error
     except OSError as error:
         raise ConfigError(

@@ -37,7 +37,9 @@ def rollout(
         bool, typer.Option("--multirun", "-m", help="Run every combination of the values, e.g. harness=codex,pi")
     ] = False,
     cfg: Annotated[str | None, typer.Option("--cfg", metavar="job", help="Show the composed config and stop.")] = None,
-    resolve: Annotated[bool, typer.Option("--resolve", help="With --cfg: interpolations as their values.")] = False,
+    resolve: Annotated[
+        bool, typer.Option("--resolve", help="With --cfg: replace interpolations by their values.")
+    ] = False,
     config_dir: Annotated[
         Path | None, typer.Option("--config-dir", help="A directory with recipes and groups of your own.")
     ] = None,
@@ -56,7 +58,7 @@ def rollout(
 
 
 def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, resolve: bool) -> None:
-    """A sweep's are YAML documents, each below what tells it from the others."""
+    """Print the composed configs. Those of a sweep are YAML documents, each below the overrides that vary."""
     if what != "job":
         raise ConfigError(f"--cfg={what!r}: only the job's config can be shown: --cfg job")
     for run in runs:
@@ -75,7 +77,7 @@ def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None
     try:
         finished = run_sweep(runs, console)
     except KeyboardInterrupt as error:
-        said = f"interrupted: what was run is in {runs[0].directory.parent}; no sandbox is left"
+        said = f"interrupted: the results so far are in {runs[0].directory.parent}; no sandbox is left"
         errors.print(Text(said), soft_wrap=True)
         raise typer.Exit(130) from error
     print_sweep(finished, console)
@@ -84,7 +86,7 @@ def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None
 
 
 def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
-    """Roll out; whoever interrupts it is told where what was captured is."""
+    """Roll out and return the episodes. Where the user interrupts, print where episodes and captured calls are."""
     try:
         return asyncio.run(roll_out(config, progress))
     except KeyboardInterrupt as error:

@@ -29,15 +29,15 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="The server's own settings, below, and what a rollout's config says of its nodes' engine, proxy and "
-            "pools, e.g. engine=vllm engine.url=... pools.run=8",
+            help="The server's own settings, below, and the engine, proxy and pools of a rollout's config for its "
+            "nodes, e.g. engine=vllm engine.url=... pools.run=8",
         ),
     ] = None,
     _: Annotated[bool, help_option(_print_settings)] = False,
 ) -> None:
-    """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when something dies.
+    """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when a process dies.
 
-    Requests name no code and no files of this machine, but what `imports` and `directories` allow.
+    Requests may name only the code and the files of this machine that `imports` and `directories` allow.
 
     Keys: POLAR_GYM_SERVICE_KEY (trainers), POLAR_GYM_NODE_KEY (nodes), POLAR_GYM_CALLBACK_KEY (signs callbacks).
 

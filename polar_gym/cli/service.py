@@ -26,9 +26,9 @@ Server = Annotated[
     str, typer.Option(envvar="POLAR_GYM_SERVER", help="The rollout server; its key is in POLAR_GYM_SERVICE_KEY.")
 ]
 KEEP_TRYING_SECONDS = 20.0
-"""How long a command waits for a server that does not answer."""
+"""How long a command waits for a server that does not answer, in seconds."""
 FOLLOWING_SECONDS = 300.0
-"""The same while tasks are followed: a server may be restarted."""
+"""How long a command that follows tasks waits: the server may be restarted meanwhile."""
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -73,7 +73,7 @@ def status(
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many tasks.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
 ) -> None:
-    """Show how far tasks are, and what the nodes hold."""
+    """Show the progress of tasks, and the sessions of the nodes."""
 
     async def work(client: RolloutClient) -> list[Any]:
         if task_id is not None:
@@ -94,7 +94,7 @@ def cancel(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID", help="Tasks, as `submit` named them.")],
     server: Server = DEFAULT_URL,
 ) -> None:
-    """Cancel tasks: what runs is stopped; what was captured is kept, excluded."""
+    """Cancel tasks: stop running sessions, and keep their captured calls, excluded from training."""
 
     async def work(client: RolloutClient) -> None:
         for task_id in task_ids:
@@ -143,7 +143,7 @@ def _requests(arguments: list[str] | None) -> list[TaskRequest]:
 def _run(
     server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]], keep_trying: float = KEEP_TRYING_SECONDS
 ) -> T:
-    """What `work` gives; the service's refusals become complaints with exit code 2."""
+    """Return the result of `work` with a client. Raises `ConfigError` where the service refuses or does not answer."""
     try:
         connection = RolloutClient(server, keep_trying_seconds=keep_trying, notice=_complain)
     except ValueError as error:
@@ -158,7 +158,7 @@ def _run(
     except (RolloutServiceError, UnreachableError) as error:
         raise ConfigError(str(error)) from error
     except KeyboardInterrupt:
-        _complain("interrupted; what was submitted goes on: `polar-gym watch` shows it, `polar-gym cancel` ends it")
+        _complain("interrupted; submitted tasks go on: `polar-gym watch` shows them, `polar-gym cancel` ends them")
         raise typer.Exit(130) from None
 
 

@@ -1,4 +1,4 @@
-"""`polar-gym rollout | serve | gateway --help`: every setting, as it is typed, with its default."""
+"""`polar-gym rollout | serve | gateway --help`: every setting, as a user types it, with its default."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ With --multirun, a,b range(1,4) choice(a,b) glob(*) are runs one after another."
 
 
 def help_option(print_settings: Callable[[], None]) -> Any:
-    """`--help` that goes on where typer's own ends."""
+    """Return a `--help` option that prints typer's own help and then every setting."""
 
     def show(context: typer.Context, wanted: bool) -> None:
         if wanted:
@@ -68,7 +68,7 @@ def _type(key: Key) -> str:
 
 
 def _value(default: Any) -> str:
-    """As it would be typed."""
+    """Return a default as a user would type it."""
     if default == MISSING:
         return "..."
     if isinstance(default, bool) or default is None:

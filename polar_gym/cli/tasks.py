@@ -42,7 +42,7 @@ def from_pypi(
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="The JSONL file to add the task to.")] = Path("tasks/pypi.jsonl"),
     require: Annotated[
-        list[str] | None, typer.Option(help="A package that the tests need and the metadata does not name.")
+        list[str] | None, typer.Option(help="A package that the tests need and that the metadata does not name.")
     ] = None,
 ) -> None:
     """Make a task from two releases: validated, then added to a JSONL file."""
@@ -87,7 +87,7 @@ def prepare_rows(
     ] = None,
     skip: Annotated[bool, typer.Option("--skip", help="Leave out rows that cannot be prepared.")] = False,
 ) -> None:
-    """Make rows of other data sets say how they are graded: script, log parser, image, solution.
+    """Add to rows of other data sets how they are graded: script, log parser, image, solution.
 
     When a row cannot be prepared, nothing is written, and the exit code is 2.
     """
@@ -139,7 +139,7 @@ def validate(
 
 
 def verdict_table(verdicts: Sequence[Verdict], runtime: str) -> Table:
-    """One row a task: how the reference solution and doing nothing were graded."""
+    """Return a table with a line a task: the grades of the reference solution and of doing nothing."""
     valid = sum(not verdict.problem for verdict in verdicts)
     table = Table(title=f"{valid} of {len(verdicts)} tasks valid in {runtime}", title_justify="left")
     table.add_column("task", overflow="fold")
