@@ -44,6 +44,7 @@ class _RegistryFinder:
 
 
 def _register(registration: Any) -> None:
+    """Register the environments in gymnasium's registry, where they are not in it yet."""
     for name, prefix in {"swe": "Swe", "task": "Task"}.items():
         if f"polar/{name}" not in registration.registry:
             registration.register(

@@ -1,6 +1,6 @@
-"""A node in a background loop, and the sessions that are open on it: one for each place of an environment.
+"""A node in a background loop, and the sessions that are open on the node: one for each place of an environment.
 
-INIT and POSTRUN are bounded by the node's pools; what is READY or runs at once is as many as there are places.
+The node's pools bound INIT and POSTRUN. The number of places bounds the sessions that are READY or run at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from polar_gym.schema import Episode, TaskRequest
 T = TypeVar("T")
 
 _open: set[Sessions] = set()
-"""What must be closed before the interpreter exits."""
+"""The objects that must be closed before the interpreter exits."""
 
 
 class Sessions:
-    """Sessions by place. The node starts with the first of them; `close` leaves no process, container or file."""
+    """Sessions by place. The node starts with the first session; `close` leaves no process, container or file."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -34,29 +34,29 @@ class Sessions:
         self._ready: dict[int, Ready] = {}
         """Of the sessions whose sandbox is up."""
         self._samples: Counter[str] = Counter()
-        """How often each task was begun."""
+        """The number of times that each task was begun."""
         self._closing = threading.Lock()
         self.closed = False
 
     def open(self, place: int) -> SessionLife | None:
-        """The session that waits there to be played."""
+        """Return the session that waits in a place to be played."""
         return self._lives.get(place)
 
     def prepare(self, requests: Mapping[int, TaskRequest]) -> dict[int, SessionLife]:
-        """Bring up a sandbox in each of these places; what was open there ends. A sandbox that does not come up is
-        noted in the session's `failure`.
+        """Bring up a sandbox in each of these places, and end the session that was open in a place.
 
-        Raises `polar_gym.engines.EngineError` when the engine does not start; it may be tried again.
+        A sandbox that does not come up is noted in the session's `failure`. Raises `polar_gym.engines.EngineError` when
+        the engine does not start; the caller may try again.
         """
         loop = self._running_loop()
         return loop.run(self._prepare(requests))
 
     def play(self, places: Collection[int]) -> dict[int, Episode]:
-        """Run what is open there to its end, all at once."""
+        """Run the open sessions of these places to their ends, all at once."""
         return self._running_loop().run(self._play(places))
 
     def abandon(self, place: int) -> None:
-        """End what is open there without playing it."""
+        """End the open session of a place without playing it."""
         self._running_loop().run(self._end(place))
 
     def _running_loop(self) -> BackgroundLoop:
@@ -112,7 +112,7 @@ class Sessions:
             await self._node.close_session(life)
 
     def close(self) -> None:
-        """May be called twice, from any thread but the loop's own, and at interpreter exit."""
+        """End all sessions and the node. May be called twice, at exit, and from any thread except the loop's own."""
         with self._closing:
             self.closed = True
             loop, self._loop = self._loop, None
@@ -129,14 +129,17 @@ class Sessions:
         await self._node.__aexit__(None, None, None)
 
     def let_go(self) -> None:
-        """`close`, for a finaliser: the garbage collector calls it in any thread, the loop's own or one that the loop
-        waits for included, so it must not wait here."""
+        """Close in another thread, without waiting: for a finaliser.
+
+        The garbage collector may call a finaliser in any thread, also in the loop's own or in one that the loop waits
+        for.
+        """
         if self._loop is not None:
             threading.Thread(target=self.close, name="polar-gym-close").start()
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results. The first error ends the others, and is raised as it is: no exception group."""
+    """Return all results. The first error cancels the other works, and is raised itself, not in an exception group."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

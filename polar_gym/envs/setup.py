@@ -1,4 +1,4 @@
-"""From the keyword arguments of `gym.make` to what an environment runs. Whatever is wrong is said here."""
+"""Turns the keyword arguments of `gym.make` into config, tasks and requests. All wrong arguments are found here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from polar_gym.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Setup:
+    """Everything that an environment runs."""
+
     config: RunConfig
     tasks: list[Task]
-    """Where the requests were made from tasks."""
+    """The tasks that the requests were made from; empty for a request without a task."""
     requests: dict[str, TaskRequest]
-    """By task id, in order: a seed chooses among them."""
+    """The requests by task id, in order: a seed chooses among them."""
 
     def node(self) -> Node:
+        """Make a node for the config."""
         return make_node(self.config, self.tasks)
 
 
@@ -84,7 +87,7 @@ def task_setup(
 
 
 def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """None: as the recipe has it."""
+    """Return the settings with the harness. None leaves the recipe's harness."""
     return {**({"harness": harness} if harness is not None else {}), **settings}
 
 

@@ -1,8 +1,8 @@
 """One episode is one harness run on one task, and has exactly one step.
 
-`reset` prepares the sandbox, `step` runs the harness in it to its end and returns the reward; the trajectory is in
-`info["trajectory"]`, an `Episode`. The seed of `reset` chooses the task; what the policy samples is seeded by
-`sampling.seed` of the config alone.
+`reset` prepares the sandbox. `step` runs the harness in the sandbox to its end and returns the reward; the trajectory
+is in `info["trajectory"]`, an `Episode`. The seed of `reset` chooses the task. Only `sampling.seed` of the config seeds
+the policy's samples.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Observation = dict[str, str]
 Action = Mapping[str, Any]
 
 METADATA: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}
-"""The transcript has no frames; gymnasium wants their rate all the same."""
+"""The metadata of the environments. A transcript has no frames, but gymnasium requires a frame rate."""
 
 
 class HarnessEnv(gym.Env[Any, Any]):
-    """An unmodified harness at work.
+    """An environment in which an unmodified harness works on a task.
 
     Observation: `task_id`, `instruction`; after the step also `message` (the harness's last words) and `diff`.
     Action: sampling overrides (`temperature`, `top_p`, `top_k`) and an optional `instruction`; `{}` is the default.
@@ -49,7 +49,7 @@ class HarnessEnv(gym.Env[Any, Any]):
         self._shown: SessionLife | None = None
         self._sessions = Sessions(setup.node())
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
-        self._finalizer.atexit = False  # `sessions` sees to it while threads can still be used
+        self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -81,7 +81,7 @@ class HarnessEnv(gym.Env[Any, Any]):
         return observe(life, episode), *outcome(episode)
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The transcript of this episode so far; another thread may call it while `step` runs."""
+        """Return the transcript of this episode so far. Another thread may call this while `step` runs."""
         if self.render_mode is None:
             gym.logger.warn('nothing is rendered: make the environment with render_mode="ansi"')
             return None
@@ -94,35 +94,37 @@ class HarnessEnv(gym.Env[Any, Any]):
 
 
 def check_render_mode(render_mode: str | None) -> None:
+    """Raise `ConfigError` for an unknown render mode."""
     if render_mode not in (None, "ansi"):
         raise ConfigError(f"render_mode={render_mode!r}: unknown; known: None, 'ansi'")
 
 
 def check_options(options: Mapping[str, Any], *known: str) -> None:
+    """Raise `KeyError` for an unknown option of `reset`."""
     if unknown := options.keys() - set(known):
         raise KeyError(f"unknown reset option {sorted(unknown)[0]!r}; known: {', '.join(known)}")
 
 
 def choose(requests: Mapping[str, TaskRequest], task_id: str | None, chance: np.random.Generator) -> TaskRequest:
-    """The task that was asked for, or one drawn at random. Raises `KeyError`."""
+    """Return the task with an id, or one drawn at random. Raises `KeyError` for an unknown id."""
     check_task_id(task_id, requests)
     return requests[task_id if task_id is not None else list(requests)[int(chance.integers(len(requests)))]]
 
 
 def check_task_id(task_id: str | None, requests: Mapping[str, TaskRequest]) -> None:
-    """Raises `KeyError`."""
-    if task_id is not None and task_id not in list(requests):  # a list: what is no text may not be hashable
+    """Raise `KeyError` for an unknown task id."""
+    if task_id is not None and task_id not in list(requests):  # a list: an id of another type may not be hashable
         raise KeyError(f"unknown task_id {task_id!r}; known: {', '.join(requests)}")
 
 
 def check_action(action: Any, space: gym.Space[Any], of: str = "") -> None:
-    """Raises `ValueError` for what is no action; `of`: whose it is."""
+    """Raise `ValueError` for an action outside of the space. `of`: words for the error, e.g. the sub-environment."""
     if action not in space:
         raise ValueError(f"action {action!r}{of} is not in {space}; {{}} is the default action")
 
 
 def apply(action: Action, life: SessionLife) -> None:
-    """The action's overrides win over the config's."""
+    """Apply the overrides of an action to a session. They win over the config."""
     changes = {name: np.asarray(action[name]).item() for name in ("temperature", "top_p", "top_k") if name in action}
     if changes:
         life.capture.sampling = Sampling.model_validate({**life.capture.sampling.model_dump(), **changes})
@@ -132,6 +134,7 @@ def apply(action: Action, life: SessionLife) -> None:
 
 
 def observe(life: SessionLife, episode: Episode | None = None) -> Observation:
+    """Return the observation of a session, with message and diff once the session has an episode."""
     return {
         "task_id": life.request.task_id,
         "instruction": life.request.instruction,
@@ -141,7 +144,7 @@ def observe(life: SessionLife, episode: Episode | None = None) -> Observation:
 
 
 def outcome(episode: Episode) -> tuple[float, bool, bool, dict[str, Any]]:
-    """Reward, terminated, truncated and info."""
+    """Return reward, terminated, truncated and info of an episode."""
     info: dict[str, Any] = {"trajectory": episode, "session": episode.session}
     if episode.session.failure is not None:
         info["failure"] = episode.session.failure
@@ -149,7 +152,7 @@ def outcome(episode: Episode) -> tuple[float, bool, bool, dict[str, Any]]:
 
 
 def show(life: SessionLife | None) -> str:
-    """The session's transcript; empty before the first one."""
+    """Return the transcript of a session; empty before the first session."""
     if life is None:
         return ""
     session = life.session

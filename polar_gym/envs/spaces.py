@@ -37,7 +37,7 @@ class AnyText(Space[str]):
 
 
 class Number(Space[float]):
-    """A number between two bounds, Python's own or numpy's (`spaces.Box` warns of what is no array)."""
+    """A number between two bounds, Python's own or numpy's (`spaces.Box` warns of values that are not arrays)."""
 
     def __init__(
         self, low: float, high: float, *, whole: bool = False, seed: int | np.random.Generator | None = None
@@ -69,9 +69,9 @@ class Number(Space[float]):
 
 
 class OptionalDict(Space[dict[str, Any]]):
-    """A dictionary whose entries may each be absent: `{}` is a member, and an unknown key makes no member.
+    """A dictionary whose entries may each be absent: `{}` is a member, and a dictionary with an unknown key is not.
 
-    No subclass of `spaces.Dict`: gymnasium would batch it entry by entry, and a batch could leave none out.
+    It does not inherit from `spaces.Dict`: gymnasium would batch it entry by entry, and a batch could not omit entries.
     """
 
     def __init__(self, entries: Mapping[str, Space[Any]], seed: int | np.random.Generator | None = None) -> None:
@@ -83,7 +83,7 @@ class OptionalDict(Space[dict[str, Any]]):
         return False
 
     def seed(self, seed: Any | None = None) -> Any:
-        """Seeds the entries too, each from the next draw."""
+        """Seed the space, and each entry from the next draw."""
         seeded = super().seed(seed)
         for space in self.spaces.values():
             space.seed(int(self.np_random.integers(2**31)))
@@ -105,7 +105,7 @@ class OptionalDict(Space[dict[str, Any]]):
 
 
 OBSERVED = ("task_id", "instruction", "message", "diff")
-"""`message` (the harness's last words) and `diff` are empty before the step."""
+"""The keys of an observation. `message` (the harness's last words) and `diff` are empty before the step."""
 
 
 def observation_space() -> spaces.Dict:
@@ -113,7 +113,7 @@ def observation_space() -> spaces.Dict:
 
 
 def action_space() -> OptionalDict:
-    """What wins over the config for one episode; `{}` changes nothing."""
+    """Return the space of actions: values that win over the config for one episode. `{}` changes nothing."""
     return OptionalDict(
         {
             "instruction": AnyText(),

@@ -1,4 +1,4 @@
-"""What `render_mode="ansi"` shows: the session's model calls as a conversation, as far as it has come."""
+"""The text for `render_mode="ansi"`: the model calls of a session so far, as a conversation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 from polar_gym.schema import Message, ModelCall
 
 SHOWN = 1000
-"""Characters of a text that are shown at each end: a harness's own prompts are long."""
+"""Characters that are shown of each end of a long text: a harness's own prompts are long."""
 
 
 def transcript(session: str, calls: Sequence[ModelCall]) -> str:
-    """`session` is the headline. Of each call: what it adds to the call it continues, and what the model said."""
+    """Return the transcript of calls below the headline `session`.
+
+    Each call shows the messages that it adds to the call that it continues, and the model's answer.
+    """
     by_id = {call.call_id: call for call in calls}
     lines = [f"== {session}"]
     for call in calls:

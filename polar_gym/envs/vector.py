@@ -1,10 +1,11 @@
 """N episodes at once: the sub-environments are N concurrent sessions of one node, in this process.
 
 Sub-environment i with seed s behaves as a single environment with seed s + i. Observations are dictionaries of tuples,
-actions a sequence of N dictionaries, infos in gymnasium's vector form. All three autoreset modes are there; NEXT_STEP,
-gymnasium's own default, also serves a loop that calls `reset` before every step, at no cost.
+actions are a sequence of N dictionaries, infos have gymnasium's vector form. All three autoreset modes are supported.
+NEXT_STEP, gymnasium's own default, also serves a loop that calls `reset` before every step, at no cost.
 
-A sandbox that does not come up ends no other session: `infos["failure"]` says why, and the step gives a masked episode.
+A sandbox that does not come up ends no other session: `infos["failure"]` holds the reason, and the step returns a
+masked episode.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Stepped = tuple[dict[str, tuple[str, ...]], NDArray[np.float64], Flags, Flags, d
 
 
 class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], np.ndarray]):
-    """N unmodified harnesses at work. Spaces of the sub-environments: see `HarnessEnv`."""
+    """An environment in which N unmodified harnesses work. `HarnessEnv` describes the spaces of a sub-environment."""
 
     def __init__(
         self, num_envs: int, setup: Setup, render_mode: str | None, autoreset_mode: str | AutoresetMode
@@ -69,7 +70,7 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
         self._shown: list[SessionLife | None] = [None] * num_envs
         self._sessions = Sessions(setup.node())
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
-        self._finalizer.atexit = False  # `sessions` sees to it while threads can still be used
+        self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -116,7 +117,7 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
         return self._batched(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[str, ...] | None:
-        """The transcript of each sub-environment's episode so far; another thread may call it while `step` runs."""
+        """Return each sub-environment's transcript so far. Another thread may call this while `step` runs."""
         if self.render_mode is None:
             gym.logger.warn('nothing is rendered: make the environment with render_mode="ansi"')
             return None
@@ -140,7 +141,7 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
         return infos
 
     def _apply(self, actions: Sequence[Action], places: Collection[int]) -> None:
-        """Raises before any session has begun to run."""
+        """Apply the actions to the sessions of these places. Raises before any session has begun to run."""
         if not _one_each(actions, self.num_envs):
             raise ValueError(
                 f"actions must be a sequence of {self.num_envs} dictionaries, e.g. [{{}}] * {self.num_envs}, "
@@ -187,7 +188,7 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
 
 
 def _one_each(given: Any, count: int) -> bool:
-    """Whether there is something for each sub-environment."""
+    """Return whether a sequence has a value for each sub-environment."""
     return isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str) and len(given) == count
 
 
