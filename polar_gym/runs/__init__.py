@@ -1,0 +1,1 @@
+"""Runs on this machine, without a rollout service: one run (`run`), and a sweep of runs (`sweep`)."""

@@ -1,4 +1,4 @@
-"""A whole run on one local node: every task of the config, `num_samples` times, with live progress."""
+"""A whole run on one node in this process: every task of the config, `num_samples` times, with live progress."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from polar_gym.schema import Episode, TaskRequest
 
 
 async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
-    """Run everything and append each episode to `config.rollout.output` as it ends. What an earlier run wrote there is
-    kept under another name.
+    """Run every sample, and write each episode to `config.rollout.output` as it ends.
 
-    Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before any sandbox starts,
-    and before that file is touched.
+    A file of an earlier run is kept under another name. Raises `polar_gym.errors.ConfigError` and
+    `polar_gym.engines.EngineError` before any sandbox starts, and before that file is touched.
     """
     tasks = load_tasks(config)
     output = config.rollout.output
     check_writable("rollout.output", output)
-    state = (config.rollout.state or output.parent / "state").absolute()  # its episodes may be read from elsewhere
+    state = (
+        config.rollout.state or output.parent / "state"
+    ).absolute()  # episodes name it, and may be read in another directory
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state})})
     requests = [make_request(config, task) for task in tasks]
     samples = list(_samples(requests))
@@ -54,6 +55,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
 
 
 async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
+    """Raise `ConfigError` where the machine lacks something that a runtime of the requests needs."""
     for spec in {request.runtime.name: request.runtime for request in requests}.values():
         runtime = await asyncio.to_thread(node.runtime, spec)
         if missing := await asyncio.to_thread(runtime.check):
@@ -61,7 +63,7 @@ async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
 
 
 def _samples(requests: list[TaskRequest]) -> Iterator[tuple[TaskRequest, int]]:
-    """Sample by sample, so that every task is begun before any is begun again."""
+    """Yield the samples in the order of their indices: every task begins once before a task begins again."""
     for sample_index in range(max(request.num_samples for request in requests)):
         for request in requests:
             if sample_index < request.num_samples:

@@ -1,7 +1,7 @@
 """A sweep: the same run with other settings, several times, one after another.
 
-All configs are composed and checked before the first run starts. Each run has a directory of its own, named as Hydra
-names them (`hydra.sweep.dir`, `hydra.sweep.subdir`), with its config and overrides in `.hydra/` beside its episodes.
+All configs are composed and checked before the first run starts. Each run has a directory of its own, named as in Hydra
+(`hydra.sweep.dir`, `hydra.sweep.subdir`), with its config and overrides in `.hydra/` beside its episodes.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ class PlannedRun:
     """One run of a sweep, ready to start."""
 
     config: RunConfig
-    """Its relative paths are in `directory`."""
+    """The config, whose relative paths are in `directory`."""
     composed: str
-    """The config as composed, in YAML, before its paths were put in `directory`."""
+    """The composed config in YAML, before its paths were put in `directory`."""
     overrides: list[str]
     varied: list[str]
-    """The overrides that tell it from the other runs."""
+    """The overrides whose values differ between the runs."""
     directory: Path
 
 
 @dataclass(frozen=True)
 class FinishedRun:
+    """One run of a sweep that has ended, or that could not start."""
+
     run: PlannedRun
     seconds: float
     episodes: list[Episode] = field(default_factory=list)
     error: str | None = None
-    """Why it could not start."""
+    """The reason why the run could not start."""
 
     @property
     def failed(self) -> bool:
@@ -54,7 +56,10 @@ class FinishedRun:
 
 
 def plan(overrides: Sequence[str], recipe: str | None = None, config_dir: Path | None = None) -> list[PlannedRun]:
-    """Raises `ConfigError` if any of the runs is wrong, or if two would write to one file. `recipe=` may vary too."""
+    """Return the runs of a sweep. `recipe=` may vary too.
+
+    Raises `ConfigError` if one of the runs is wrong, or if two runs would write to one file.
+    """
     named = [*([f"recipe={recipe}"] if recipe else []), *overrides]
     runs: list[PlannedRun] = []
     base = None
@@ -67,7 +72,7 @@ def plan(overrides: Sequence[str], recipe: str | None = None, config_dir: Path |
             composed.hydra.job.override_dirname = ",".join(
                 sorted(override for override in own_overrides if not override.startswith("hydra."))
             )
-        base = base or Path(composed.hydra.sweep.dir)  # with the time in it: the first run's is everyone's
+        base = base or Path(composed.hydra.sweep.dir)  # it holds the time: all runs use that of the first
         directory = base / composed.hydra.sweep.subdir
         config = check_composed(composed)
         text = OmegaConf.to_yaml(composed)
@@ -77,7 +82,7 @@ def plan(overrides: Sequence[str], recipe: str | None = None, config_dir: Path |
 
 
 def run_sweep(runs: Sequence[PlannedRun], console: Console) -> list[FinishedRun]:
-    """One after another. A run whose engine does not answer is a finished run with an error; the others go on."""
+    """Do the runs one after another. A run that cannot start becomes a finished run with an error; the others go on."""
     finished = []
     for number, run in enumerate(runs):
         console.rule(Text(f"run {number + 1} of {len(runs)}: {' '.join(run.varied)}"))
@@ -121,7 +126,7 @@ def _figures(run: FinishedRun) -> list[str]:
 
 
 def _inside(directory: Path, config: RunConfig) -> RunConfig:
-    """Relative paths of what a run writes are in its directory; absolute ones stay as they are."""
+    """Return the config with its relative output paths in the directory. Absolute paths stay as they are."""
     output, state = config.rollout.output, config.rollout.state
     paths = {
         "output": output if output.is_absolute() else directory / output.name,
@@ -131,12 +136,13 @@ def _inside(directory: Path, config: RunConfig) -> RunConfig:
 
 
 def _check_apart(runs: Sequence[PlannedRun]) -> None:
+    """Raise `ConfigError` where two runs would write to one file."""
     outputs = [run.config.rollout.output for run in runs]
     for output in outputs:
         if outputs.count(output) > 1:
             raise ConfigError(
                 f"rollout.output={str(output)!r}: several runs of the sweep would write to it; "
-                "name a relative path, or put what varies into it, e.g. /data/${harness.name}.jsonl"
+                "name a relative path, or put the varied key into it, e.g. /data/${harness.name}.jsonl"
             )
 
 
