@@ -3,11 +3,13 @@
 An engine speaks token-level chat: for each request it returns the ids that it conditioned on, the ids that it sampled
 and their logprobs, as vLLM does with `return_token_ids`.
 
-A plug-in is one module or package here that defines a class `ENGINE`. The class has `Options` (what the config may say
-of it, a `polar_gym.registry.Options`), is made from one value of these, and has the attributes and methods of `Engine`.
-The other modules are shared by the engines: `http` asks a server, `openai_form` is what servers with an
-OpenAI-compatible API have in common, `sampling` and `context_length` handle the fields and limits of a request,
-`weights` the versions of the weights. The room uses `chat`, `http`, `registry` and `schema`.
+A plug-in is one module or package here that defines a class `ENGINE`. The class names its `Options`, a subclass of
+`polar_gym.registry.Options` that the config is checked against, and is made from one value of it. It has the attributes
+and methods of `Engine`.
+
+The other modules are shared by the engines. `http` asks a server, and `openai_form` holds the requests and answers of
+OpenAI-compatible APIs. `sampling` and `context_length` handle the fields and limits of a request, and `weights` the
+versions of the weights. The room uses `chat`, `http`, `registry` and `schema`.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ class EngineError(Exception):
 
 
 class Engine(Protocol):
-    """What the gateway needs of an engine."""
+    """The attributes and methods that the gateway needs of an engine."""
 
     @property
     def info(self) -> EngineInfo:
-        """Known after `start`: model name, context length, tokenizer, how logprobs are taken."""
+        """Return the model name, the context length, the tokenizer and how logprobs are taken. Known after `start`."""
         ...
 
     weight_version: str | None
-    """The version of the weights, as whoever updates them says (`Node.set_weight_version`); None: never said."""
+    """The version of the weights that the trainer has set (`Node.set_weight_version`); None: never set."""
 
     takes_prefix_only: bool
     """Whether the engine takes only `prefix_length` of a request's `prompt_ids`, and templates everything after the
     last answer itself. Then a request with an answer among its new messages cannot be spliced."""
 
     async def start(self) -> None:
-        """Connect or load, and set `info`. Raises `EngineError` naming what is wrong."""
+        """Connect or load, and set `info`. Raises `EngineError` that names the problem."""
         ...
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
@@ -56,16 +58,16 @@ class Engine(Protocol):
         ...
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
-        """The ids of a conversation and of the opening of the next answer. Raises `EngineError`."""
+        """Return the ids of a conversation and of the opening of the next answer. Raises `EngineError`."""
         ...
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
+        """Return the text of ids, special tokens included."""
         ...
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """The model's own logprob (temperature 1, nothing truncated) of each id after those before it, shape (n,); nan
-        for the first. May leave out ids at the end that the engine has no space for. Raises `EngineError`."""
+        """Return the model's logprob (temperature 1, nothing truncated) of each id after the ids before it, shape (n,);
+        nan for the first. Ids at the end that do not fit into the context may be left out. Raises `EngineError`."""
         ...
 
     async def close(self) -> None: ...

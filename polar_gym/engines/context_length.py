@@ -1,4 +1,4 @@
-"""The context length: telling apart the ways in which a request does not fit an engine's."""
+"""The context length of an engine, and the errors of a request that does not fit into it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polar_gym.chat import ChatRequest
 from polar_gym.engines import EngineError
 
 SMALLEST_SPACE = 64
-"""Tokens for an answer, unless its own limit is lower: where fewer are left of the context, it is full."""
+"""The context counts as full where fewer tokens are left for an answer, unless the request's limit is lower."""
 
 
 def check_space(request: ChatRequest, max_model_len: int) -> None:

@@ -1,8 +1,8 @@
 """Asking an engine over HTTP: one client session, patience while nothing was answered, refusals as `EngineError`.
 
-An engine that is away for a while (restarted, its weights swapped) is waited for: a session costs too much to fail for
-it. Whoever asks may cancel at any time, and the end of a session does. Closing a connection before its end, which is
-what cancelling a call does, stops the engine's work on it.
+A call waits for an engine that is away for a while (restarted, its weights swapped): a session costs too much to fail
+for that. The caller may cancel a call at any time, and the end of a session does. A cancelled call closes its
+connection early, which stops the engine's work on it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from polar_gym.engines import EngineError
 from polar_gym.http.failures import reason
 
 PATIENCE_SECONDS = 120.0
-"""How long a call waits, by default, for an engine that cannot be reached, or that says that it is busy."""
+"""How long a call waits, by default, for an engine that cannot be reached or that answers that it is busy."""
 
 START_PATIENCE_SECONDS = 4.0
-"""The same before the engine was reached at all: its URL may be wrong."""
+"""How long a call waits for an engine that was never reached: its URL may be wrong."""
 
 LONGEST_WAIT_SECONDS = 8.0
 
@@ -31,13 +31,13 @@ KEEPALIVE_SECONDS = 4.0
 """Less than the 5 s after which engines' HTTP servers close an idle connection, so that none is reused as it closes."""
 
 AWAY = (429, 502, 503, 504)
-"""What a busy engine answers, and a router in front of one: some harnesses give up on a 429."""
+"""Statuses of a busy engine, or of a router before it. All become 503, because some harnesses give up on a 429."""
 
 DIED = re.compile(r"EngineCore|EngineDead")
-"""What a server says, with status 500, whose engine has died: it is about to be restarted."""
+"""Words of a server, with status 500, whose engine has died. Such a server is about to be restarted."""
 
 SWITCHED_OFF = "--enable-scale-out"
-"""The flag that vLLM names, with status 403, for a route that it has only with the flag. The key is not the cause."""
+"""The flag that vLLM names, with status 403, for a route that needs the flag. The API key is not the cause then."""
 
 Body = dict[str, Any]
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Http:
             example = f"engine.url=http://127.0.0.1:{8000 if name == 'vLLM' else 30000}"
             raise EngineError(503, f"engine={name.lower()} needs engine.url, e.g. {example}", kind="server")
         self.name = name
-        """What the engine is called in messages."""
+        """The name of the engine in messages."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._patience = patience_seconds
@@ -78,7 +78,7 @@ class Http:
         return self._parsed(path, await self.post_raw(path, body))
 
     async def post_raw(self, path: str, body: Body) -> bytes:
-        """The answer as it came. A body may hold arrays."""
+        """Return the answer's bytes. `body` may hold arrays."""
         return await self.patiently(lambda: self._read("POST", path, body))
 
     def _parsed(self, path: str, raw: bytes) -> Body:
@@ -91,7 +91,7 @@ class Http:
             raise EngineError(502, f"{problem} there? Check engine.url", kind="server") from error
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What was not answered is tried again, as long as patience lasts."""
+        """Try again, as long as patience lasts, where the engine did not answer."""
         try:
             return await attempt()
         except EngineError as error:
@@ -110,7 +110,8 @@ class Http:
 
     @asynccontextmanager
     async def response(self, method: str, path: str, body: Body | None) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response to one request, its status 200. Leaving before its end closes the connection."""
+        """Yield the response to one request, with status 200. Leaving the context before the response's end closes the
+        connection."""
         assert self._session is not None, "call start() first"
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"Content-Type": "application/json"}

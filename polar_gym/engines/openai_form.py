@@ -1,4 +1,4 @@
-"""What engines with an OpenAI-compatible API have in common: options, the chat request, the answer, the model."""
+"""Shared by engines with an OpenAI-compatible API: options, the chat request, the answer, the model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from polar_gym.schema import Message
 CHAT = "/v1/chat/completions"
 
 ABOVE_ZERO = 1e-3
-"""How far rounding may carry the logarithm of a probability, or of a sum of them, above 0. In float32 the normaliser is
-off by less than 1e-4 for logits up to 2,000; a logit is seldom so close to 0, and never in each of many tokens."""
+"""How far rounding may carry the logarithm of a probability, or of a sum of probabilities, above 0. In float32 the
+normaliser is off by less than 1e-4 for logits up to 2,000. A logit is seldom so close to 0, and never in each of many
+tokens."""
 
 
 class ServerOptions(Options):
-    """Of an engine behind a URL."""
+    """The options of an engine behind a URL."""
 
     url: str = ""
     """Where the engine's server listens, e.g. `http://127.0.0.1:8000`, with or without `/v1`; of SGLang a worker."""
@@ -71,14 +72,14 @@ def chat_body(model: str, request: ChatRequest, fields: dict[str, Any], template
 
 
 def message_of(message: Message) -> Message:
-    """The engine's message without its empty fields; some engines call reasoning `reasoning_content`."""
+    """Return the engine's message without its empty fields. Some engines call reasoning `reasoning_content`."""
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     tool_calls = message.get("tool_calls") or []
     return assistant_message(message.get("content") or (None if tool_calls else ""), reasoning, tool_calls)
 
 
 def stop_sequence(choice: Body) -> str | None:
-    """The stop string that ended the answer; where a stop token did, engines say its id."""
+    """Return the stop string that ended the answer, or None where a stop token did, whose id engines name."""
     reason = choice.get("stop_reason") or choice.get("matched_stop")
     return reason if isinstance(reason, str) else None
 
@@ -120,7 +121,8 @@ def _logits(url: str, answered: str) -> EngineError:
 
 
 async def served_model(http: Http, wanted: str | None) -> Body:
-    """The entry of `wanted`, by default of the first model served. Raises `EngineError` when it is not there."""
+    """Return the entry of the model `wanted`, by default of the first model served. Raises `EngineError` when the
+    server does not list the model."""
     served = {entry["id"]: entry for entry in (await http.get("/v1/models"))["data"]}
     model = wanted or next(iter(served), "")
     if model not in served:

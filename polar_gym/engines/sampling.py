@@ -1,4 +1,4 @@
-"""The sampling fields of a request, every one of them explicit: an absent one would mean the model's own default."""
+"""The sampling fields of a request, all of them explicit: an absent field would mean the model's default."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from polar_gym.chat import ChatRequest
 from polar_gym.schema import Sampling
 
 NEUTRAL = Sampling().model_dump(exclude={"seed", "top_k"})
-"""What leaves the model's own distribution as it is."""
+"""The values that leave the model's distribution as it is."""
 
 
 def sampling_fields(sampling: Sampling, request: ChatRequest) -> dict[str, Any]:
-    """Sampling as vLLM names it, with the limits that the request sets. `seed` and `max_tokens` only where set."""
+    """Return the sampling under vLLM's names, with the request's limits. `seed` and `max_tokens` only where set."""
     fields = sampling.model_dump(exclude_none=True)
     if request.max_tokens is not None:
         fields["max_tokens"] = request.max_tokens
@@ -29,7 +29,8 @@ def shaping_fields(sampling: Mapping[str, Any]) -> list[str]:
 
 
 def logprobs_problem(mode: Literal["raw", "processed"] | None, sampling: Sampling) -> str | None:
-    """Why logprobs taken in `mode` are not those of the distribution that `sampling` samples from; None: they are."""
+    """Return why logprobs taken in `mode` are not those of the distribution that `sampling` samples from, or None where
+    they are."""
     shaped = shaping_fields(sampling.model_dump())
     if mode == "processed" or not shaped:
         return None

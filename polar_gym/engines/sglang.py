@@ -1,8 +1,8 @@
 """SGLang behind a URL, asked for ids with `return_token_ids`, its spliced prompts sent as `input_ids`.
 
 Written from SGLang's sources and tested against a stand-in only: no real server has been tried. Ask a worker, not
-sglang-router, which drops the ids. Logprobs are taken after temperature; whether top-p and top-k are applied before is
-not known, so sample without them. SGLang refuses ids in streams: an answer comes as one piece.
+sglang-router, which drops the ids. Logprobs are taken after temperature. Whether top-p and top-k are applied before is
+not known: sample without them. SGLang refuses ids in streams, so an answer comes as one piece.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SglangEngine:
         return completion
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
-        """SGLang tokenises text only: the ids are those that it names with an answer of one token."""
+        """Return the prompt ids that SGLang names with an answer of one token: its tokenising route takes text only."""
         request = ChatRequest(model=self.model, messages=list(messages), tools=list(tools), max_tokens=1)
         return (await self._complete(request, sampling_fields(Sampling(), request))).prompt_ids
 

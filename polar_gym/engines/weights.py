@@ -1,7 +1,7 @@
 """The weights that sampled an answer, by two counts: the version that the trainer set, and the engine's own label.
 
-The trainer's version counts: staleness is measured by it. The engine's label says at which token its weights changed,
-but it may never change at all (`default`) or be counted in another way, so that it stands beside the version.
+The trainer's version counts, because staleness is measured by it. The engine's label says at which token the weights
+changed. A label may never change at all (`default`), or be counted in another way, so it stands beside the version.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from polar_gym.schema import WeightVersion
 
 INITIAL = "initial"
-"""What the engine's weights are called until somebody updates them."""
+"""The name of the engine's weights until the first update."""
 
 
 def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, tokens: int) -> list[WeightVersion]:
     """Return the spans of an answer that began under the trainer's version `began` and ended under `ended`.
 
-    `told`: the engine's own spans, empty where it names none. Without a trainer's version they are all that is known.
-    Of one span the label says which of the two versions it is. Of several spans the first and the last are known by
-    their place, and a label only confirms it: two counters may use the same numbers for different weights.
+    `told`: the spans that the engine names, empty where it names none. Without a trainer's version nothing else is
+    known. The label of a single span says which of the two versions it is. Among several spans, the first and the last
+    are known by their place. A label only confirms this, because two counters may use the same numbers for different
+    weights.
     """
     if ended is None or not tokens:
         return list(told)
@@ -41,6 +42,6 @@ def _named(span: WeightVersion, version: str, *, certain: bool) -> WeightVersion
 
 
 def _between(span: WeightVersion, first: str, ended: str) -> WeightVersion:
-    """Return the span as one in which the weights may have changed from `first` to `ended`."""
+    """Return the span as estimated: its weights may have changed from `first` to `ended`, at an unknown token."""
     until = None if first == ended else ended
     return span.model_copy(update={"version": first, "estimated": True, "until": until})

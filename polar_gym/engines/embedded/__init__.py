@@ -1,8 +1,9 @@
 """The embedded engine: no server, no download, and for the scripted policy no torch.
 
 It answers as vLLM does: prompt ids echoed, sampled ids with the end-of-turn token, logprobs, finish reasons, hermes
-tool calls, thinking in `reasoning`. Two policies: `scripted` runs a list of shell commands through whichever shell tool
-the harness offers (its logprobs are 0.0: a deterministic policy), `transformers` samples from a local model.
+tool calls, thinking in `reasoning`. There are two policies. `scripted` runs a list of shell commands through the shell
+tool that the harness offers. Its logprobs are 0.0, because it is deterministic. `transformers` samples from a local
+model.
 """
 
 from polar_gym.engines.embedded.engine import EmbeddedEngine, EmbeddedOptions

@@ -1,6 +1,6 @@
-"""From sampled pieces to an assistant message: what vLLM's reasoning and hermes tool-call parsers do.
+"""From sampled pieces to an assistant message, as vLLM's reasoning and hermes tool-call parsers make it.
 
-The parser looks at tags, not at text that happens to spell one: an argument may contain the words `</tool_call>`.
+The parser looks at tags, and not at text that happens to spell one: an argument may contain the words `</tool_call>`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Piece(NamedTuple):
 
 
 def split_tags(text: str) -> list[Piece]:
-    """Pieces of plain text, for tokenizers that may have no tokens for the tags."""
+    """Split plain text into pieces, for tokenizers that may have no tokens for the tags."""
     parts = re.split("(" + "|".join(map(re.escape, TAGS)) + ")", text)
     return [Piece(part, is_tag=part in TAGS) for part in parts if part]
 
 
 def first_stop(pieces: list[Piece], stop: list[str]) -> tuple[int, str] | None:
-    """Where the first stop string begins, and which it is."""
+    """Return where the first stop string begins, and the string. None where the text has no stop string."""
     text = "".join(piece.text for piece in pieces)
     return min(((position, word) for word in stop if (position := text.find(word)) >= 0), default=None)
 
 
 def cut_at_stop(pieces: list[Piece], stop: list[str]) -> list[Piece]:
-    """The pieces before the first stop string."""
+    """Return the pieces before the first stop string."""
     found = first_stop(pieces, stop)
     if found is None:
         return pieces
@@ -52,7 +52,7 @@ def cut_at_stop(pieces: list[Piece], stop: list[str]) -> list[Piece]:
 
 
 def parse_answer(pieces: list[Piece], *, calls: bool, thinking: bool = False) -> Message:
-    """The assistant message that the pieces say. With `calls` false, tool calls stay text; `thinking` is whether the
+    """Return the assistant message that the pieces say. With `calls` false, tool calls stay text. `thinking`: the
     prompt has opened the thinking already."""
     reasoning, rest = split_reasoning(pieces, thinking=thinking)
     start = next((index for index, piece in enumerate(rest) if piece == (CALL, True)), None)
@@ -69,14 +69,17 @@ def text_of(pieces: list[Piece]) -> str:
 
 
 def opens_thinking(prompt: list[Piece]) -> bool:
-    """Whether the end of a prompt leaves the answer inside its thinking, as some chat templates do."""
+    """Return whether the end of a prompt has opened the answer's thinking, as some chat templates do."""
     spoken = [piece for piece in prompt if piece.text.strip()]
     return bool(spoken) and spoken[-1] == (THINK, True)
 
 
 def split_reasoning(pieces: list[Piece], *, thinking: bool) -> tuple[str | None, list[Piece]]:
-    """Thinking lasts until `</think>`, or to the end of an answer that was cut off. It begins where the answer does,
-    or not at all: what an answer is does not change while it is being said. Within it `<think>` says nothing."""
+    """Return the reasoning, and the pieces after it.
+
+    Thinking lasts until `</think>`, or to the end of an answer that was cut off. It begins where the answer begins, or
+    not at all, so that later tokens do not change the meaning of earlier ones. Within thinking, `<think>` is ignored.
+    """
     if not thinking:
         first = next((index for index, piece in enumerate(pieces) if piece.text.strip()), None)
         if first is None or pieces[first] != (THINK, True):
@@ -87,7 +90,7 @@ def split_reasoning(pieces: list[Piece], *, thinking: bool) -> tuple[str | None,
 
 
 def _tool_calls(pieces: list[Piece]) -> list[dict[str, Any]]:
-    """Every call from the first `<tool_call>` on; none at all if one of them is broken, as in vLLM."""
+    """Return every call from the first `<tool_call>` on, or none at all if one call is broken, as vLLM does."""
     bodies: list[str] = []
     inside = False
     for piece in pieces:
@@ -107,7 +110,7 @@ def _tool_calls(pieces: list[Piece]) -> list[dict[str, Any]]:
 def _tool_call(call: Any) -> dict[str, Any]:
     if not isinstance(call["name"], str):
         raise TypeError(f"a function's name is a string, got {call['name']!r}")
-    call["name"].encode()  # half an emoji has no UTF-8 form: UnicodeEncodeError, which is a ValueError
+    call["name"].encode()  # half an emoji raises UnicodeEncodeError, which is a ValueError
     return {
         "id": f"call_{secrets.token_hex(12)}",
         "type": "function",

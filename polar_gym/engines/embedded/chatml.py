@@ -1,9 +1,9 @@
-"""The embedded engine's own tokenizer and chat template: ChatML with tools.
+"""The tokenizer and the chat template of the scripted policy: ChatML with tools.
 
-The template makes special tokens; nothing else does. What it prints from a request (Jinja's `finalize` sees exactly
-that) is set between marks, and the text between two marks is tokenised by itself, with a tokenizer that knows no added
-tokens. So user text that spells `<|im_end|>` stays plain bytes, and an answer has the same ids when it is sampled and
-when it comes back in the history, because it is cut into the same pieces both times.
+Only the template makes special tokens. The text that it prints from a request (exactly the text that Jinja's `finalize`
+sees) is set between marks. The text between two marks is tokenised separately, with a tokenizer that knows no added
+tokens. So user text that spells `<|im_end|>` stays plain bytes. An answer has the same ids when it is sampled and when
+it comes back in the history, because it is cut into the same pieces both times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
 
 class ChatML:
-    """Messages to ids, and ids to the pieces of an answer."""
+    """Turns messages into ids, and ids into the pieces of an answer."""
 
     def __init__(self) -> None:
         description = json.loads(TOKENIZER_FILE.read_text(encoding="utf-8"))
@@ -45,18 +45,18 @@ class ChatML:
         self._template = environment.from_string(TEMPLATE_FILE.read_text(encoding="utf-8"))
 
     def prompt_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
-        """The ids of the conversation and of the start of the next answer."""
+        """Return the ids of the conversation and of the start of the next answer."""
         return self._render(messages, tools, add_generation_prompt=True)
 
     def answer_ids(self, message: Message) -> list[int]:
-        """The ids that say `message`, from after the prompt up to its end-of-turn token."""
+        """Return the ids that say `message`, from after the prompt up to its end-of-turn token."""
         whole = self._render([message], [], add_generation_prompt=False)
         start = len(self._render([], [], add_generation_prompt=True))
         end = len(whole) - whole[::-1].index(self._end_of_turn)
         return whole[start:end]
 
     def pieces(self, ids: list[int]) -> list[Piece]:
-        """Sampled ids as text, tags apart from words; turn tokens are dropped."""
+        """Return the text of sampled ids, tags apart from words. Turn tokens are dropped."""
         pieces: list[Piece] = []
         words: list[int] = []
         for token in [*ids, None]:
@@ -71,7 +71,7 @@ class ChatML:
         return pieces
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
+        """Return the text of ids, special tokens included."""
         return self._with_added_tokens.decode(list(ids), skip_special_tokens=False)
 
     def _render(
@@ -90,7 +90,7 @@ class ChatML:
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates (half of an emoji, cut by a harness) have no UTF-8 form; each becomes a question mark."""
+    """Replace each lone surrogate (half of an emoji, cut by a harness) by a question mark: it has no UTF-8 form."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -110,7 +110,7 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
 
 
 def parsed_arguments(arguments: str) -> Any:
-    """Arguments as an object, as vLLM gives them to templates; what is no JSON stays a string."""
+    """Return arguments as an object, as vLLM gives them to templates. Text that is not JSON stays a string."""
     try:
         return json.loads(arguments or "{}")
     except ValueError:
@@ -118,7 +118,8 @@ def parsed_arguments(arguments: str) -> Any:
 
 
 def text_content(message: Message, index: int) -> str:
-    """A message's text; parts are joined by newlines, as vLLM does. Raises `EngineError` for anything but text."""
+    """Return a message's text, its parts joined by newlines as in vLLM. Raises `EngineError` for a part of another
+    type than text."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""

@@ -30,13 +30,13 @@ OPENING = 16
 
 class EmbeddedOptions(Options):
     policy: Literal["scripted", "transformers"] = "scripted"
-    """What decides: a script, or a local causal language model."""
+    """A script, or a local causal language model."""
     model: str = "policy"
     """The name that the policy is served under."""
     max_model_len: int | None = Field(default=None, gt=0)
     """Context length; default: 131072 for the scripted policy, else what the model's own config says."""
     scripts: list[Script] | None = None
-    """`policy=scripted`: what it plays; null: the reference solutions of the tasks."""
+    """`policy=scripted`: the scripts to play; null: the reference solutions of the tasks."""
     delay_seconds: float = Field(default=0.0, ge=0)
     """How long the scripted policy thinks before each answer."""
     model_path: Path | None = None
@@ -143,7 +143,7 @@ def _policy(options: EmbeddedOptions) -> Policy:
 
 
 def _check(request: ChatRequest) -> None:
-    """What vLLM refuses, refused with its status."""
+    """Raise the `EngineError`s with which vLLM refuses a request."""
     if request.max_tokens is not None and request.max_tokens < 1:
         raise EngineError(400, f"max_tokens must be at least 1, got {request.max_tokens}", kind="invalid_request")
     if request.tool_choice in (None, "auto", "none"):

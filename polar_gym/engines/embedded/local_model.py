@@ -27,7 +27,7 @@ from polar_gym.engines.embedded.policy import Generation, OnIds
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
 TOKENS_AT_ONCE = 4
-"""How many tokens come together when the answer is streamed: each time, all of it is decoded anew."""
+"""How many tokens come together when the answer is streamed: each time, the whole answer is decoded again."""
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, as in vLLM."""
@@ -80,7 +80,7 @@ class LocalModelPolicy:
 
     def pieces(self, ids: list[int]) -> list[Piece]:
         spoken = ids[:-1] if ids and ids[-1] in self._end_ids else ids
-        # Cleaned up, the text of more ids would not begin with the text of fewer.
+        # No cleaning: with it, the text of more ids might not begin with the text of fewer ids.
         text = self._tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return split_tags(text)
 
@@ -151,7 +151,8 @@ class LocalModelPolicy:
         return Generation(ids, logprobs, "length")
 
     def _said(self, ids: list[int], stop: list[str]) -> bool:
-        """Whether the last token completed a stop string. A token is at least a byte, a character at most four."""
+        """Return whether the last token completed a stop string. A token has at least one byte, a character at most
+        four."""
         if not stop:
             return False
         tail = self._tokenizer.decode(ids[-(4 * max(map(len, stop)) + 4) :], skip_special_tokens=False)
@@ -159,7 +160,8 @@ class LocalModelPolicy:
 
 
 def log_distribution(torch: Any, logits: Any, sampling: Sampling, prompt_ids: list[int], ids: list[int]) -> Any:
-    """Log-probabilities of the next token under `sampling`, shape (vocabulary,); -inf where it cannot be drawn."""
+    """Return the logprobs of the next token under `sampling`, shape (vocabulary,); -inf for tokens that cannot be
+    drawn."""
     logits = _penalised(torch, logits.clone(), sampling, prompt_ids, ids)
     if sampling.temperature < GREEDY_BELOW:
         certain = torch.full_like(logits, -torch.inf)
@@ -201,7 +203,7 @@ def _end_ids(*sources: int | list[int] | None) -> set[int]:
 
 
 def _for_template(message: Message, index: int) -> dict[str, Any]:
-    """The message as vLLM gives it to a model's own template."""
+    """Return the message as vLLM gives it to a model's template."""
     prepared = {**message, "content": text_content(message, index)}
     if message.get("reasoning"):
         prepared["reasoning_content"] = message["reasoning"]

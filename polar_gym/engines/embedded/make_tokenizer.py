@@ -27,7 +27,7 @@ TEMPLATE_WEIGHT = 200
 
 
 def corpus() -> Iterator[str]:
-    """The top-level modules of the standard library, then the template."""
+    """Yield the top-level modules of the standard library, then the template."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         yield path.read_text(encoding="utf-8")
     template = TEMPLATE_FILE.read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def corpus() -> Iterator[str]:
 
 
 def train() -> str:
-    """The tokenizer as JSON."""
+    """Return the trained tokenizer as JSON."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

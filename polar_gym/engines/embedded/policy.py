@@ -1,4 +1,4 @@
-"""What the engine needs of a policy: ids for a conversation, an answer in ids, and the text of those ids."""
+"""The policy of an embedded engine: it makes ids of a conversation, samples an answer, and makes text of ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polar_gym.schema import Message, Sampling, ToolDefinition
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Sampled ids, end-of-turn token included where it was sampled. `ids` and `logprobs` have one length."""
+    """Sampled ids, end-of-turn token included where it was sampled. `ids` and `logprobs` have the same length."""
 
     ids: list[int]
     logprobs: list[float]
@@ -24,7 +24,7 @@ class Generation:
 
 
 OnIds = Callable[[list[int], list[float]], None]
-"""Takes the ids sampled since the call before, with their logprobs; called in the event loop's thread."""
+"""Takes the ids sampled since its last call, with their logprobs. Called in the event loop's thread."""
 
 
 class Policy(Protocol):
@@ -34,11 +34,12 @@ class Policy(Protocol):
     """Context length in tokens; set by `load`."""
 
     def load(self) -> None:
-        """Read files; may block. Raises `EngineError` naming what is missing."""
+        """Read files; may block. Raises `EngineError` that names the missing part."""
         ...
 
     def prompt_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
-        """May block. Raises `EngineError` for content that the policy cannot read."""
+        """Return the ids of a conversation and of the start of the next answer. May block. Raises `EngineError` for
+        content that the policy cannot read."""
         ...
 
     async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
@@ -47,11 +48,11 @@ class Policy(Protocol):
         ...
 
     def pieces(self, ids: list[int]) -> list[Piece]:
-        """The text of sampled ids, without the end-of-turn token."""
+        """Return the text of sampled ids, without the end-of-turn token."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
+        """Return the text of ids, special tokens included."""
         ...
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
-"""A policy that reads from a script: deterministic, instant, and honest about being one.
+"""A policy that reads from a script: deterministic and instant.
 
-It keeps no state: which script and which step of it follow from the conversation alone, so that retries, forks and
+It keeps no state. The script, and the step in it, follow from the conversation alone, so that retries, forks and
 parallel sessions need no bookkeeping. Its answers are sampled with probability 1, so every logprob is 0.0 and the
 sampling parameters change nothing.
 """
@@ -32,7 +32,7 @@ NO_SCRIPT = "No script matches this conversation: no `match` occurs in any of it
 
 
 class Script(BaseModel):
-    """What to do in the conversations that `match` names."""
+    """The commands for the conversations that `match` selects."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,10 +53,10 @@ class ScriptedPolicy:
         self._chatml = ChatML()
 
     def load(self) -> None:
-        """Nothing to load: the tokenizer ships with the package."""
+        """Do nothing: the tokenizer ships with the package."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: a script holds no resources."""
 
     def prompt_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
         return self._chatml.prompt_ids(messages, tools)
@@ -81,7 +81,8 @@ class ScriptedPolicy:
         return Generation(ids[:cut], [0.0] * cut, "stop" if finished else "length")
 
     def next_message(self, request: ChatRequest) -> Message:
-        """What the script says next. A forced tool is called, a JSON schema is answered with its smallest instance."""
+        """Return the next message of the script. A forced tool is called. A JSON schema is answered with its smallest
+        instance."""
         script = self._script(request.messages)
         step = sum(1 for message in request.messages if message.get("tool_calls"))
         commands = script.commands[step:] if script else []
@@ -103,7 +104,7 @@ class ScriptedPolicy:
         return max(matching, key=lambda script: len(script.match), default=None)
 
     def _length_until_stop(self, ids: list[int], stop: list[str]) -> int:
-        """How many ids are sampled before a stop string is complete; ids are never cut out, only not sampled."""
+        """Return how many ids are sampled until a stop string is complete. Ids are never cut out, only not sampled."""
 
         def stopped(length: int) -> bool:
             text = "".join(piece.text for piece in self._chatml.pieces(ids[:length]))
@@ -116,11 +117,11 @@ async def _tell(ids: list[int], on_ids: OnIds) -> None:
     for start in range(0, len(ids), TOKENS_AT_ONCE):
         said = ids[start : start + TOKENS_AT_ONCE]
         on_ids(said, [0.0] * len(said))
-        await asyncio.sleep(0)  # whoever delivers the answer takes its turn, or stops us
+        await asyncio.sleep(0)  # lets the task that delivers the answer run, or cancel this one
 
 
 def _forced_tool(request: ChatRequest) -> ToolDefinition | None:
-    """The named tool, or for `required` the one to call: the shell if there is one."""
+    """Return the named tool, or the tool to call where one is `required`: the shell tool, else the first tool."""
     if request.tool_choice == "required":
         shell = find_shell(request.tools)
         return shell.definition if shell else request.tools[0]

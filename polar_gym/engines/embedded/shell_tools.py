@@ -37,7 +37,7 @@ class ShellTool:
 
 
 def find_shell(tools: list[ToolDefinition]) -> ShellTool | None:
-    """The tool that runs shell commands: its name says so, and it takes a command."""
+    """Return the tool that runs shell commands: its name says so, and it takes a command."""
     for word in SHELL_WORDS:
         for tool in tools:
             function = tool["function"]
@@ -49,13 +49,13 @@ def find_shell(tools: list[ToolDefinition]) -> ShellTool | None:
 
 
 def shell_arguments(shell: ShellTool, command: str) -> dict[str, Any]:
-    """Arguments that run `command`; other required properties get an example value."""
+    """Return arguments that run `command`. Other required properties get an example value."""
     takes_argv = _type(shell.parameters["properties"][shell.command_property]) == "array"
     return example(shell.parameters) | {shell.command_property: ["bash", "-lc", command] if takes_argv else command}
 
 
 def example(schema: dict[str, Any]) -> Any:
-    """The smallest plausible instance of a JSON schema: required properties only."""
+    """Return the smallest plausible instance of a JSON schema: required properties only."""
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
@@ -72,7 +72,7 @@ def example(schema: dict[str, Any]) -> Any:
 
 
 def _type(schema: dict[str, Any]) -> str | None:
-    """The JSON type, the first that is not null where there are several."""
+    """Return the JSON type of a schema, the first that is not null where it has several."""
     kinds = schema.get("type") or [_type(choice) for choice in schema.get("anyOf") or schema.get("oneOf") or []]
     if isinstance(kinds, str):
         return kinds

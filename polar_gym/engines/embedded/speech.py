@@ -1,7 +1,8 @@
 """The deltas of an embedded engine's answer: text is told as soon as no later token can turn it into something else.
 
-Held back are an unfinished character, what may become a tag or a stop string, and everything from the first
-`<tool_call>` on: one broken call makes all calls text, so that calls are told, each whole, when the answer is complete.
+These parts are held back: an unfinished character, text that may become a tag or a stop string, and everything from the
+first `<tool_call>` on. One broken call makes all calls text. Calls are therefore told when the answer is complete, each
+one whole.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from polar_gym.engines.embedded.answers import CALL, TAGS, Piece, cut_at_stop, f
 from polar_gym.schema import Message
 
 UNFINISHED = "\ufffd"
-"""What a decoder gives for the first bytes of a character."""
+"""The text that a decoder gives for the first bytes of a character."""
 
 
 class Speech:
@@ -33,7 +34,7 @@ class Speech:
         calls: bool,
         thinking: bool,
     ) -> None:
-        """`pieces` is the policy's; the others are what the answer is parsed with."""
+        """Begin an answer. `pieces` is the policy's method; `stop`, `calls` and `thinking` are those of the parser."""
         self._on_delta = on_delta
         self._prompt_ids: NDArray[np.int32] | None = prompt_ids
         self._pieces = pieces
@@ -42,12 +43,12 @@ class Speech:
         self._told = ("", "")
 
     def add(self, ids: list[int], logprobs: list[float]) -> None:
-        """The next sampled ids; the delta may hold no text."""
+        """Tell the next sampled ids. The delta may hold no text."""
         self._ids += ids
         self._tell(self._certain(), response_ids=ids, logprobs=logprobs)
 
     def finish(self, message: Message) -> None:
-        """The rest of the answer, all of whose ids were added."""
+        """Tell the rest of the answer, all of whose ids were added."""
         calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or [])]
         self._tell((message.get("reasoning") or "", message["content"] or ""), tool_calls=calls)
 
@@ -57,7 +58,7 @@ class Speech:
         self._on_delta(Delta(reasoning=reasoning, content=content, prompt_ids=prompt_ids, **added))
 
     def _certain(self) -> tuple[str, str]:
-        """Reasoning and content so far, as much of them as is certain."""
+        """Return the reasoning and the content that no later token can change."""
         pieces = self._pieces(self._ids)
         if first_stop(pieces, self._stop):
             pieces = cut_at_stop(pieces, self._stop)  # nothing more comes
@@ -72,7 +73,7 @@ class Speech:
 
 
 def _without_tail(pieces: list[Piece], words: tuple[str, ...]) -> list[Piece]:
-    """The pieces without the end that may become one of `words`, or a character."""
+    """Return the pieces without an end that may become one of `words`, or a character."""
     text = text_of(pieces).rstrip(UNFINISHED)
     starts = range(max(0, len(text) + 1 - max(map(len, words))), len(text))
     certain = next((start for start in starts if _begins_one(text[start:], words)), len(text))

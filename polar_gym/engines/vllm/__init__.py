@@ -1,16 +1,16 @@
 """vLLM behind a URL, asked for ids with `return_token_ids`.
 
-Two paths lead to the same answers. `chat` sends a spliced prompt along with `/v1/chat/completions`, in a field of
-vLLM's own that replaces templating; `generate` is made for ids (`vllm_generate`). The start-up probe picks: `chat`
-where it honours that field, else `generate`, else `plain`, which is chat without splicing. Requests with images always
-go to chat: their prompts are never spliced.
+Two paths lead to the same answers. `chat` sends a spliced prompt along with `/v1/chat/completions`, in a field that
+only vLLM has and that replaces templating. `generate` is made for ids (module `generate`). The start-up probe picks
+`chat` where the server honours that field, else `generate`, else `plain`, which is chat without splicing. Requests with
+images always go to chat: their prompts are never spliced.
 
-NeMo RL's own server (`prefix_field: required_prefix_token_ids`) has the routes for chat and `/tokenize`, and no other;
-it refuses every sampling but the one that it trains with. So it is not probed: the model is named in the settings, the
-context length comes with the ids of a template, and ids become text by the model's own tokenizer.
+NeMo RL's server (`prefix_field: required_prefix_token_ids`) has the routes for chat and `/tokenize`, and no others. It
+refuses every sampling except the one that it trains with, and so it is not probed. The settings name the model, the
+context length comes with the ids of a template, and the model's tokenizer turns ids into text.
 
-Every sampling field is sent explicitly, because vLLM fills in the model's own defaults for absent ones. vLLM accepts
-unknown fields in silence, so an engine that is too old to return ids shows itself only in its answers: each is checked.
+Every sampling field is sent explicitly, because vLLM fills in the model's defaults for absent ones. vLLM accepts
+unknown fields in silence. An engine that is too old to return ids shows only in its answers, so each answer is checked.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ PROBE: list[Message] = [{"role": "user", "content": "ping"}]
 
 class VllmOptions(ServerOptions):
     path: Literal["auto", "chat", "generate"] = "auto"
-    """How calls reach the engine. `generate` needs a server with `--enable-scale-out`; it tells weight versions also
+    """How calls reach the engine. `generate` needs a server with `--enable-scale-out`. It tells weight versions also
     before vLLM 0.33, and gives an answer as one piece also where streaming is asked for."""
     prefix_field: Literal["kv_transfer_params", "required_prefix_token_ids"] = "kv_transfer_params"
-    """How chat takes a spliced prompt: stock vLLM all of it, NeMo RL's server the ids up to the end of the last answer,
-    to which it adds its own templating of the rest."""
+    """How chat takes a spliced prompt. Stock vLLM takes all of it. NeMo RL's server takes the ids up to the end of the
+    last answer, and templates the rest itself."""
     tokenizer: str | None = None
-    """With `required_prefix_token_ids`: what turns ids into text, a directory, a `tokenizer.json` or a model on the
-    Hugging Face Hub; default: `model`."""
+    """With `required_prefix_token_ids`: the tokenizer that turns ids into text. A directory, a `tokenizer.json` or a
+    model on the Hugging Face Hub; default: `model`."""
 
 
 class VllmEngine:
@@ -108,7 +108,7 @@ class VllmEngine:
         name = self._model_root = self._options.tokenizer or self.model
         self._tokenizer = await asyncio.to_thread(local_tokenizer, "engine.tokenizer", name)  # it has no /detokenize
         warn_of_unknown_grammar(self.url, "NeMo RL's server has no route for that")
-        self.path = "chat"  # whether the field is honoured shows in the echo of the first continuation
+        self.path = "chat"  # the echo of the first continuation shows whether the field is honoured
 
     @property
     def info(self) -> EngineInfo:
@@ -185,7 +185,7 @@ class VllmEngine:
     async def _stream_once(
         self, body: Body, fields: dict[str, Any], on_delta: OnDelta, sent: NDArray[np.int32] | None
     ) -> Completion:
-        """An answer in pieces. Once the first was told, no failure is one that is tried again."""
+        """Ask for an answer in pieces. After the first piece was told, no failure leads to another try."""
         answer = StreamedAnswer(self._http, on_delta, sent)
         async with self._http.response("POST", CHAT, body | {"stream": True}) as response:
             try:
@@ -201,7 +201,7 @@ class VllmEngine:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
         body["return_weight_versions"] = True  # from vLLM 0.33 on
         if self.weight_version is not None:
-            body["cache_salt"] = self.weight_version  # what was cached under other weights must not serve
+            body["cache_salt"] = self.weight_version  # the cache of other weights must not be used
         if request.prompt_ids is None:
             return body
         if self.takes_prefix_only:
@@ -244,21 +244,22 @@ class VllmEngine:
         try:
             self.own_grammar = await own_grammar(self._http, self.model)
         except EngineError as error:
-            if error.status == 503:  # it is away
+            if error.status == 503:  # the server is away
                 raise
             warn_of_unknown_grammar(self.url, f"{error.status}: {error.message}")
         else:
             warn_of_own_grammar(self.url, self.own_grammar)
 
     async def _measure_logprobs_mode(self, gap: float) -> Literal["processed", "raw"] | None:
-        """Halving the temperature doubles the gaps between processed logprobs and leaves raw ones alone."""
+        """Return how logprobs are taken, from the gap at half the temperature: half the temperature doubles the gaps
+        between processed logprobs and does not change raw ones."""
         at_half, _ = await self._probe_once(0.5)
         if not gap:
             return None
         return "processed" if at_half > 1.5 * gap else "raw"
 
     async def _choose_path(self, ids: NDArray[np.int32]) -> Literal["chat", "generate", "plain"]:
-        """`ids`: a prompt that no messages are templated to."""
+        """Return the path for calls. `ids` is a prompt that no template makes of any messages."""
         wanted = self._options.path
         if wanted != "generate":
             _, echoed = await self._probe_once(1.0, ids)
@@ -290,7 +291,7 @@ class VllmEngine:
     async def _probe_once(
         self, temperature: float, ids: NDArray[np.int32] | None = None
     ) -> tuple[float, NDArray[np.int32]]:
-        """The gap between the likeliest next tokens of a fixed prompt, and that prompt as the engine saw it."""
+        """Return the gap between the likeliest next tokens of a fixed prompt, and that prompt as the engine saw it."""
         answer = await self._http.post(CHAT, self._probe_body(temperature, ids))
         prompt = self._completion(answer, {}).prompt_ids
         top = answer["choices"][0]["logprobs"]["content"][0].get("top_logprobs") or []

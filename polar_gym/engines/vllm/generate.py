@@ -1,12 +1,12 @@
 """vLLM's second path, token in and token out: render, generate, derender (`--enable-scale-out`).
 
-`render` makes of a chat request what the engine is asked for: ids, sampling parameters, the grammar of a forced tool.
-`generate` samples, and says which weights sampled which token; chat says so only from vLLM 0.33 on. `derender` gives
-the sampled ids to the tool and reasoning parsers. A spliced prompt takes the place of the rendered ids, and a short
-conversation that of the messages, which nobody looks at then: nothing depends on what chat does with ids.
+`render` turns a chat request into a request to the engine: ids, sampling parameters, the grammar of a forced tool.
+`generate` samples, and says which weights sampled which token. Chat says so only from vLLM 0.33 on. `derender` gives
+the sampled ids to the tool and reasoning parsers. A spliced prompt takes the place of the rendered ids. The messages
+are then not read, and a short conversation takes their place: nothing depends on how chat treats ids.
 
-Derender decodes all the ids it is shown, while chat leaves out the text of what ended the answer: the stop token is not
-shown to it, and a stop string is cut off here. The finish reason is named here too, as chat names it.
+`derender` decodes all ids that it is given, while chat leaves out the text that ended the answer. For that reason the
+stop token is not given to it, and a stop string is cut off here. The finish reason is also set here, as chat names it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
 
 STAND_IN: list[Message] = [{"role": "user", "content": "Hello."}]
-"""Rendered in place of messages whose ids are known: the grammar and the parameters do not depend on them."""
+"""Rendered in place of messages whose ids are known: grammar and parameters do not depend on the messages."""
 
 
 async def answer_by_ids(http: Http, body: Body, prompt_ids: NDArray[np.int32] | None, max_model_len: int) -> Body:
-    """The answer to a chat request, in the form in which chat gives it. Raises `EngineError`."""
+    """Return the answer to a chat request, in the form in which chat gives it. Raises `EngineError`."""
     if prompt_ids is None:
         asked = await http.post(RENDER, body)
     else:
@@ -53,7 +53,7 @@ def _put_prompt(asked: Body, prompt_ids: NDArray[np.int32], max_tokens: int | No
     asked["token_ids"] = prompt_ids
     asked["sampling_params"]["max_tokens"] = space if max_tokens is None else min(max_tokens, space)
     if not asked["reasoning_ended"]:
-        asked["reasoning_ended"] = None  # the engine finds out from the ids
+        asked["reasoning_ended"] = None  # the engine finds the value from the ids
 
 
 async def _message(http: Http, body: Body, generated: Body, choice: Body) -> Message:
@@ -69,7 +69,8 @@ async def _message(http: Http, body: Body, generated: Body, choice: Body) -> Mes
 
 
 def _cut_at(message: dict[str, Any], stop: str) -> Message:
-    """Sampling ended at the first occurrence, so it is in one part only, and in a tool call's JSON in none."""
+    """Return the message without the stop string and the text after it. Sampling ended at its first occurrence, so the
+    string is in one part only, or in none where it is in a tool call's JSON."""
     for part in ("reasoning", "content"):
         before, found, _ = (message.get(part) or "").partition(stop)
         if found:
@@ -86,7 +87,7 @@ def _finish_reason(body: Body, message: Message, choice: Body) -> str:
 
 
 async def unusable(http: Http, body: Body, prompt_ids: NDArray[np.int32], max_model_len: int) -> str | None:
-    """Why this path cannot be used; None where it can. Raises `EngineError` where the server itself is at fault."""
+    """Return why this path cannot be used, or None where it can. Raises `EngineError` where the server is at fault."""
     try:
         answer = await answer_by_ids(http, body, prompt_ids, max_model_len)
     except EngineError as error:

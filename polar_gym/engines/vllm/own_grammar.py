@@ -20,7 +20,7 @@ TOOL: ToolDefinition = {
     "type": "function",
     "function": {"name": "ping", "parameters": {"type": "object", "properties": {"host": {"type": "string"}}}},
 }
-"""An ordinary tool. It comes without `tool_choice`, which vLLM takes for `auto`: harnesses send one or the other."""
+"""An ordinary tool. It is sent without `tool_choice`, which vLLM takes for `auto`: harnesses send one or the other."""
 
 CURE = (
     "start vLLM without --tool-strict-level function or parameter, and with a tool-call parser that has no grammar by "

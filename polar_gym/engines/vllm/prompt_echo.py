@@ -1,8 +1,8 @@
 """The prompt's ids in an engine's answer, from bytes to an array without a Python number for each.
 
-They are most of an answer's bytes. An engine that was sent ids mostly echoes the very bytes, and then nothing is parsed
-at all. Whatever has another form than a flat list of digits is left to the JSON parser, as it is wherever the field is
-not found.
+The ids are most of an answer's bytes. An engine that was sent ids mostly echoes the same bytes, which are then not
+parsed at all. A value that is not a flat list of digits is left to the JSON parser, and so is an answer without the
+field.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 NAME = "prompt_token_ids"
 FIELD = f'"{NAME}":['.encode()
-"""Inside a JSON string its quotes would be escaped, so these bytes are a field wherever they stand."""
+"""Inside a JSON string the quotes would be escaped, so these bytes are a field wherever they stand."""
 TAKEN = "taken out"
-"""What stands in the list meanwhile: there may be other fields of that name, further down."""
+"""Stands in the list while the JSON is parsed. Fields of the same name may follow further down."""
 
 Ids = NDArray[np.int32]
 
 
 def loads(raw: bytes, sent: Ids | None = None) -> dict[str, Any]:
-    """Like `orjson.loads`, but the ids of the prompt are an array: `sent` itself, where the engine echoes that."""
+    """Parse JSON like `orjson.loads`, with the prompt's ids as an array: `sent` itself where the engine echoes it."""
     begin = raw.find(FIELD) + len(FIELD)
     end = raw.find(b"]", begin)
     if begin < len(FIELD) or end < 0:

@@ -1,9 +1,9 @@
 """vLLM's streamed answers: the ids of the prompt in the first chunk, sampled ids with their logprobs in the others.
 
-A chunk may hold ids and no text (a parser is buffering) or many ids. Put together the chunks are the answer that vLLM
-gives without streaming, but for two things in its tool calls: streamed arguments are the model's own text, the others
-are re-serialised; and of a call that is no valid JSON streaming shows what it can, where the whole answer keeps the
-call as content.
+A chunk may hold ids and no text (a parser holds the text back), or many ids. Put together, the chunks are the answer
+that vLLM gives without streaming, with two differences in tool calls. Streamed arguments are the text of the model,
+while those of a whole answer are re-serialised. Streaming shows the valid part of a call with invalid JSON, while a
+whole answer keeps the call as content.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DONE = b"[DONE]"
 
 
 class StreamedAnswer:
-    """Takes the data of vLLM's events and tells `on_delta` what each adds. Every `EngineError` is a failed answer."""
+    """Takes the data of vLLM's events and tells each addition to `on_delta`. Every `EngineError` is a failed answer."""
 
     def __init__(self, http: Http, on_delta: OnDelta, sent: np.ndarray | None) -> None:
-        """`sent`: the prompt's ids, where it was sent as ids."""
+        """Begin an answer. `sent`: the prompt's ids, where the prompt was sent as ids."""
         self._http = http
         self._sent = sent
         self._on_delta = on_delta
@@ -42,7 +42,7 @@ class StreamedAnswer:
 
     @property
     def begun(self) -> bool:
-        """Whether `on_delta` was told anything."""
+        """Return whether `on_delta` was called."""
         return self._received.prompt_ids is not None
 
     def add(self, data: bytes) -> None:
@@ -65,7 +65,7 @@ class StreamedAnswer:
             self._on_delta(delta)
 
     def completion(self, sampling: dict[str, Any]) -> Completion:
-        """The whole answer, once all its events are there."""
+        """Return the whole answer, after all its events were added."""
         received = self._received
         if not self._done or self._finish_reason is None or received.prompt_ids is None:
             raise self._http.broken_off(f"the stream ended after {len(received.response_ids)} tokens")
@@ -96,7 +96,7 @@ class StreamedAnswer:
 
 
 def prompt_ids(url: str, answer: dict[str, Any]) -> np.ndarray:
-    """The ids that the engine conditioned on. Raises `EngineError` when it names none."""
+    """Return the ids that the engine conditioned on. Raises `EngineError` when the answer names none."""
     ids = answer.get("prompt_token_ids")
     if ids is None:
         raise _without_ids(url)
@@ -104,7 +104,7 @@ def prompt_ids(url: str, answer: dict[str, Any]) -> np.ndarray:
 
 
 def weight_versions(choice: dict[str, Any]) -> list[WeightVersion]:
-    """The spans that the engine names; none before vLLM 0.33, except from `generate`."""
+    """Return the spans that the engine names; none before vLLM 0.33, except from `generate`."""
     spans = choice.get("weight_versions") or []
     return [
         WeightVersion(
@@ -119,7 +119,7 @@ def weight_versions(choice: dict[str, Any]) -> list[WeightVersion]:
 
 
 def ids_and_logprobs(url: str, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
-    """What was sampled, one logprob for each id. Raises `EngineError` when something is missing."""
+    """Return the sampled ids and one logprob for each. Raises `EngineError` when ids or logprobs are missing."""
     ids = choice.get("token_ids")
     if ids is None:
         raise _without_ids(url)
@@ -127,7 +127,7 @@ def ids_and_logprobs(url: str, choice: dict[str, Any]) -> tuple[list[int], list[
 
 
 async def event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, however the bytes were cut. One line may be long: a prompt's ids."""
+    """Yield the data of each server-sent event, however the bytes were cut. A line may be long: a prompt's ids."""
     pending = b""
     async for chunk in content.iter_any():
         *lines, pending = (pending + chunk).split(b"\n")
