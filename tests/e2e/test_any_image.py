@@ -15,13 +15,13 @@ from polar_gym.schema import Episode, HarnessSpec, PluginSpec, RuntimeSpec, Task
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.show.matrix import run, runtime_settings
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need_program
+from tests.support.requirements import need_node
 
 __all__ = ["docker_host"]
 
 
 async def test_a_harness_solves_a_task_in_apptainer() -> None:
-    need_program("node", "https://nodejs.org (>= 20)")
+    need_node()
     with contextlib.ExitStack() as stack:
         episode = await run("pi", runtime_settings("apptainer", stack))
     assert episode.reward == 1.0, episode.session.failure
@@ -34,7 +34,7 @@ async def test_a_harness_works_in_an_image_with_nothing_but_busybox(
     docker_host: str, tmp_path: Path, kind: str, harness: str
 ) -> None:
     """Neither node, git nor libc is in it: pi is a program for node, opencode a native one that wants glibc."""
-    need_program("node", "https://nodejs.org (>= 20)")
+    need_node()
     with contextlib.ExitStack() as stack:
         tag = stack.enter_context(imported(docker_host, BUSYBOX_FILES, changes=["ENV PATH=/usr/bin:/bin"]))
         image = tag if kind == "docker" else archive(docker_host, tag, tmp_path / "image.tar")

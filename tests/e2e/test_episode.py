@@ -21,7 +21,7 @@ from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Episode
 from tests.e2e.play import make, play, scripted
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_node
 
 HARNESSES = ["pi", "codex", "gemini_cli", "claude_code"]
 
@@ -31,9 +31,9 @@ HEAVY_HARNESSES = ["qwen_code", "opencode"]
 
 @pytest.fixture(params=["bubblewrap", "docker"])
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    need_program("node", "https://nodejs.org (>= 20)")
+    need_node()
     if request.param == "bubblewrap":
-        need_program("bwrap", "apt-get install bubblewrap")
+        need_bubblewrap()
     else:
         monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("docker_host"))
     return request.param
@@ -41,8 +41,8 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def bubblewrap() -> str:
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     return "bubblewrap"
 
 

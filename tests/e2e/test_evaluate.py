@@ -9,11 +9,11 @@ from pathlib import Path
 
 from polar_gym.episodes.output import set_aside
 from polar_gym.episodes.reading import read_episodes
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 
 def test_eval_rolls_out_and_reports(tmp_path: Path) -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     output = tmp_path / "episodes.jsonl"
     settings = [
         *("harness=python", "harness.target=tests.e2e.own_agent:solve", "runtime=bubblewrap"),
@@ -30,7 +30,7 @@ def test_eval_rolls_out_and_reports(tmp_path: Path) -> None:
 
 def test_a_second_run_keeps_the_first_ones_episodes(tmp_path: Path) -> None:
     """Guards against rollouts that took hours and are overwritten without a word."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     output = tmp_path / "night.jsonl"
     settings = ["harness=command", "harness.command=ls", "runtime=bubblewrap", "tasks.limit=1"]
     program = Path(sys.executable).with_name("polar-gym")

@@ -15,7 +15,7 @@ from polar_gym.nemo import AGENT, ENVIRONMENT, component_root
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, NemoGym, installed, nemo_gym, serving, venv_directory
 from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import consumed
-from tests.support.requirements import need, need_program
+from tests.support.requirements import need, need_bubblewrap, need_node
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -35,8 +35,8 @@ EXAMPLE = component_root() / ENVIRONMENT / "data" / "example.jsonl"
 def gym(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NemoGym]:
     """Servers that run: `polar_swe_agent` as it is shipped, and the broken ones."""
     need(installed(request.param), f"NeMo Gym {request.param}", INSTALL)
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     prefix = "++polar_swe_agent.responses_api_agents.polar_agent.polar"
     with nemo_gym(request.param, tmp_path_factory.mktemp("nemo") / "work") as gym:
         broken = gym.directory / "broken.yaml"

@@ -13,7 +13,7 @@ from tests.e2e.observed_vllm import SHELL_CALLS, observed
 from tests.e2e.vllm_server import VllmServer
 from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import advantages, consumed
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_node
 
 
 def example_row() -> dict[str, Any]:
@@ -21,8 +21,8 @@ def example_row() -> dict[str, Any]:
 
 
 async def roll_out(settings: AgentSettings, samples: int = 1) -> list[dict[str, Any]]:
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     rollouts = Rollouts(settings)
     try:
         return [await rollouts.run(example_row()) for _ in range(samples)]

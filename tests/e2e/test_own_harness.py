@@ -9,7 +9,7 @@ import pytest
 
 from polar_gym.schema import Episode
 from tests.e2e.play import make, play
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_program
 
 AGENT = Path(__file__).with_name("own_agent.py")
 
@@ -21,7 +21,7 @@ curl -sS --fail-with-body "$OPENAI_BASE_URL/chat/completions" -H "Authorization:
 
 @pytest.fixture
 def bubblewrap() -> str:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     return "bubblewrap"
 
 

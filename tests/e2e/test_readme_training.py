@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_node
 
 
 def block(says: str) -> str:
@@ -26,8 +26,8 @@ def run(program: str, directory: Path) -> str:
 
 def test_the_vector_environment_and_a_grpo_batch(tmp_path: Path) -> None:
     """With four sessions instead of sixteen."""
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     program = block("make_vec")
     for words, fewer in (("num_envs=16", "num_envs=4"), ("tasks[:4]", "tasks[:1]"), ("multiple_of=8", "multiple_of=3")):
         assert words in program

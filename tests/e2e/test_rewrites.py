@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.hard_answers import ANSWERS, FINAL
 from tests.show.rewrites import HARNESSES, run
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_node
 
 ANEW = "arguments written anew"
 
@@ -23,8 +23,8 @@ REWRITES = {
 @pytest.mark.parametrize("harness", HARNESSES)
 async def test_a_session_is_one_trace(harness: str) -> None:
     """Guards against links that depend on the words which harnesses trim, drop, reorder and write anew."""
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     shown = await run(harness, "lean")
     assert shown.episode.session.failure is None
     assert FINAL in shown.episode.artifacts.stdout

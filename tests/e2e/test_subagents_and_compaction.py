@@ -11,15 +11,15 @@ from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import ModelCall, Trace, Trajectory
 from tests.e2e.acting_engine import SUMMARY
 from tests.e2e.play import make, play
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_node
 
 HARNESSES = ["claude_code", "codex", "opencode"]
 
 
 def solved(tmp_path: Path, harness: str, profile: str, engine: str) -> tuple[Trajectory, list[ModelCall]]:
     """The trajectory and the calls of a solved task; what holds for every session is checked."""
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     env = make(
         tmp_path,
         harness={"name": harness, "profile": profile},

@@ -9,7 +9,7 @@ import pytest
 
 from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.play import make, play, scripted
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_node
 
 COMMAND = "date -u +clock:%F; node -p '\"node:\" + new Date().getUTCFullYear()'; echo inherited:$BUN_OPTIONS:"
 
@@ -25,8 +25,8 @@ COMMAND = "date -u +clock:%F; node -p '\"node:\" + new Date().getUTCFullYear()';
 )
 def test_a_harness_is_told_the_date_of_its_group(harness: str, says: str, tmp_path: Path) -> None:
     """Guards against a group that crosses midnight and falls into two."""
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     settings = {"name": harness, "profile": "lean", "today": "2024-02-29"}
     env = make(tmp_path, harness=settings, runtime="bubblewrap", engine=scripted([COMMAND]))
     before = time.gmtime()

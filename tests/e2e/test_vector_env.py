@@ -22,7 +22,7 @@ from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
 from polar_gym.errors import ConfigError
 from tests.e2e.meeting_engine import PARTIES, GatedEngine
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 AGENT = {"name": "python", "target": "tests.e2e.own_agent:solve"}
 SCRIPTED = {"name": "embedded", "scripts": [{"commands": ["echo new > file"], "final_message": "It is there."}]}
@@ -31,7 +31,7 @@ FILE_IS_THERE = {"name": "test_on_output", "command": "grep -q new file"}
 
 @pytest.fixture(autouse=True)
 def sandboxes() -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
 
 @pytest.fixture

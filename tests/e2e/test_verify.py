@@ -13,7 +13,7 @@ import pytest
 from polar_gym.episodes.reading import read_episodes
 from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.vllm_server import VllmServer
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def episodes(vllm_server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two rollouts of pi at temperature 1, its answers kept short."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     output = tmp_path_factory.mktemp("verify") / "episodes.jsonl"
     engine = ["engine=vllm", f"engine.url={vllm_server.url}", "harness.max_output_tokens=200"]
     done = command("rollout", *engine, "runtime=bubblewrap", "tasks.limit=2", f"rollout.output={output}")

@@ -12,12 +12,12 @@ from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.proxy.journal import read_journal
 from tests.e2e.observed_vllm import SHELL_CALLS, observed
 from tests.e2e.vllm_server import VllmServer
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 
 @pytest.mark.parametrize("harness", SHELL_CALLS)
 async def test_what_is_recorded_is_what_vllm_returned(vllm_server: VllmServer, harness: str, tmp_path: Path) -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     says = [f"<tool_call>\n{SHELL_CALLS[harness]}\n</tool_call>", "All done."]
     async with observed(vllm_server, says) as (url, answers):
         config = load_config(

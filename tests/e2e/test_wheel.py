@@ -18,7 +18,7 @@ import pytest
 from polar_gym.config.files import recipe_names
 from polar_gym.nemo import recipes
 from polar_gym.paths import cache_dir
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_node
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -53,8 +53,8 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """What the wheel needs is kept between runs, for as long as it needs the same; the wheel itself is always new."""
-    need_program("node", "https://nodejs.org (>= 20)")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_node()
+    need_bubblewrap()
     root = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", root, CHECKOUT], check=True, timeout=300)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.run import Faults, run
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 
 async def test_nothing_is_lost_when_each_process_is_killed_once(tmp_path: Path) -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     faults = Faults(
         sessions=12,
         open_sessions=10,

@@ -15,7 +15,7 @@ import pytest
 from polar_gym.runtimes import RUNTIMES, Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.support import apptainer
-from tests.support.requirements import need, need_program
+from tests.support.requirements import need, need_bubblewrap
 
 MakeRuntime = Callable[..., Any]
 """(options) -> a runtime of the kind that the test runs on."""
@@ -32,7 +32,7 @@ def make_runtime(request: pytest.FixtureRequest, tmp_path: Path) -> MakeRuntime:
     if request.param == "apptainer":
         program = apptainer.program()
         return lambda **options: make("apptainer", program=program, scratch=scratch, **options)
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     return lambda **options: make("bubblewrap", scratch=scratch, **options)
 
 

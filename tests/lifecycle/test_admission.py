@@ -21,7 +21,7 @@ from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest
 from tests.lifecycle.nodes import KEY, Client, node_here, order
 from tests.lifecycle.service_fixtures import KEYS, rollout_server
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import task
 
 NO_KEYS = Keys()
@@ -29,7 +29,7 @@ NO_KEYS = Keys()
 
 @pytest.fixture(autouse=True)
 def _bubblewrap() -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
 
 @pytest.fixture

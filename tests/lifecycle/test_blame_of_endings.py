@@ -15,13 +15,13 @@ from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, Workspace
 from polar_gym.workspaces import diff as diff_module
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, node, task
 
 
 @pytest.fixture(autouse=True)
 def _bubblewrap() -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
 
 @pytest.fixture

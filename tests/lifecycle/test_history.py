@@ -10,7 +10,7 @@ from polar_gym.workspaces.diff import apply_diff, snapshot_diff
 from polar_gym.workspaces.history import cut_history, pack_baseline
 from polar_gym.workspaces.repository import make_repository
 from tests.lifecycle.runtime_kinds import make, sh, started
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 CLONE = r"""
 set -e
@@ -36,7 +36,7 @@ SECRETS = (
 
 @pytest.fixture
 async def cloned():
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     async with started(make("bubblewrap")) as sandbox:
         done = await sh(sandbox, CLONE)
         assert done.exit_code == 0, done.stderr.decode()
@@ -72,7 +72,7 @@ async def test_diff_is_against_the_files_that_the_image_has(cloned):
 
 
 async def test_image_without_a_repository(tmp_path: Path):
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     async with started(make("bubblewrap")) as sandbox:
         await sh(sandbox, "echo x > file")
         await cut_history(sandbox, "/workspace")

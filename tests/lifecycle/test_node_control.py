@@ -17,7 +17,7 @@ from polar_gym.http.route import Route
 from polar_gym.protocol import Generation, Weights
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, Status
 from tests.lifecycle.nodes import HEADERS, KEY, client, node_here, order
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
 
 ROUTES = [route for route in vars(node_routes).values() if isinstance(route, Route)]
@@ -25,7 +25,7 @@ ROUTES = [route for route in vars(node_routes).values() if isinstance(route, Rou
 
 @pytest.fixture(autouse=True)
 def _bubblewrap() -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
 
 def files(directory: Path) -> set[str]:

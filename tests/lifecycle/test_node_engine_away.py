@@ -24,7 +24,7 @@ from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.gateway.proxy import sending
 from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 from tests.support.tools import ASK
 from tests.support.vllm_stand_in import MODELS, REQUEST, answer
@@ -110,7 +110,7 @@ async def test_patience_has_an_end() -> None:
 
 
 async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
     async def nothing_to_ask(self: Splicer) -> None:
         """This server has no templates."""

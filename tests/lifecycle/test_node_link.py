@@ -16,7 +16,7 @@ from polar_gym.gateway.node import link, process
 from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, node_here, order
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
 
 WORKING = asking("ask(); import time; time.sleep(60)")
@@ -24,7 +24,7 @@ WORKING = asking("ask(); import time; time.sleep(60)")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     monkeypatch.setattr(link, "AT_MOST_EVERY_SECONDS", 0.05)
     monkeypatch.setattr(link, "REFUSED_AGAIN_SECONDS", 0.2)
 

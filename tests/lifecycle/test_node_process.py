@@ -15,7 +15,7 @@ from polar_gym.http.keys import NODE_KEY, take_key
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order
 from tests.support.processes import free_port
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
 
 WORKING = asking("ask(); import time; time.sleep(60)")
@@ -23,7 +23,7 @@ WORKING = asking("ask(); import time; time.sleep(60)")
 
 @pytest.fixture
 async def process(tmp_path: Path) -> AsyncIterator[NodeProcess]:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     process = NodeProcess(tmp_path / "node", free_port())
     yield process
     await process.kill()

@@ -30,13 +30,13 @@ from polar_gym.schema import (
     Trace,
 )
 from tests.lifecycle.nodes import node_here, order
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 
 
 @pytest.fixture(autouse=True)
 def _bubblewrap() -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
 
 class Watched:

@@ -19,7 +19,7 @@ from polar_gym.workspaces import diff as diff_module
 from polar_gym.workspaces.diff import UnreadableWorkspaceError, apply_diff, is_intact, left_behind, snapshot_diff
 from tests.lifecycle.runtime_kinds import make, make_runtime, runtime, sh, started
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 __all__ = ["docker_host", "make_runtime", "runtime"]
 
@@ -110,7 +110,7 @@ def trees(draw: st.DrawFn) -> Tree:
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(before=trees(), after=trees())
 def test_diff_reproduces_the_tree(before: Tree, after: Tree):
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
     async def carry() -> None:
         runtime = make("bubblewrap")
@@ -159,7 +159,7 @@ MISCHIEF = {
 @pytest.mark.parametrize("mischief", MISCHIEF)
 async def test_agents_git_has_no_say(tmp_path: Path, mischief: str):
     """Each of these once changed, emptied or failed a diff that trusted the workspace's own repository."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     runtime = make("bubblewrap")
     git_dir = make_repository(BASE, tmp_path / "repo")
     diffs = []
@@ -185,7 +185,7 @@ ATTRIBUTES = {
 @pytest.mark.parametrize("attribute", ATTRIBUTES.values(), ids=ATTRIBUTES)
 async def test_agents_attributes_do_not_change_what_is_carried(tmp_path: Path, attribute: str):
     """They said how `git add` reads files: a carriage return was lost, and an encoding made it fail."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     runtime = make("bubblewrap")
     git_dir = make_repository({**BASE, "sub/.gitattributes": File(b"*.txt text\n")}, tmp_path / "repo")
     async with started(runtime, workspace=tmp_path / "repo") as sandbox:
@@ -200,7 +200,7 @@ async def test_agents_attributes_do_not_change_what_is_carried(tmp_path: Path, a
 
 
 async def test_what_is_not_carried_is_named(tmp_path: Path):
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     git_dir = make_repository({**BASE, ".gitignore": File(b"build/\n*.log\n")}, tmp_path / "repo")
     async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
         made = "mkdir build __pycache__; touch build/x run.log __pycache__/x.pyc /tmp/note ~/answer ~/.hidden new.py"
@@ -214,7 +214,7 @@ async def test_what_is_not_carried_is_named(tmp_path: Path):
 
 async def test_workspace_that_the_agent_made_unreadable_is_its_own_doing(tmp_path: Path):
     """It is scored: masked, an agent could buy itself out of a zero."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     git_dir = make_repository(BASE, tmp_path / "repo")
     async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
         assert await is_intact(sandbox, WORKSPACE)
@@ -226,7 +226,7 @@ async def test_workspace_that_the_agent_made_unreadable_is_its_own_doing(tmp_pat
 
 async def test_bytecode_is_not_the_agents_work(tmp_path: Path):
     """Guards against diffs full of what running the tests left behind, and against tests shadowed by compiled ones."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     git_dir = make_repository(BASE, tmp_path / "repo")
     async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
         made = "mkdir -p a/__pycache__ .pytest_cache; touch a/__pycache__/x.cpython-311.pyc y.pyo .pytest_cache/v"
@@ -245,7 +245,7 @@ async def test_bytecode_is_not_the_agents_work(tmp_path: Path):
 )
 async def test_nested_repository_is_carried_as_files(tmp_path: Path, inner: str):
     """git records it as a link to a commit, and the files in it are lost; without a commit, `git add` fails."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     runtime = make("bubblewrap")
     git_dir = make_repository(BASE, tmp_path / "repo")
     async with started(runtime, workspace=tmp_path / "repo") as sandbox:
@@ -276,7 +276,7 @@ async def test_diff_in_every_runtime(runtime: Runtime, tmp_path: Path):
 
 async def test_diff_is_whole_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A diff cut at a command's usual output limit would be applied as garbage, or not at all."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     git_dir = make_repository(BASE, tmp_path / "repo")
     async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
         await sh(sandbox, "head -c 12000000 /dev/urandom > big.bin")

@@ -16,7 +16,7 @@ from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need_program
+from tests.support.requirements import need_node, need_program
 
 __all__ = ["docker_host", "make_runtime"]
 
@@ -55,7 +55,7 @@ def named(make_runtime: MakeRuntime, docker_host: str, tmp_path: Path) -> Named:
 
 
 def node() -> Mount:
-    need_program("node", "https://nodejs.org (>= 20)")
+    need_node()
     mounts, _ = toolchain_mounts(HARNESSES.get("pi"), cache_dir())
     return next(mount for mount in mounts if mount.inside == NODE)
 

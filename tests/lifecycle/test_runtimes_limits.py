@@ -17,7 +17,7 @@ from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SESSION_LABEL
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need, need_program
+from tests.support.requirements import need, need_bubblewrap
 
 __all__ = ["docker_host", "make_runtime"]
 
@@ -142,7 +142,7 @@ def test_containers_of_one_daemon_begin_at_a_pace_that_all_runtimes_share():
 
 
 async def test_workspace_is_not_copied_where_overlays_can_be_mounted(tmp_path: Path):
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     runtime = make("bubblewrap", scratch=tmp_path)
     lacking = [caveat for caveat in await asyncio.to_thread(runtime.caveats) if "overlay" in caveat]
     need(not lacking, f"overlays ({lacking})", "a kernel >= 5.11")
@@ -162,7 +162,7 @@ async def test_workspace_is_not_copied_where_overlays_can_be_mounted(tmp_path: P
 async def test_auto_asks_a_silent_daemon_off_the_event_loop_and_hands_its_options_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     asked = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

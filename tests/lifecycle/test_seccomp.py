@@ -22,7 +22,7 @@ from tests.lifecycle.other_gateway import NOBODY, outputs
 from tests.lifecycle.runtime_kinds import make, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need, need_program
+from tests.support.requirements import need, need_bubblewrap
 from tests.support.system_calls import numbers
 
 __all__ = ["docker_host"]
@@ -120,7 +120,7 @@ def directory() -> Iterator[Path]:
 def gateway(request: pytest.FixtureRequest, directory: Path) -> Gateway:
     kind, uid = request.param
     if kind == "bubblewrap":
-        need_program("bwrap", "apt-get install bubblewrap")
+        need_bubblewrap()
         return Gateway(kind, uid, {})
     program = apptainer.program()
     if uid != os.geteuid():
@@ -207,7 +207,7 @@ def no_kernel_takes(machine: str, allowed: tuple[str, ...] = ()) -> bytes:
 
 def test_a_kernel_that_takes_no_filter_is_named(monkeypatch: pytest.MonkeyPatch):
     """Without a filter in its trial, `doctor` would find all well."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     runtime = make("bubblewrap")
     need(not runtime.check(), "bubblewrap", str(runtime.check()))
     monkeypatch.setattr(seccomp, "program", no_kernel_takes)
@@ -220,7 +220,7 @@ def test_a_kernel_that_takes_no_filter_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_machine_without_a_filter_is_named(monkeypatch: pytest.MonkeyPatch):
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     runtimes = make("bubblewrap"), make("apptainer", program=apptainer.program())
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     for runtime in runtimes:

@@ -14,7 +14,7 @@ import pytest
 
 from polar_gym.protocol import TaskStatus
 from tests.lifecycle.cluster import TAKES_A_WHILE, machines_registered, on_ray
-from tests.support.requirements import need, need_program
+from tests.support.requirements import need, need_bubblewrap
 from tests.support.sessions import task
 
 RAY = importlib.util.find_spec("ray")
@@ -23,7 +23,7 @@ RAY = importlib.util.find_spec("ray")
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     need(RAY, "ray", "pip install 'polar-gym[ray]'")
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     from ray.cluster_utils import Cluster
 
     directory = tempfile.mkdtemp(prefix="ray-")  # not tmp_path: names of sockets must be short

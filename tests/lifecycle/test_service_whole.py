@@ -15,7 +15,7 @@ from tests.lifecycle.nodes import NodeProcess
 from tests.lifecycle.server_process import ENVIRONMENT, server_process
 from tests.lifecycle.service_fixtures import SERVICE_KEY
 from tests.support.processes import POLAR_GYM, free_port
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import task
 
 SCRIPTS = "engine.scripts=[{commands: [], final_message: All done.}]"
@@ -23,7 +23,7 @@ SCRIPTS = "engine.scripts=[{commands: [], final_message: All done.}]"
 
 @pytest.fixture(autouse=True)
 def _bubblewrap() -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
 
 async def command(*arguments: str, stdin: bytes | None = None) -> tuple[int, str]:

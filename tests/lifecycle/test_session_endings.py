@@ -25,7 +25,7 @@ from polar_gym.schema import (
     Session,
     Status,
 )
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, node, task
 
 
@@ -35,7 +35,7 @@ def open_files() -> int:
 
 @pytest.fixture(autouse=True)
 def _bubblewrap() -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
 
 
 async def test_a_call_in_flight_when_the_time_is_up_is_in_the_balance(tmp_path: Path) -> None:

@@ -18,3 +18,11 @@ def need(present: object, what: str, install: str) -> None:
 
 def need_program(name: str, install: str) -> None:
     need(shutil.which(name), name, install)
+
+
+def need_bubblewrap() -> None:
+    need_program("bwrap", "apt-get install bubblewrap")
+
+
+def need_node() -> None:
+    need_program("node", "https://nodejs.org (>= 20)")

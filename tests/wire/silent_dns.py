@@ -15,7 +15,7 @@ from typing import Any
 
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.wire.harness_probe import run_harness
 from tests.wire.stand_in import assistant, completion, serving
 
@@ -25,7 +25,7 @@ CONTROL = "control.invalid"
 
 def look_ups(harness: str, place: Path) -> dict[str, Any]:
     """`exit_code` and `stdout` of the harness after one answer, and `names`, what it looked up."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     resolver = place / "resolv.conf"
     resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
     sandbox = ["bwrap", "--unshare-user", "--uid", "0", "--unshare-net", "--cap-add", "CAP_NET_BIND_SERVICE"]

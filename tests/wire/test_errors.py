@@ -6,7 +6,7 @@ import pytest
 
 from polar_gym.gateway.proxy import proxy
 from tests.show.errors import markdown, parse_options, run
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 from tests.wire.faulty_engine import FAULTS
 
 
@@ -17,7 +17,7 @@ from tests.wire.faulty_engine import FAULTS
 async def test_it_asks_again(harness: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against sessions that end because the engine was busy: Codex takes a 429 that names no time for final, Pi
     and Qwen Code an error event in a stream."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     monkeypatch.setattr(proxy, "RETRY_AFTER_SECONDS", 1)
     row = await run(harness, case, parse_options(["--times", "1"]))
     assert row["reaction"].startswith("asked again after ")
@@ -27,7 +27,7 @@ async def test_it_asks_again(harness: str, case: str, monkeypatch: pytest.Monkey
 
 async def test_a_session_that_ends_while_the_engine_is_down_has_no_reward() -> None:
     """Guards against a reward of 0 for what the engine did: the time ran out while the harness asked again."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     row = await run("claude_code", "503", parse_options(["--times", "0", "--limit", "10"]))
     assert row["reaction"].startswith("asked again after ")
     assert (row["end"], row["exit"]) == ("cut off after 10 s", "-")

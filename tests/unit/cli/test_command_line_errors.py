@@ -19,7 +19,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.paths import check_writable
 from polar_gym.service.settings import ServeSettings
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -196,7 +196,7 @@ def test_a_reader_that_left_does_not_end_the_work() -> None:
 @pytest.mark.parametrize("command", [["eval"], ["rollout"], ["rollout", "-m", "harness.model_name=a,b"]], ids=" ".join)
 def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, command: list[str]) -> None:
     """Guards against an end without a word."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     waits = ["harness=command", "harness.command='touch /workspace/begun; sleep 600'", "evaluator=session_completion"]
     here = ["runtime=bubblewrap", "tasks.limit=1", f"runtime.scratch={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]
     with subprocess.Popen(
@@ -227,7 +227,7 @@ def test_episodes_are_verified_from_any_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Guards against journals that are found only from where the rollout ran."""
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     monkeypatch.chdir(tmp_path)
     run = ["harness=command", "harness.command='true'", "evaluator=session_completion", "runtime=bubblewrap"]
     with pytest.raises(SystemExit):  # with a complaint: the command asked no model

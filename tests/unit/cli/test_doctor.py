@@ -16,7 +16,7 @@ from rich.console import Console
 from polar_gym.cli.doctor import Check, can_run, diagnose, render
 from polar_gym.harnesses import HARNESSES, install
 from polar_gym.runtimes import RUNTIMES
-from tests.support.requirements import need_program
+from tests.support.requirements import need_bubblewrap, need_program
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -52,7 +52,7 @@ def test_a_check_has_a_fix_exactly_when_it_is_not_ok(tmp_path: Path) -> None:
 
 
 def test_a_machine_with_node_and_bubblewrap_can_run(tmp_path: Path) -> None:
-    need_program("bwrap", "apt-get install bubblewrap")
+    need_bubblewrap()
     need_program("node", "apt-get install nodejs npm && npm install --global node@22")
     checks = diagnose(cache=tmp_path)
     assert by_name(checks)["runtime bubblewrap"].ok

@@ -15,7 +15,7 @@ import pytest
 from polar_gym.harnesses import Harness, Launch
 from polar_gym.harnesses.today import told_today
 from tests.support.harness_context import context
-from tests.support.requirements import need_program
+from tests.support.requirements import need_node
 
 DAY = date(2026, 3, 10)
 NOON = timedelta(hours=12)
@@ -36,7 +36,7 @@ console.log(JSON.stringify({
 
 def said_by_node(tmp_path: Path, launched: datetime, zone: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a program says that is launched then, and told `DAY`; durations in ms."""
-    need_program("node", "https://nodejs.org (>= 20)")
+    need_node()
     monkeypatch.setattr("polar_gym.harnesses.today.time.time", lambda: launched.timestamp())
     launch = told_today(ON_NODE, Launch(argv=["node", "-e", PRINTS]), context(today=DAY))
     argv = list(launch.argv)
