@@ -1,8 +1,9 @@
 """Every record that crosses a process boundary, and nothing else.
 
 A `TaskRequest` expands into `num_samples` sessions (`request`). A `Session` is one harness run; every model call it
-makes is a `ModelCall` (`call`). When the run ends the calls become `Trace`s, together a `Trajectory` with its token
-balance, `Fidelity` (`trajectory`). Trajectory, `EvaluationResult` and reward leave as one `Episode` (`episode`).
+makes is a `ModelCall` (`call`). When the run ends, the calls become `Trace`s. Together with the record of the session's
+token counts, `Fidelity`, they are a `Trajectory` (`trajectory`). Trajectory, `EvaluationResult` and reward leave as one
+`Episode` (`episode`).
 
 Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than lists) and plain JSON lists outside.
 """

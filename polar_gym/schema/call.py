@@ -15,30 +15,30 @@ ToolDefinition = dict[str, Any]
 """One tool in OpenAI Chat Completions form: `{"type": "function", "function": {...}}`."""
 
 Kind = Literal["main", "subagent", "compaction", "auxiliary"]
-"""What a call or a trace was for."""
+"""The purpose of a call or a trace."""
 
 
 class WeightVersion(Record):
     """Which weights sampled `response_ids[start:end]`."""
 
     version: str
-    """The trainer's: the one that was set when the call began, or by its end (`initial`: none had been). Where the
-    trainer never set one, the engine's own label."""
+    """The trainer's version: the one that was set when the call began, or by the call's end (`initial`: none was set).
+    Where the trainer never set a version, the engine's own label."""
     engine_version: str | None = None
-    """The engine's own label of its weights; None where it names none."""
+    """The engine's own label of its weights; None where the engine has no label."""
     start: int
     end: int
     estimated: bool = False
-    """The engine did not confirm it: it names no label, or one that is not the trainer's."""
+    """True where the engine did not confirm the version: it has no label, or a label that is not the trainer's."""
     until: str | None = None
     """Set for estimated spans whose weights changed during the call: the version at its end. The token is unknown."""
     older_cache: bool = False
-    """Sampled after an update in the middle of its call: what comes before it is in the engine's cache as earlier
-    weights computed it, unless whoever updated them had the engine compute it again."""
+    """True for tokens that were sampled after an update in the middle of their call. The engine's cache then holds the
+    tokens before them as earlier weights computed them, unless the updater had the engine compute them again."""
 
 
 class ModelCall(Record):
-    """What one request through the proxy was.
+    """One request of a harness through the proxy, with its answer.
 
     Invariant: `len(response_ids) == len(logprobs)`; with splicing, `prompt_ids + response_ids` is the exact prefix of
     its child's `prompt_ids`.
@@ -57,34 +57,35 @@ class ModelCall(Record):
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Every sampling field as it was sent to the engine."""
     sampling_mismatch: list[str] = Field(default_factory=list)
-    """Causes that bent the policy's distribution: fields of the harness (a forced tool, a grammar), or the engine's
+    """Causes that changed the policy's distribution: fields of the harness (a forced tool, a grammar), or the engine's
     `own_grammar`."""
     single_tool_call: bool = False
-    """The harness offered tools and asked for at most one call of them. The engine was not told, because it would hold
-    the answer to a grammar: the policy may have called several."""
+    """True where the harness offered tools and asked for at most one tool call. The engine was not told, because it
+    would force the answer into a grammar. The policy may therefore have called several tools."""
     prompt_ids: TokenIds
     response_ids: TokenIds
     logprobs: Logprobs
     finish_reason: str | None = None
     parent_id: str | None = None
-    """The call whose history and answer this one's request extends, by its messages."""
+    """The call whose history and answer this call's request extends, by its messages."""
     continuation: Literal["root", "spliced", "canonical"] = "root"
-    """`spliced`: the parent's ids plus the new ones, sent pre-tokenised; `canonical`: templated by the engine although
-    there is a parent; `root`: no parent."""
+    """`spliced`: the parent's ids plus the new ones, sent pre-tokenised. `canonical`: templated by the engine although
+    the call has a parent. `root`: no parent."""
     splice_cause: str | None = None
-    """Why a continuation was not spliced, or why a request that names known calls continues none."""
+    """The reason why a continuation was not spliced, or why a request that names known calls continues none of them."""
     weight_versions: list[WeightVersion] = Field(default_factory=list)
     outcome: Literal["delivered", "abandoned", "failed"] = "delivered"
-    """`abandoned`: the harness hung up before its answer was complete; `failed`: the engine gave no answer."""
+    """`abandoned`: the harness closed the connection before the answer was complete. `failed`: the engine gave none."""
     hints: dict[str, str] = Field(default_factory=dict)
-    """What the harness's `classify` read in the request: `kind` (subagent, compaction, auxiliary), `thread`."""
+    """The hints that the harness's `classify` read: `kind` (subagent, compaction, auxiliary) and `thread`."""
     started_at: float
     """Unix time, seconds."""
     duration: float
     """Seconds from the request's arrival to the engine's complete answer."""
     error: str | None = None
     error_kind: str | None = None
-    """`context_length`: the conversation outgrew the model, which is the policy's doing; others are the machinery's."""
+    """`context_length`: the conversation became too long for the model, through the policy. Other kinds are failures of
+    the machinery."""
 
     @model_validator(mode="after")
     def _one_logprob_per_token(self) -> Self:

@@ -1,4 +1,4 @@
-"""One session: how it went, what it left behind, what it was worth."""
+"""The records of one session: its states, the results of its run, its evaluation, and the episode with all of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from polar_gym.schema.trajectory import Trajectory
 
 
 class Status(StrEnum):
+    """The state of a session."""
+
     QUEUED = "QUEUED"
     INITIALIZING = "INITIALIZING"
     READY = "READY"
@@ -23,7 +25,7 @@ class Status(StrEnum):
     ERROR = "ERROR"
     CANCELLED = "CANCELLED"
     INTERRUPTED = "INTERRUPTED"
-    """The node that ran it died."""
+    """The node that ran the session died."""
 
     @property
     def final(self) -> bool:
@@ -31,7 +33,7 @@ class Status(StrEnum):
 
 
 class Failure(Record):
-    """Why a session has no usable result."""
+    """The reason why a session has no usable result."""
 
     stage: Status
     kind: str
@@ -57,24 +59,25 @@ class Session(Record):
     task_id: str
     sample_index: int = Field(ge=0)
     attempt: int = Field(default=0, ge=0)
-    """Counts the times that the session was begun: again when a node died."""
+    """The number of this attempt, from 0: the session is begun again when its node dies."""
     harness: str
     status: Status = Status.QUEUED
     truncated_by: Literal["time", "calls", "tokens"] | None = None
-    """Which budget ended it, if one did."""
+    """The budget that ended the session, if one did."""
     exit_code: int | None = None
-    """What the harness exited with; None when it was killed or never started."""
+    """The exit code of the harness; None when it was killed or never started."""
     failure: Failure | None = None
     node: str | None = None
     weight_version: str | None = None
-    """The version that was set when its run began; None where none ever was."""
+    """The version of the weights that was set when the run began; None where no version was ever set."""
     staleness: int | None = Field(default=None, ge=0)
-    """Weight versions set between the beginning of its run and the arrival of its episode at the rollout service."""
+    """The number of weight versions that were set between the beginning of the run and the arrival of its episode at
+    the rollout service."""
     timing: Timing = Field(default_factory=Timing)
 
 
 class EvaluationResult(Record):
-    """What the finished sandbox was worth, and why."""
+    """The reward of a finished sandbox, and the reasons for it."""
 
     evaluator: str
     reward: float
@@ -83,40 +86,40 @@ class EvaluationResult(Record):
     """Test name -> PASSED | FAILED | ERROR | SKIPPED | MISSING."""
     components: dict[str, float] = Field(default_factory=dict)
     detail: str = ""
-    """One line for a person: what decided the reward."""
+    """One line for a person, which names the reason of the reward."""
     log: str = ""
     """The end of the grader's output."""
 
 
 OwnGrammar = Literal["none", "tools", "all"]
-"""Which calls an engine holds to a grammar that they do not ask for: none, those with tools, or all."""
+"""Which calls an engine forces into a grammar that they do not ask for: none, those with tools, or all."""
 
 
 class EngineInfo(Record):
-    """What sampled the tokens."""
+    """The engine that sampled the tokens."""
 
     name: str
     model: str
     scripted: bool = False
-    """The tokens follow a script: nothing was sampled from a model, and nothing may be trained on them by accident."""
+    """True where the tokens follow a script. No model sampled them, and they must not be trained on by accident."""
     max_model_len: int
     tokenizer: str | None = None
-    """A directory or `tokenizer.json` that decodes the ids, where the engine names one."""
+    """A directory or `tokenizer.json` that decodes the ids; None where the engine names none."""
     logprobs_mode: Literal["raw", "processed"] | None = None
     """Whether logprobs are taken before or after temperature and truncation; None where that is not known."""
     own_grammar: OwnGrammar | None = None
-    """The answer of the server at the start; None where it cannot be asked."""
+    """The calls with a grammar of the server's own, as the server said at the start; None where it cannot be asked."""
     path: Literal["chat", "generate", "plain"] | None = None
-    """How prompts reach an engine behind a URL: by its chat route with ids, by ids alone, or by chat without ids, so
-    that nothing is spliced."""
+    """How prompts reach an engine behind a URL. `chat`: its chat route, with ids. `generate`: ids alone. `plain`: its
+    chat route without ids, so that nothing is spliced."""
 
 
 class Artifacts(Record):
-    """What the run left behind."""
+    """The results of a run, apart from its calls."""
 
     final_message: str = ""
     diff: str = ""
-    """The agent's changes as a git patch; binary files as git binary patches."""
+    """The harness's changes as a git patch; binary files as git binary patches."""
     not_carried: list[str] = Field(default_factory=list)
     """Files outside of the workspace, or ignored in it, that are in no diff and were not graded; the first 50."""
     stdout: str = ""

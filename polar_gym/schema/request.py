@@ -1,4 +1,4 @@
-"""What is asked for: one task, and how it is worked on."""
+"""The records of a request: one task, and how a harness works on the task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polar_gym.schema.call import Kind
 
 
 class PluginSpec(BaseModel):
-    """A plug-in by name (`polar_gym.registry`), its options beside the name; the plug-in's `Options` checks them."""
+    """A plug-in by name (`polar_gym.registry`) and its options beside the name; the plug-in's `Options` checks them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -37,10 +37,11 @@ class PluginSpec(BaseModel):
 
 LIBRARIES = "lib(32|64|x32|exec)?"
 SYSTEM = re.compile(rf"/|/(bin|boot|dev|etc|{LIBRARIES}|proc|sbin|sys)(/.*)?|/usr(/(bin|{LIBRARIES}|sbin)(/.*)?)?")
-"""Directories that programs are started from, or read by the dynamic loader as they start, also as root."""
+"""Directories that hold programs, or files that the dynamic loader reads when a program starts, also as root."""
 
 
 def _inside(path: str) -> str:
+    """Return the normal form of a path. Raises `ValueError` for a path that is not an `InsidePath`."""
     normal = posixpath.normpath(f"/{path.lstrip('/')}")
     if not path.startswith("/") or ".." in PurePosixPath(path).parts or SYSTEM.fullmatch(normal):
         raise ValueError(
@@ -50,8 +51,11 @@ def _inside(path: str) -> str:
 
 
 InsidePath = Annotated[str, AfterValidator(_inside)]
-"""A path inside a sandbox. Runtimes put it behind directories of the machine, so it must not lead out of them; and
-root's programs start there before the agent's, so it must not be where these come from."""
+"""A path inside a sandbox.
+
+Runtimes append it to directories of the machine, so it must not lead out of those directories. Root's programs start in
+the sandbox before the harness does, so it must not be a directory that holds these programs.
+"""
 
 Environment = dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
 """Environment variables, with names that a shell can set."""
@@ -63,14 +67,14 @@ class Workspace(Record):
     source: str | None = None
     """A directory on the gateway's machine: plain files, or a git repository at its base commit; null: an empty one."""
     path: InsidePath = "/workspace"
-    """Where it is inside the sandbox, and the harness's working directory."""
+    """The workspace's directory inside the sandbox, which is the harness's working directory."""
     python_requirements: list[str] = Field(default_factory=list)
     """Requirements of a virtual environment that is built once, cached by hash, and mounted read-only."""
     base_patch: str = ""
-    """A git patch that the base commit has and the image's repository lacks: a planted bug. With it the repository has
-    one commit and no past."""
+    """A git patch that the base commit has and the image's repository lacks: a planted bug. A repository with such a
+    patch has one commit and no history."""
     hidden_files: list[str] = Field(default_factory=list)
-    """Files of the image's repository that the agent does not get to see; grading has them."""
+    """Files of the image's repository that are hidden from the harness; grading has them."""
 
     @model_validator(mode="after")
     def _of_an_image(self) -> Self:
@@ -88,10 +92,10 @@ class RuntimeSpec(PluginSpec):
     environment: Environment = Field(default_factory=dict)
     """Extra environment variables inside the sandbox."""
     network: Literal["gateway", "none", "full"] = "gateway"
-    """What the sandbox reaches: the session's gateway and nothing else; nothing at all; or the gateway and whatever the
-    machine's network reaches. Grading gets no gateway, whatever is said here."""
+    """`gateway`: the sandbox reaches the session's gateway and nothing else. `none`: nothing at all. `full`: the
+    gateway and everything that the machine's network reaches. A sandbox for grading never gets the gateway."""
     init_timeout_seconds: float = Field(default=300.0, gt=0)
-    """For the sandbox to come up, with its workspace and the harness in it."""
+    """Time for the sandbox to come up, with its workspace and the harness inside."""
 
 
 _TODAY = {"anyOf": [{"type": "string", "format": "date"}, {"const": "auto"}, {"type": "null"}], "default": None}
@@ -102,35 +106,35 @@ def _auto_today(value: Any) -> Any:
 
 
 class HarnessSpec(PluginSpec):
-    """Which harness runs, and how it is told to behave."""
+    """Which harness runs, and how it is configured."""
 
     profile: Literal["default", "lean"] = "default"
     """`default` leaves the harness as its users run it; `lean` shortens prompts and tool lists for small models."""
     model_name: str = "policy"
-    """What the harness believes the model is called; some harnesses change their prompts by it."""
+    """The name of the model that the harness is told; some harnesses choose their prompts by this name."""
     max_output_tokens: int = Field(default=16384, gt=0)
-    """What the harness is told that one answer may hold."""
+    """The size of one answer that the harness is told."""
     today: Annotated[date | None, BeforeValidator(_auto_today), WithJsonSchema(_TODAY)] = None
-    """The date that the harness is told in every sample, so that one which starts after midnight has the prompt of the
-    others; `auto`: the day on which the request is made; null: the machine's. Codex and OpenCode cannot be told."""
+    """The date that the harness is told in every sample: a sample that starts after midnight then has the prompt of the
+    others. `auto`: the day on which the request is made. null: the machine's. Codex and OpenCode cannot be told."""
 
 
 class EvaluatorSpec(PluginSpec):
     """What a finished sandbox is worth."""
 
     timeout_seconds: float = Field(default=600.0, gt=0)
-    """For the evaluation, its fresh sandbox included."""
+    """Time for the evaluation, its fresh sandbox included."""
 
 
 class BuilderSpec(PluginSpec):
     """How captured calls become traces."""
 
     train_on_sampling_mismatch: bool = False
-    """Train also on calls whose distribution the harness or the engine bent (a forced tool, a grammar)."""
+    """Train also on calls whose distribution the harness or the engine changed (a forced tool, a grammar)."""
     train_rejected: bool = True
-    """Train also on answers that the harness threw away, asking the same again: they are the policy's failures."""
+    """Train also on answers that the harness discarded to ask the same again: they are the policy's failures."""
     train_kinds: list[Kind] = ["main", "subagent", "compaction"]
-    """Calls of other kinds (`auxiliary`: titles, summaries for the screen) are excluded."""
+    """The kinds of calls to train on. Others (`auxiliary`: titles, summaries for the screen) are excluded."""
 
 
 class Sampling(Record):
@@ -139,19 +143,19 @@ class Sampling(Record):
     temperature: float = Field(default=1.0, ge=0)
     """1.0 is the model's own distribution, which training assumes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Only the likeliest tokens that have this much probability together; 1.0 is off."""
+    """Sample only from the likeliest tokens that have this much probability together; 1.0 is off."""
     top_k: int = Field(default=-1, ge=-1)
-    """Only so many of the likeliest tokens; -1 is off."""
+    """Sample only from so many of the likeliest tokens; -1 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Only tokens with this share of the likeliest one's probability; 0.0 is off."""
+    """Sample only from tokens with this share of the likeliest token's probability; 0.0 is off."""
     presence_penalty: float = 0.0
-    """Against tokens that were sampled before; 0.0 is off."""
+    """Penalty on tokens that were sampled before; 0.0 is off."""
     frequency_penalty: float = 0.0
-    """Against tokens that were sampled before, by how often; 0.0 is off."""
+    """Penalty on tokens that were sampled before, for each time; 0.0 is off."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Divides the logits of tokens seen before, the prompt's included; 1.0 is off."""
     seed: int | None = None
-    """The engine's seed for each call; null: it draws its own."""
+    """The engine's seed for each call; null: the engine draws one."""
 
 
 class Budget(Record):
@@ -167,14 +171,15 @@ class Retries(Record):
     """How often the rollout service tries one sample again."""
 
     node_death: int = Field(default=2, ge=0)
-    """After its node died, or was restarted, while it was under way there; to have waited there costs none."""
+    """Tries after the sample's node died, or was restarted, while the session was under way there. A session that only
+    waited there costs no try."""
     failure: int = Field(default=0, ge=0)
-    """After an infrastructure failure. Off: what fails may depend on what the agent does, and drawing such samples
-    again in silence biases the task towards the agents that avoid it."""
+    """Tries after an infrastructure failure. Off by default: a failure may depend on the harness's actions, and to
+    repeat such samples silently biases the task towards sessions that avoid those actions."""
 
 
 HARNESS_SECONDS = 1800.0
-"""How long a harness may work on a task, where neither a request nor a config says otherwise."""
+"""How long a harness may work on a task by default, in requests and in configs."""
 
 
 class TaskRequest(Record):
@@ -184,7 +189,7 @@ class TaskRequest(Record):
     instruction: str = Field(min_length=1)
     num_samples: int = Field(default=1, gt=0)
     timeout_seconds: float = Field(default=HARNESS_SECONDS, gt=0)
-    """The agent's own budget; init and evaluation have theirs."""
+    """How long the harness may work, in seconds; init and evaluation have limits of their own."""
     runtime: RuntimeSpec
     agent: HarnessSpec
     builder: BuilderSpec = Field(default_factory=lambda: BuilderSpec(name="prefix_merging"))
@@ -193,11 +198,11 @@ class TaskRequest(Record):
     budget: Budget = Field(default_factory=Budget)
     retries: Retries = Field(default_factory=Retries)
     stop_when_usable: int | None = Field(default=None, gt=0)
-    """End the other samples as soon as so many are usable. Off: it biases the group towards short runs."""
+    """End the other samples as soon as so many are usable. Off by default: this biases the group towards short runs."""
     max_staleness: int | None = Field(default=None, ge=0)
     """How many weight versions a session may lie behind; null: any number."""
     when_stale: Literal["mark", "cancel"] = "mark"
-    """What becomes of a session that lies further behind."""
+    """Whether a session that lies further behind is marked or cancelled."""
     callback_url: str | None = None
-    """http or https: where the rollout service posts each result (`polar_gym.protocol.Callback`)."""
+    """The http or https URL that the rollout service posts each result to (`polar_gym.protocol.Callback`)."""
     metadata: dict[str, Any] = Field(default_factory=dict)

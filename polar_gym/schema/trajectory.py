@@ -36,18 +36,18 @@ class Trace(Record):
 
 
 class Break(Record):
-    """A call that, by its messages, belongs to a known conversation, and by its tokens does not continue it."""
+    """A call whose messages belong to a known conversation, but whose tokens do not continue that conversation."""
 
     call_id: str
     parent_id: str | None = None
-    """None: the request names known calls, but continues none of them."""
+    """None where the request names known calls, but continues none of them."""
     position: int | None = None
     """The first prompt position that differs from the parent's prompt and answer."""
     cause: str
 
 
 class Fidelity(Record):
-    """The token balance of a session: `sampled_tokens == trainable_tokens + sum(excluded.values())`, exactly."""
+    """The token counts of a session: `sampled_tokens == trainable_tokens + sum(excluded.values())`, exactly."""
 
     sampled_tokens: int = 0
     """Sampled by the engine and received by the gateway, over all calls."""
@@ -58,15 +58,15 @@ class Fidelity(Record):
     traces: int = 0
     traces_by_kind: dict[str, int] = Field(default_factory=dict)
     traces_per_request: int = 0
-    """What `per_request` would have given."""
+    """The number of traces that the builder `per_request` would have made."""
     spliced: int = 0
     """Continuations whose prompt was the ids already seen plus the new ones."""
     canonical: int = 0
-    """Continuations that the engine templated anew, and whose token prefix held all the same."""
+    """Continuations that the engine templated, and whose token prefix held nevertheless."""
     breaks: list[Break] = Field(default_factory=list)
     """Continuations whose token prefix broke: each begins a new trace."""
     single_tool_call: int = 0
-    """Calls whose harness asked for at most one tool call, of which the engine was not told."""
+    """Calls whose harness asked for at most one tool call. The engine was not told of this wish."""
 
     @property
     def balanced(self) -> bool:
@@ -74,7 +74,7 @@ class Fidelity(Record):
 
 
 class Trajectory(Record):
-    """All traces of a session and the balance that proves that nothing was lost."""
+    """All traces of a session, and the token counts that prove that no token was lost."""
 
     builder: str
     traces: list[Trace]
