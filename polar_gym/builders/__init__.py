@@ -1,10 +1,12 @@
 """Builders: the calls of a session become a trajectory, whose traces can be trained on.
 
 A plug-in is one module here that defines a function `BUILDER`, a `Builder`. It is a pure function over recorded calls:
-no I/O, no clock, no tokenizer. Token ids alone decide which calls are joined in a trace; hints only name a trace's
-kind, and outcomes only exclude a call's tokens. The other modules are shared by the builders: `tree` joins calls by
-their tokens, `trace` makes and verifies one trace, `exclusions` says which tokens are not trained, `fidelity` counts
-all tokens. The room uses `chat`, `registry` and `schema`.
+no I/O, no clock, no tokenizer. Token ids alone decide which calls are joined in a trace. Hints only name a trace's
+kind, and outcomes only exclude a call's tokens.
+
+The other modules are shared by the builders. `tree` joins calls by their tokens, and `trace` makes and verifies one
+trace. `exclusions` decides which calls are not trained on, and `fidelity` counts all tokens. The room uses `chat`,
+`registry` and `schema`.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from polar_gym.registry import Registry
 from polar_gym.schema import BuilderSpec, ModelCall, Trace, Trajectory
 
 Builder = Callable[[Sequence[ModelCall], Mapping[str, str]], list[Trace]]
-"""(calls in order of arrival, call id -> why its tokens are not trained) -> traces."""
+"""(calls in order of arrival, call id -> why its tokens are not trained on) -> traces."""
 
 BUILDERS: Registry[Builder] = Registry("builder", __name__)
 
 
 def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajectory:
-    """All traces of a session with the balance of its tokens.
+    """Return all traces of a session, with the fidelity of its tokens.
 
     Raises `polar_gym.registry.UnknownNameError` for an unknown builder and `AssertionError` when a builder breaks the
     law that every sampled token is either trainable in exactly one trace or excluded for a named reason.

@@ -1,10 +1,10 @@
 """Which calls are not trained on, and why.
 
-What the policy did wrong is no reason: leaving out its failures would bias it. A harness that asks the same again
-leaves several answers to one prompt. Those that were in flight together are one question (a client's fallback beside
-its stream): the answer that the conversation went on from counts, or the last delivered where it went on from none.
-One that came back whole before the same was asked again was rejected by the harness: a branch of its own. Calls of
-different threads are never one question, though two sub-agents may be given the same words.
+A mistake of the policy is not a reason: without its failures, training would be biased. A harness that asks the same
+again leaves several answers to one prompt. Calls that were in flight together are one question (a client's fallback
+beside its stream). The answer from which the conversation went on counts, or the last one delivered where it went on
+from none of them. An answer that was complete before the same was asked again was rejected by the harness: it is a
+separate branch. Calls of different threads are never one question, though two sub-agents may be given the same words.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from polar_gym.chat import has_media
 from polar_gym.schema import BuilderSpec, ModelCall
 
 TOLD_APART_BY = 64
-"""How many tokens at their ends tell most prompts apart, before all of them are looked at."""
+"""How many tokens at the ends of prompts are compared first: they tell most prompts apart."""
 
 
 def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
-    """Call id -> the reason why none of its tokens is trained on: `abandoned`, `failed`, `sampling_mismatch`,
-    `multimodal` (a trace carries ids, not media), `superseded`, `rejected`, or `kind:<kind>`."""
+    """Return for each excluded call, by its id, why none of its tokens is trained on: `abandoned`, `failed`,
+    `sampling_mismatch`, `multimodal` (a trace carries ids, not media), `superseded`, `rejected`, or `kind:<kind>`."""
     reasons: dict[str, str] = {}
     for call in calls:
         kind = call.hints.get("kind", "main")
@@ -45,7 +45,7 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
 
 
 def _same_prompt(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
-    """Calls of one thread with identical prompts, where there are several, in the order of their end."""
+    """Yield each group of several calls of one thread with identical prompts, in the order of their end."""
     alike: dict[tuple[str | None, int, bytes], list[ModelCall]] = {}
     for call in calls:
         end = call.prompt_ids[-TOLD_APART_BY:].tobytes()
@@ -64,7 +64,8 @@ def _identical(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
 
 
 def _losers(group: Sequence[ModelCall], continued: set[str | None]) -> Iterator[ModelCall]:
-    """Of calls that were in flight together: those that no call continues, save the last where none is continued."""
+    """Yield the calls that lost against others in flight at the same time: those that no call continues. Where none of
+    them is continued, the last one wins."""
     for position, call in enumerate(group):
         rivals = [other for other in group if other is not call and _overlap(call, other)]
         if not rivals or call.call_id in continued:

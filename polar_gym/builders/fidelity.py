@@ -1,4 +1,4 @@
-"""The token balance: what was sampled, what is trained, why the rest is not, and which continuations held."""
+"""The fidelity of a session: its sampled and trained tokens, why others are excluded, which continuations held."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from polar_gym.schema import Break, Fidelity, ModelCall, Trace
 
 
 def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> Fidelity:
-    """The balance of a session. Raises `AssertionError` when tokens were lost or trained twice, or when a spliced
-    prompt is not what it claims to be."""
+    """Return the fidelity of a session. Raises `AssertionError` when tokens were lost or trained twice, or when a
+    spliced prompt does not begin with the prompt and answer of its parent."""
     lost: Counter[str] = Counter()
     for call in calls:
         if call.call_id in excluded and len(call.response_ids):
@@ -35,8 +35,8 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
 
 
 def _check_each_call(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> None:
-    """The balance holds for each call by itself: what is lost of one must not make up for what is trained twice of
-    another."""
+    """Check the counts of each call separately: tokens lost of one call must not make up for tokens of another that
+    are trained twice. Raises `AssertionError`."""
     by_id = {call.call_id: call for call in calls}
     trained: Counter[str] = Counter()
     for trace in traces:
@@ -75,7 +75,8 @@ def _count_continuations(counted: Fidelity, calls: Sequence[ModelCall]) -> None:
 
 
 def first_difference(parent: ModelCall, child: ModelCall) -> int | None:
-    """The first position at which the child's prompt is not the parent's prompt and answer; None where it is."""
+    """Return the first position at which the child's prompt differs from the parent's prompt and answer, or None where
+    it begins with all of them."""
     read, known = len(parent.prompt_ids), len(parent.prompt_ids) + len(parent.response_ids)
     for start, ids in ((0, parent.prompt_ids), (read, parent.response_ids)):
         again = child.prompt_ids[start : start + len(ids)]

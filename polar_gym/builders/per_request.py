@@ -1,4 +1,4 @@
-"""One trace per call: what the model saw is masked, what it sampled is trained."""
+"""One trace per call: the prompt is masked, and the sampled tokens are trained."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Calls that continue each other token for token become one trace; where the prefix broke, a new trace begins.
+"""Calls that continue each other token for token become one trace. Where the prefix broke, a new trace begins.
 
-Each leaf of the token tree is one trace: its path from the root, with every sampled span at the place where it was
-sampled. A span that several paths share (a fork) is trainable in one of them only: the path with most to train. So main
-threads, sub-agents, conversations before and after compaction and retried turns form traces of their own. A path ends
-with the last call that is not excluded: an answer that was hung up on is no end of a conversation, and an image that
-came after all that is trained is none of its context.
+Each leaf of the token tree is one trace: the path from the root to it, with every sampled span at the place where it
+was sampled. A span that several paths share (a fork) is trainable in one of them only: the path with most to train.
+Separate traces are therefore made of main threads, sub-agents, conversations before and after a compaction, and retried
+turns. A path ends with its last call that is not excluded. The conversation did not end with an abandoned answer, and
+an image after all trained tokens is not their context.
 
-A call of another kind than the one that it continues forks too (some harnesses ask for a compaction's summary at the
-end of the very conversation): a trace trains calls of one kind, and has the others as context.
+A call forks, too, where its kind differs from that of the call that it continues. (Some harnesses ask for a
+compaction's summary at the end of the same conversation.) A trace trains calls of one kind, and has the others as
+context.
 """
 
 from __future__ import annotations

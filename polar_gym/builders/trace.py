@@ -11,7 +11,7 @@ from polar_gym.schema import ModelCall, Trace, WeightVersion
 
 
 def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
-    """The trace of `path`; calls not in `trainable` (ids) are context only.
+    """Return the trace of `path`. Calls whose ids are not in `trainable` are context only.
 
     Invariant: the ids before each sampled span are the prompt ids that the engine echoed for that call.
     """
@@ -47,12 +47,12 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
 
 
 def kind_of(call: ModelCall) -> Any:
-    """What the harness's `classify` made of it."""
+    """Return the kind of a call, as the harness's `classify` named it."""
     return call.hints.get("kind", "main")
 
 
 def verify_trace(trace: Trace, calls: Sequence[ModelCall]) -> None:
-    """Check the trace against the calls it was made of: exact equality, any dtype.
+    """Check the trace against the calls that it was made of: exact equality, any dtype.
 
     Raises `ValueError` naming the call whose tokens are not where they were sampled.
     """

@@ -1,11 +1,11 @@
 """The conversation tree, by tokens alone.
 
-A call's parent is the earlier call with the longest `prompt_ids + response_ids` that is an exact prefix of its own
-`prompt_ids`. Nothing else joins calls: a child of a parent was sampled under exactly the parent's tokens.
+A call's parent is the earlier call with the longest `prompt_ids + response_ids` that is an exact prefix of the call's
+`prompt_ids`. Nothing else joins calls: a child was sampled after exactly the tokens of its parent.
 
-In lexicographic order whatever begins with a sequence follows it at once, so one pass over all sequences in that order,
-with those in hand that the current one begins with, finds every parent: a session of a thousand calls costs what its
-tokens do, and not the square of its calls.
+In lexicographic order, all sequences that begin with a given sequence follow directly after it. One pass in that order
+therefore finds every parent, if it keeps the sequences that the current one begins with. The cost grows with the tokens
+of a session, and not with the square of its calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Node:
     parent: Node | None
 
     def path(self) -> list[ModelCall]:
-        """Calls from the root to this one."""
+        """Return the calls from the root to this one."""
         calls = []
         node: Node | None = self
         while node is not None:
@@ -34,7 +34,7 @@ class Node:
 
 
 def token_tree(calls: Sequence[ModelCall]) -> list[Node]:
-    """The nodes of all calls that sampled anything, in the order given."""
+    """Return the nodes of all calls that sampled anything, in the order given."""
     nodes = [Node(call, None) for call in calls if len(call.response_ids)]
     for node, parent in zip(nodes, _parents([node.call for node in nodes]), strict=True):
         node.parent = None if parent is None else nodes[parent]
@@ -42,11 +42,12 @@ def token_tree(calls: Sequence[ModelCall]) -> list[Node]:
 
 
 def _parents(calls: Sequence[ModelCall]) -> list[int | None]:
-    """For each call the place of its parent. A call's own sequence begins with its prompt, hence with its parent's."""
+    """Return the place of each call's parent, or None. The sequence of a call begins with its prompt, and so with the
+    sequence of its parent."""
     sequences = [b"".join((call.prompt_ids.data, call.response_ids.data)) for call in calls]
     parents: list[int | None] = [None] * len(calls)
     prefixes: list[int] = []
-    """Places of the sequences that the current one begins with, each of them a prefix of the next."""
+    """The places of the sequences that the current one begins with, each a prefix of the next."""
     for place in sorted(range(len(calls)), key=sequences.__getitem__):
         while prefixes and not sequences[place].startswith(sequences[prefixes[-1]]):
             prefixes.pop()
