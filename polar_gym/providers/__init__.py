@@ -1,10 +1,11 @@
 """Providers: the wire formats in which harnesses ask for model calls.
 
 A plug-in is one module or package here that defines a constant `PROVIDER`, a `Provider`: a pure two-way translation
-between its wire format and the chat form. It knows no harness, no engine and no session. The other modules are shared
-by the providers: `fields` and `json_text` read untrusted JSON, `messages` holds rules of the chat form, `http` reads
-keys and writes server-sent events, `openai_errors` says what went wrong as OpenAI does. The room uses `chat`,
-`registry` and `schema`.
+between its wire format and the chat form. It knows no harness, no engine and no session.
+
+The other modules are shared by the providers. `fields` and `json_text` read untrusted JSON, and `messages` holds rules
+of the chat form. `http` reads keys and writes server-sent events, and `openai_errors` writes errors as OpenAI does. The
+room uses `chat`, `registry` and `schema`.
 """
 
 from __future__ import annotations
@@ -35,20 +36,21 @@ class Route:
 
     method: str
     path: re.Pattern[str]
-    """Matched against the end of the request path with `search`. Its named groups are fields of the request's body,
-    for wire formats that say in the URL what others say there (`said`)."""
+    """Matched against the end of the request path with `search`. Its named groups become fields of the request's body,
+    for wire formats whose URL says what the body says in other formats (`said`)."""
     query: tuple[str, ...] = ()
-    """Query parameters that are fields of the body likewise."""
+    """Query parameters that become fields of the body likewise."""
     operation: Operation
     header: str | None = None
-    """A header that the request must carry, where others answer the same path; such a route is tried before theirs."""
+    """A header that the request must carry, for a path that other providers answer too. A route with a header is tried
+    before the others."""
 
     def matches(self, method: str, path: str, headers: Mapping[str, str]) -> bool:
         wanted = self.header is None or any(name.lower() == self.header for name in headers)
         return wanted and method == self.method and self.path.search(path) is not None
 
     def said(self, path: str, query: Mapping[str, str]) -> dict[str, str | None]:
-        """What the URL of a request to this route adds to its body."""
+        """Return the fields that the URL of a request to this route adds to its body."""
         found = self.path.search(path)
         return (found.groupdict() if found else {}) | {name: query.get(name) for name in self.query}
 
@@ -59,15 +61,16 @@ class EventStream(Protocol):
     """
 
     def begin(self, prompt_tokens: int) -> bytes:
-        """What comes before the first word."""
+        """Return the events before the first word."""
         ...
 
     def feed(self, delta: Delta) -> bytes:
-        """The delta's parts in the order reasoning, content, tool calls."""
+        """Return the delta's parts in the order reasoning, content, tool calls."""
         ...
 
     def end(self, completion: Completion) -> bytes:
-        """Closes what is open, and the terminal events. `completion` is the whole answer, all of it fed before."""
+        """Close the open part, and return the terminal events. All of `completion`, the whole answer, was fed
+        before."""
         ...
 
 
@@ -84,10 +87,10 @@ class Provider:
     parse: Callable[[dict[str, Any]], ChatRequest]
     """Request body -> chat form. Raises `BadRequestError`."""
     parse_countable: Callable[[dict[str, Any]], ChatRequest] | None = None
-    """The same for the body of the token-counting endpoint, where its form is another."""
+    """Like `parse`, for the body of the token-counting endpoint, where its form differs."""
     render: Callable[[ChatRequest, Completion, str], dict[str, Any]]
-    """Chat form -> the provider's whole (non-streaming) answer; the last argument is the call id, which every minted
-    id names."""
+    """Chat form -> the provider's whole (non-streaming) answer. The last argument is the call id, which every minted id
+    names."""
     stream: Callable[[ChatRequest, str], EventStream]
     """(request, call id) -> a new stream of the provider's server-sent events."""
     models: Callable[[str, int], dict[str, Any]]
@@ -107,11 +110,11 @@ PROVIDERS: Registry[Provider] = Registry("provider", __name__)
 
 
 def routes(providers: Iterable[Provider]) -> list[tuple[Provider, Route]]:
-    """The routes of all providers in the order in which they are tried."""
+    """Return the routes of all providers in the order in which they are tried."""
     every = [(provider, route) for provider in providers for route in provider.routes]
     return sorted(every, key=lambda pair: pair[1].header is None)
 
 
 def whole_answer(stream: EventStream, completion: Completion) -> bytes:
-    """A complete answer as one stream of events: what a streaming client gets when the engine did not stream."""
+    """Return a complete answer as one stream of events, for a streaming client where the engine did not stream."""
     return stream.begin(len(completion.prompt_ids)) + stream.feed(whole_delta(completion)) + stream.end(completion)

@@ -1,5 +1,5 @@
-"""Reading the fields of an untrusted JSON body: each helper returns a value of the type asked for or raises
-`BadRequestError` with the field's full path, what was found there and what belongs there."""
+"""Reading the fields of an untrusted JSON body. Each function returns a value of the type asked for, or raises
+`BadRequestError` that names the full path of the field, the value found and the value expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES: dict[type, str] = {str: "a string", bool: "true or false", int: "an inte
 
 
 def shown(value: Any) -> str:
-    """A value as it may stand in an error message: its beginning only."""
+    """Return the beginning of a value as text for an error message."""
     try:
         text = repr(value)
     except RecursionError:  # JSON may nest deeper than Python prints
@@ -22,14 +22,14 @@ def shown(value: Any) -> str:
 
 
 def expect(value: Any, kind: type[T], field: str) -> T:
-    """`value`, which must be of exactly this JSON type (a boolean is no integer)."""
+    """Return `value`, which must be of exactly this JSON type (a boolean does not count as an integer)."""
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise BadRequestError(field, f"expected {_NAMES[kind]}, got {shown(value)}", code="invalid_type")
     return value
 
 
 def required(container: dict[str, Any], key: str, kind: type[T], path: str = "") -> T:
-    """`container[key]`, which must be there."""
+    """Return `container[key]`, which must be there."""
     field = f"{path}.{key}" if path else key
     if container.get(key) is None:
         raise BadRequestError(field, f"is missing; send {_NAMES[kind]}", code="missing_required_parameter")
@@ -37,13 +37,13 @@ def required(container: dict[str, Any], key: str, kind: type[T], path: str = "")
 
 
 def optional(container: dict[str, Any], key: str, kind: type[T], path: str = "") -> T | None:
-    """`container[key]`, or None where it is absent or null."""
+    """Return `container[key]`, or None where it is absent or null."""
     value = container.get(key)
     return None if value is None else expect(value, kind, f"{path}.{key}" if path else key)
 
 
 def positive(container: dict[str, Any], key: str) -> int | None:
-    """An optional integer above zero."""
+    """Return an optional integer above zero."""
     value = optional(container, key, int)
     if value is not None and value < 1:
         raise BadRequestError(key, f"expected an integer above 0, got {value}")
@@ -51,7 +51,7 @@ def positive(container: dict[str, Any], key: str) -> int | None:
 
 
 def objects(container: dict[str, Any], key: str, path: str = "") -> list[tuple[str, dict[str, Any]]]:
-    """An optional list of objects, each with its own path."""
+    """Return an optional list of objects, each with its path."""
     field = f"{path}.{key}" if path else key
     items = optional(container, key, list, path) or []
     return [(f"{field}[{i}]", expect(entry, dict, f"{field}[{i}]")) for i, entry in enumerate(items)]

@@ -1,4 +1,4 @@
-"""What the wire formats share of HTTP: the bearer key and server-sent events."""
+"""Shared by wire formats: the headers of a key, and server-sent events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """A header's value, whatever the case of its name in a plain mapping."""
+    """Return a header's value, whatever the case of its name in a plain mapping."""
     for key, value in headers.items():
         if key.lower() == name:
             return value
@@ -17,12 +17,12 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 
 def bearer_key(headers: Mapping[str, str]) -> str | None:
-    """The key in `Authorization: Bearer <key>`."""
+    """Return the key in `Authorization: Bearer <key>`."""
     scheme, _, key = (header(headers, "authorization") or "").partition(" ")
     return (key.strip() or None) if scheme.lower() == "bearer" else None
 
 
 def sse(data: dict[str, Any], event: str | None = None) -> bytes:
-    """One server-sent event. JSON escapes line breaks, so the data is always one line."""
+    """Return one server-sent event. JSON escapes line breaks, so the data is always one line."""
     name = f"event: {event}\n".encode() if event else b""
     return name + b"data: " + orjson.dumps(data) + b"\n\n"

@@ -1,8 +1,8 @@
-"""JSON that somebody else wrote: a client its requests, a model the arguments of its tool calls.
+"""Untrusted JSON: requests, which clients write, and the arguments of tool calls, which the model writes.
 
-What is read here is written again as a part of something larger, and orjson writes less deep than it reads: what could
-not be written is not taken. Half of a surrogate pair, which JavaScript leaves where it cuts a text in the middle of an
-emoji, is no character: in a request it becomes U+FFFD, as wherever JavaScript itself encodes such a text.
+A value that is read here is written again as a part of a larger one, and orjson writes less deep than it reads. A value
+that could not be written is therefore refused. JavaScript leaves half of a surrogate pair where it cuts a text in the
+middle of an emoji. In a request this half becomes U+FFFD, as it does where JavaScript encodes such a text itself.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import orjson
 from polar_gym.providers import BadRequestError
 
 LEVELS = 32
-"""How much deeper a value may come to stand in an answer, in a request to the engine, in a record."""
+"""How much deeper a value may later stand: in an answer, in a request to the engine, in a record."""
 
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(\\u[dD][89a-fA-F][\da-fA-F]{2})|\\.", re.DOTALL
 )
-"""Any escape; those of half a pair are the group."""
+"""Any escape. The escape of half a pair is the group."""
 
 
 def request_body(raw: bytes | bytearray) -> dict[str, Any]:
-    """Raises `BadRequestError`."""
+    """Return the JSON object of a request's body. Raises `BadRequestError`."""
     try:
         body = _loads(raw)
     except orjson.JSONDecodeError as error:
@@ -37,7 +37,7 @@ def request_body(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """The value that a model's text is; None where it is none, or none that an answer could hold."""
+    """Return the JSON value of a model's text, or None where the text is not JSON or nests too deeply for an answer."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Small laws of the chat form that more than one wire format needs."""
+"""Rules of the chat form that more than one wire format needs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from polar_gym.schema import Message
 def merge_leading_system(messages: list[Message]) -> list[Message]:
     """Join the system messages that open a conversation into one, with blank lines between.
 
-    Harnesses send several (instructions, permissions, skills); chat templates know one. Later ones stay in place. A
-    single one is left exactly as it is.
+    Harnesses send several (instructions, permissions, skills), while chat templates know one. Later system messages
+    stay in place. A single one is left exactly as it is.
     """
     count = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if count < 2:
@@ -26,13 +26,13 @@ def _text(content: str | list[dict[str, Any]]) -> str:
 
 
 def left_out(what: str) -> dict[str, str]:
-    """The content part that stands for what the chat form cannot hold. Clients send such things because the policy
-    opened a file: it is told, and the session goes on."""
+    """Return the content part that stands for a part that the chat form cannot hold. Clients send such parts because
+    the policy opened a file: the policy is told, and the session goes on."""
     return {"type": "text", "text": f"[{what} left out: it cannot be read here]"}
 
 
 def named_tool_choice(name: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The chat form of "call this function", which must be among the tools."""
+    """Return the chat form of "call this function". The function must be among the tools."""
     if all(tool["function"]["name"] != name for tool in tools):
         raise BadRequestError("tool_choice", f"{name!r} is not among `tools`; name a tool that the request offers")
     return {"type": "function", "function": {"name": name}}

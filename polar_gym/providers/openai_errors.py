@@ -1,7 +1,7 @@
-"""How OpenAI says that something went wrong, in a response body and inside a stream.
+"""OpenAI's form of an error, in a response body and inside a stream.
 
-`type` and `code` decide what a client does next, so they are chosen for that: nothing transient may carry a code that
-Codex takes for final (`server_is_overloaded`, `slow_down`), and nothing final one that it retries.
+`type` and `code` are chosen by the reaction of clients to them. A transient error must not carry a code that Codex
+takes for final (`server_is_overloaded`, `slow_down`), and a final error must not carry a code that Codex retries.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _STREAM_CODE = {"context_length": "context_length_exceeded", "overloaded": "serv
 
 
 def error_body(status: int, kind: str, message: str) -> dict[str, Any]:
-    """The body of an error response. The client's error class follows from the HTTP status, its reaction from `code`.
+    """Return the body of an error response. A client's error class follows from the HTTP status, its reaction from
+    `code`.
 
-    A kind that is not in the list is a `BadRequestError`'s own code (`previous_response_not_found`).
+    A kind that is not in the list is the code of a `BadRequestError` (`previous_response_not_found`).
     """
     type_, code = _RATE_LIMIT if status == 429 else _TYPE_AND_CODE.get(kind, ("invalid_request_error", kind))
     return {"error": {"message": message, "type": type_, "param": None, "code": code}}
 
 
 def failure(kind: str, message: str) -> dict[str, str]:
-    """The `error` of a failed response object; its codes are a smaller set than those of HTTP errors."""
+    """Return the `error` of a failed response object. Its codes are a smaller set than those of HTTP errors."""
     return {"code": _STREAM_CODE.get(kind, "invalid_prompt"), "message": message}

@@ -1,9 +1,9 @@
 """Anthropic Messages.
 
 Not shown to the model: `cache_control`, and the system block in which Claude Code bills its traffic
-(`x-anthropic-billing-header: ...`), which is addressed to the server. A tool result's `is_error` is: its text then
-begins with `[tool error]` on a line of its own, for the chat form has no flag for it. Tools that Anthropic's servers
-execute are withheld, see `anthropic_tools`.
+(`x-anthropic-billing-header: ...`), which is addressed to the server. A tool result's `is_error` is shown: the text
+then begins with a line `[tool error]`, because the chat form has no flag for it. Tools that Anthropic's servers execute
+are withheld (see `tools`).
 
 Ignored, because the policy's distribution is ours: `temperature`, `top_p`, `top_k`, `thinking`, `output_config.effort`.
 Ignored, because nothing is lost: `metadata`, `context_management` (nothing is ever cleared), `service_tier`,
@@ -30,21 +30,22 @@ _VERSION_HEADER = "anthropic-version"
 
 
 def session_key(headers: Mapping[str, str]) -> str | None:
-    """`x-api-key`, or a bearer key that comes with Anthropic's version header: alone it may be anyone's."""
+    """Return the key in `x-api-key`, or a bearer key with Anthropic's version header. A bearer key alone may belong to
+    another API."""
     if key := header(headers, "x-api-key"):
         return key
     return bearer_key(headers) if header(headers, _VERSION_HEADER) is not None else None
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
-    """A request for an answer. Raises `BadRequestError`."""
+    """Return a request for an answer in chat form. Raises `BadRequestError`."""
     required(body, "max_tokens", int)
     return parse_countable(body)
 
 
 def parse_countable(body: dict[str, Any]) -> ChatRequest:
-    """A request whose tokens are to be counted: the same, but it asks for no answer, so it has no `max_tokens`.
-    Raises `BadRequestError`."""
+    """Return a request whose tokens are to be counted. It asks for no answer, so `max_tokens` may be missing. Raises
+    `BadRequestError`."""
     model = required(body, "model", str)
     refuse(body, "fallbacks", ([],), "there is one model; leave it out")
     tools = translate(body)
@@ -68,7 +69,7 @@ def parse_countable(body: dict[str, Any]) -> ChatRequest:
 
 
 def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
-    """`output_config.format`; earlier betas call it `output_format`."""
+    """Return the chat form of `output_config.format`, which earlier betas call `output_format`."""
     path = "output_config.format"
     wanted = optional(optional(body, "output_config", dict) or {}, "format", dict, "output_config")
     if wanted is None:
@@ -81,7 +82,7 @@ def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def models(name: str, context_length: int) -> dict[str, Any]:
-    """The model listing: one page with one model."""
+    """Return the model listing: one page with one model."""
     entry = {
         "type": "model",
         "id": name,

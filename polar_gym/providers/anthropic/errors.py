@@ -1,7 +1,7 @@
-"""How Anthropic says that something went wrong, in a response body and inside a stream.
+"""Anthropic's form of an error, in a response body and inside a stream.
 
-Clients decide by status and `type` whether to ask again. An overflow of the context is known by its wording alone, with
-both numbers in it: Claude Code compacts its history on nothing else.
+Clients decide by status and `type` whether to ask again. They know an overflow of the context by its wording alone,
+with both numbers in it: Claude Code compacts its history for no other error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROMPT = re.compile(r"(?:contains|has|passed) (?:at least )?(\d+) input tokens"
 
 
 def error_body(status: int, kind: str, message: str) -> dict[str, Any]:
-    """The body of an error response. A kind that is not in the list is a `BadRequestError`'s own code."""
+    """Return the body of an error response. A kind that is not in the list is the code of a `BadRequestError`."""
     type_ = _TYPES_BY_STATUS.get(status) or _TYPES.get(kind, "invalid_request_error")
     if kind == "context_length":
         message = _too_long(message)
@@ -34,8 +34,8 @@ def error_body(status: int, kind: str, message: str) -> dict[str, Any]:
 
 
 def _too_long(message: str) -> str:
-    """An engine's complaint in Anthropic's words. Where it does not say how long the prompt is, or complains of the
-    answer that does not fit behind it, it is one token too long: that is what is known."""
+    """Return an engine's complaint in Anthropic's words. The engine may not name the prompt's length, or may complain
+    of an answer that does not fit after the prompt. The prompt is then called one token too long: no more is known."""
     limit = _LIMIT.search(message)
     if limit is None:
         return f"prompt is too long: {message}"
@@ -46,5 +46,5 @@ def _too_long(message: str) -> str:
 
 
 def error_event(kind: str, message: str) -> bytes:
-    """The event that ends a stream. The status line is sent, so only the kind can say what happened."""
+    """Return the event that ends a stream. The status line was sent, so only the kind can say what happened."""
     return sse(error_body(200, kind, message), "error")

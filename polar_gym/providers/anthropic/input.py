@@ -1,9 +1,9 @@
 """The messages of a Messages request as chat messages.
 
-An assistant's blocks are one chat message. A user's are several: each tool result is a message of its own, and they
-come first, as Anthropic asks of its clients, for nothing may stand between a call and its result. One text block and a
-plain string are the same, because Claude Code turns the one into the other when its cache marker moves on. System
-messages in mid-conversation stay where they are.
+The blocks of an assistant's message become one chat message. The blocks of a user's message become several: each tool
+result is a separate message. Results come first, as Anthropic asks of its clients, because nothing may stand between a
+call and its result. One text block and a plain string are the same, because Claude Code turns the one into the other
+when its cache marker moves on. System messages in mid-conversation stay where they are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Block = dict[str, Any]
 Content = str | list[Block]
 
 TOOL_ERROR = "[tool error]\n"
-"""What the text of a tool result with `is_error` begins with in chat form."""
+"""Begins the text of a tool result with `is_error` in chat form."""
 
 _BILLING = "x-anthropic-billing-header:"
 
 
 def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
-    """`system` and `messages` as chat messages, and their `ChatRequest.origins`. Raises `BadRequestError` naming the
-    block that is wrong."""
+    """Return `system` and `messages` as chat messages, and their `ChatRequest.origins`. Raises `BadRequestError` that
+    names the wrong block."""
     required(body, "messages", list)
     messages: list[Message] = []
     origins: dict[int, str] = {}
@@ -56,7 +56,7 @@ def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
 
 
 def _system(body: dict[str, Any]) -> str:
-    """The blocks with blank lines between; the billing block is no prompt."""
+    """Return the text of the system blocks, with blank lines between them and without the billing block."""
     if isinstance(body.get("system"), str):
         return body["system"]
     texts = [_text(block, path)["text"] for path, block in objects(body, "system")]
@@ -64,7 +64,7 @@ def _system(body: dict[str, Any]) -> str:
 
 
 def _blocks(container: dict[str, Any], path: str) -> list[tuple[str, Block]]:
-    """`content` as blocks, each with its path."""
+    """Return `content` as blocks, each with its path."""
     content = container.get("content")
     if isinstance(content, str):
         return [(f"{path}.content", {"type": "text", "text": content})]
@@ -74,7 +74,7 @@ def _blocks(container: dict[str, Any], path: str) -> list[tuple[str, Block]]:
 
 
 def _plain(parts: list[Block]) -> Content:
-    """One text as a string."""
+    """Return the parts, or the text itself where they are a single text."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -82,7 +82,7 @@ def _plain(parts: list[Block]) -> Content:
 
 
 def _user(message: dict[str, Any], path: str) -> list[Message]:
-    """The tool results, then what the user says beside them."""
+    """Return the tool results, then the user's other blocks."""
     results: list[Message] = []
     parts: list[Block] = []
     for block_path, block in _blocks(message, path):
@@ -109,7 +109,7 @@ def _as_text(text: str) -> Block:
 
 
 def _part(block: Block, path: str) -> Block:
-    """A block of a user's message or of a tool result as a chat content part."""
+    """Return a block of a user's message or of a tool result as a chat content part."""
     kind = required(block, "type", str, path)
     if kind not in _PARTS:
         raise BadRequestError(f"{path}.type", f"{shown(kind)} is not supported here; use {', '.join(_PARTS)}")
@@ -137,7 +137,8 @@ def _image(block: Block, path: str) -> Block:
 
 
 def _document(block: Block, path: str) -> Block:
-    """Title, context and text, with blank lines between. Claude Code sends each PDF that the policy reads."""
+    """Return a document's title, context and text, with blank lines between. Claude Code sends each PDF that the policy
+    reads."""
     headings = [optional(block, key, str, path) for key in ("title", "context")]
     source, path = required(block, "source", dict, path), f"{path}.source"
     kind = required(source, "type", str, path)
@@ -153,7 +154,7 @@ def _document(block: Block, path: str) -> Block:
 
 
 def _tool_reference(block: Block, path: str) -> Block:
-    """What a client's own tool search found; the tool itself is among the request's tools."""
+    """Return the name of a tool that a client's tool search found. The tool itself is among the request's tools."""
     return _as_text(required(block, "tool_name", str, path))
 
 
@@ -194,20 +195,21 @@ def _assistant(message: dict[str, Any], path: str) -> list[Message]:
 
 
 def _origin(message: dict[str, Any], path: str) -> str | None:
-    """The call that the turn's thinking says it came from."""
+    """Return the call that the thinking of a turn names."""
     carriers = (_carried(block, at) for at, block in _blocks(message, path))
     return next((carried[0] for carried in carriers if carried), None)
 
 
 def _carried(block: Block, path: str) -> tuple[str, str] | None:
-    """(call id, text) of a thinking block that was made here."""
+    """Return (call id, text) of a thinking block that was made here."""
     key = {"thinking": "signature", "redacted_thinking": "data"}.get(required(block, "type", str, path))
     opaque = optional(block, key, str, path) if key else None
     return ids.carried(opaque) if opaque else None
 
 
 def _thought(block: Block, path: str) -> str:
-    """What we carried is exact, so it wins over `thinking`. What another server redacted is nobody's to read."""
+    """Return the text of a thinking block. The text that its carrier holds is exact, and so it wins over `thinking`.
+    Thinking that another server redacted cannot be read."""
     if carried := _carried(block, path):
         return carried[1]
     return "" if block["type"] == "redacted_thinking" else required(block, "thinking", str, path)
@@ -224,8 +226,8 @@ def _tool_use(block: Block, path: str) -> dict[str, Any]:
 
 
 def _unparsed(given: dict[str, Any]) -> str | None:
-    """The arguments that were no JSON object, from the form in which they were handed out or in which Claude Code hands
-    them back; None where they are an object, or where they come back cut (it keeps 2048 characters)."""
+    """Return arguments that were not a JSON object, from the form in which they were handed out or in which Claude Code
+    hands them back. None where they are an object, or where they come back cut (Claude Code keeps 2048 characters)."""
     unparsed = given.get(UNPARSED) if len(given) == 1 else None
     if not isinstance(unparsed, dict) or not isinstance(raw := unparsed.get("raw"), str):
         return None

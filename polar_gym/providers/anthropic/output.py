@@ -1,12 +1,12 @@
 """A completion as an Anthropic message, whole or as events.
 
-Every id names the call. Thinking leaves with a `signature` that carries it once more, for clients hand signatures back
-untouched. `model` is always the name that was asked for: Claude Code drops the thinking of a model that calls itself
-otherwise.
+Every id names the call. Thinking leaves with a `signature` that carries it once more, because clients hand signatures
+back untouched. `model` is always the name that was asked for: Claude Code drops the thinking of a model with another
+name.
 
-Arguments that are no JSON object, or one that nests too deeply, cannot be a whole block's `input`. They leave as
-`{"__unparsedToolInput": {"raw": ..., "len": ...}}`, which is Claude Code's own form for them and which
-`anthropic_input` reads back; a stream has the raw text itself, so that the client reports what the model got wrong.
+Arguments that are not a JSON object, or one that nests too deeply, cannot be a whole block's `input`. They leave as
+`{"__unparsedToolInput": {"raw": ..., "len": ...}}`, which is Claude Code's form for them, and `input` reads them back.
+A stream has the raw text itself, so that the client reports the mistake of the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Block = dict[str, Any]
 
 
 def render(request: ChatRequest, completion: Completion, call_id: str) -> dict[str, Any]:
-    """The whole answer as one message, its blocks in the order thinking, text, tool calls."""
+    """Return the whole answer as one message, its blocks in the order thinking, text, tool calls."""
     said = completion.message
     content: list[Block] = []
     if reasoning := said.get("reasoning"):
@@ -41,7 +41,7 @@ def render(request: ChatRequest, completion: Completion, call_id: str) -> dict[s
 
 
 def _message(request: ChatRequest, call_id: str, prompt_tokens: int) -> dict[str, Any]:
-    """The message before anything was said."""
+    """Return the message without any content."""
     return {
         "id": ids.item("msg", call_id, 0),
         "type": "message",
@@ -66,7 +66,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def utf16_length(text: str) -> int:
-    """What JavaScript calls a string's length."""
+    """Return a string's length as JavaScript counts it."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
@@ -90,12 +90,12 @@ def _usage(completion: Completion) -> dict[str, int]:
 
 
 class MessageStream:
-    """An answer as events. At most one block is open; a block ends where another kind of thing begins."""
+    """An answer as events. At most one block is open. A block ends where a part of another kind begins."""
 
     def __init__(self, request: ChatRequest, call_id: str) -> None:
         self._request, self._call_id = request, call_id
         self._blocks = 0
-        """How many were opened; the open one is the last."""
+        """How many blocks were opened. The open one is the last."""
         self._open: str | None = None
         """`thinking`, `text`, or `tool_use <index>`."""
         self._thought = ""
@@ -125,7 +125,7 @@ class MessageStream:
         return self._close() + ending + _event("message_stop")
 
     def _in(self, kind: str, block: Block) -> bytes:
-        """Opens a block of this kind, unless it is open."""
+        """Open a block of this kind, unless it is open."""
         if self._open == kind:
             return b""
         sent = self._close()

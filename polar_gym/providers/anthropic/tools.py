@@ -1,10 +1,10 @@
 """The tools of a Messages request as chat functions.
 
 A tool with an `input_schema` is a function. The tools that Anthropic defines have a dated type and no schema, because
-its models know them by heart. Two of them run on the client and can be called through a plain function, so ours gets
-their schema: the shell (`bash_*`) and the text editor (`text_editor_*`). All others (web search and fetch, code
-execution, computer use, memory, tool search, MCP toolsets, and whatever comes next) need Anthropic's servers or an
-answer in a form of their own: they are withheld, by type.
+its models know them by heart. Two of them run on the client and can be called through a plain function: the shell
+(`bash_*`) and the text editor (`text_editor_*`). The policy gets their schema. All others need Anthropic's servers or
+an answer in a special form: web search and fetch, code execution, computer use, memory, tool search, MCP toolsets, and
+future ones. They are withheld, by type.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _KNOWN_BY_HEART: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Tools:
-    """What a request's `tools` came to."""
+    """The tools of a request: those that the engine is offered, and those withheld."""
 
     definitions: list[ToolDefinition] = field(default_factory=list)
     withheld: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Tools:
 
 
 def translate(body: dict[str, Any]) -> Tools:
-    """Raises `BadRequestError`."""
+    """Return the tools of a request. Raises `BadRequestError`."""
     tools = Tools()
     for path, tool in objects(body, "tools"):
         kind = optional(tool, "type", str, path) or "custom"
@@ -100,7 +100,7 @@ def _by_heart(kind: str) -> dict[str, Any] | None:
 
 
 def tool_choice(body: dict[str, Any], tools: Tools) -> str | dict[str, Any] | None:
-    """The chat form of `tool_choice`. A withheld tool cannot be forced: an answer without it would pass for its
+    """Return the chat form of `tool_choice`. A withheld tool cannot be forced: an answer without it would pass for its
     result. Raises `BadRequestError`."""
     choice = optional(body, "tool_choice", dict)
     if choice is None:

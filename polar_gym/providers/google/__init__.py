@@ -1,8 +1,8 @@
 """Google's generateContent: the Gemini API and Vertex AI, whose bodies are the same.
 
-The URL names the model and says whether to stream, and so those are fields of the body here (`Route.path`). Any model
-is the policy, whatever its name. Of the two forms of a stream only events (`?alt=sse`) are sent, which is what Google's
-own libraries ask for. Fields may be spelled in camelCase or snake_case.
+The URL names the model and says whether to stream, so these two become fields of the body (`Route.path`). Any model is
+the policy, whatever its name. Google has two forms of a stream. Only events (`?alt=sse`) are sent here, the form that
+Google's libraries ask for. Fields may be spelled in camelCase or snake_case.
 
 Ignored, because the policy's distribution is ours: `temperature`, `topP`, `topK`, `seed`, `presencePenalty`,
 `frequencyPenalty`, `thinkingConfig`. Ignored, because nothing is lost: `safetySettings`, `labels`, the rest of
@@ -28,7 +28,7 @@ from polar_gym.providers.http import bearer_key, header
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
-    """Raises `BadRequestError`."""
+    """Return the request in chat form. Raises `BadRequestError`."""
     try:
         return _parse(camel(body))
     except RecursionError:
@@ -56,7 +56,7 @@ def _parse(body: dict[str, Any]) -> ChatRequest:
 
 
 def parse_countable(body: dict[str, Any]) -> ChatRequest:
-    """A request to be counted may be wrapped in another. Raises `BadRequestError`."""
+    """Return a request whose tokens are to be counted, which may be wrapped in another. Raises `BadRequestError`."""
     wrapped = message_at(camel(body), "generateContentRequest")
     return parse(wrapped | {"model": body.get("model")} if wrapped else body)
 
@@ -96,7 +96,7 @@ def session_key(headers: Mapping[str, str]) -> str | None:
 
 
 def models(name: str, context_length: int) -> dict[str, Any]:
-    """The model listing."""
+    """Return the model listing."""
     methods = ["generateContent", "countTokens"]
     entry = {"name": f"models/{name}", "displayName": name, "inputTokenLimit": context_length}
     return {"models": [entry | {"outputTokenLimit": context_length, "supportedGenerationMethods": methods}]}

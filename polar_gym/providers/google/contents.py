@@ -1,13 +1,13 @@
 """The contents of a Google request as chat messages.
 
-What the model said comes back as `model` contents: consecutive ones are one assistant turn, however many chunks a
-client keeps it in, unless they name different model calls. What tools answered comes back as `functionResponse` parts
-of the next content; a result that is nothing but `{"output": <text>}`, which is how clients wrap what a program
-printed, is that text, and any other is its JSON.
+The model's answers come back as `model` contents. Consecutive ones are one assistant turn, however many chunks a client
+keeps it in, unless they name different model calls. The results of tools come back as `functionResponse` parts of the
+next content. Clients wrap the output of a program as `{"output": <text>}`: a result with this key alone becomes that
+text, and any other result becomes its JSON.
 
-Ids are optional in this format. A call without one is known by the signature that left with it (`output`), else
-it gets one by its number in the conversation, which later requests repeat. A result without an id, or with one that no
-call has (a client's own), belongs to the first unanswered call of its function.
+Ids are optional in this format. A call without an id is known by the signature that left with it (`output`). Else it
+gets an id by its number in the conversation, which later requests repeat. A result without an id, or with an id that no
+call has (one that the client made), belongs to the first unanswered call of its function.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polar_gym.providers.messages import left_out
 from polar_gym.schema import Message
 
 _DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult")
-"""A part has one of these; a part with none (a signature alone) says nothing."""
+"""A part has one of these fields. A part with none of them (a signature alone) has no content."""
 
 _NOT_HERE = {
     "fileData": "files are not stored here; send the bytes as `inlineData`",
@@ -37,7 +37,8 @@ _MEDIA = {"image": "image_url", "audio": "audio_url", "video": "video_url"}
 
 
 def messages_of(body: dict[str, Any]) -> list[Message]:
-    """`systemInstruction` and `contents` as chat messages. Raises `BadRequestError` naming the part that is wrong."""
+    """Return `systemInstruction` and `contents` as chat messages. Raises `BadRequestError` that names the wrong
+    part."""
     conversation = _Conversation()
     contents = body.get("contents")
     if isinstance(contents, str):
@@ -71,7 +72,7 @@ def _system(body: dict[str, Any]) -> str | list[dict[str, Any]] | None:
 
 
 def _telling(parts: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The parts that hold something that can be passed on. Raises where one cannot be."""
+    """Yield the parts that have content. Raises `BadRequestError` where the content of one cannot be passed on."""
     for path, part in parts:
         kinds = [kind for kind in _DATA if part.get(kind) is not None]
         if len(kinds) > 1:
@@ -84,7 +85,7 @@ def _telling(parts: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dic
 
 
 def _said(part: dict[str, Any], path: str, *, media: bool) -> dict[str, Any]:
-    """A text or media part as a part of chat content."""
+    """Return a text or media part as a part of chat content."""
     if part.get("text") is not None:
         return {"type": "text", "text": required(part, "text", str, path)}
     if part.get("inlineData") is None or not media:
@@ -98,7 +99,7 @@ def _said(part: dict[str, Any], path: str, *, media: bool) -> dict[str, Any]:
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """One text as a string, anything else as the list of parts."""
+    """Return a single text as a string, and anything else as the list of parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -109,16 +110,16 @@ class _Conversation:
         self.messages: list[Message] = []
         self._turn: _Turn | None = None
         self._ids: set[str] = set()
-        """Of all calls so far."""
+        """The ids of all calls so far."""
         self._unanswered: list[dict[str, Any]] = []
         """Calls that were made since the last results."""
         self._unnamed = 0
-        """How many ids were given here."""
+        """How many calls and results without an id were given one here."""
 
     def model_content(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
         for path, part in _telling(parts):
             self._model_part(part, path)
-        if self._turn is None:  # an empty content is a turn all the same
+        if self._turn is None:  # an empty content is still a turn
             self._open()
 
     def _model_part(self, part: dict[str, Any], path: str) -> None:
@@ -149,7 +150,8 @@ class _Conversation:
         self._ids.add(id_)
 
     def user_content(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
-        """Results first: they must follow their calls, wherever in the content a client puts them."""
+        """Add a user's content. Its results come first: they must follow their calls, wherever in the content a client
+        puts them."""
         given = list(_telling(parts))
         for path, part in given:
             if part.get("functionResponse") is not None:
@@ -193,14 +195,15 @@ class _Turn:
     def __init__(self) -> None:
         self.message: Message = {"role": "assistant", "content": None}
         self.origin: str | None = None
-        """The model call that it came from, as soon as a part names one."""
+        """The model call of this turn, as soon as a part names one."""
         self._exact = False
 
     def may_hold(self, origin: str | None) -> bool:
         return origin is None or self.origin in (None, origin)
 
     def recall(self, reasoning: str) -> None:
-        """What we carried is exact, and wins over the thoughts that a client shows or drops."""
+        """Take the reasoning that a signature carries. It is exact, and wins over the thoughts that a client shows or
+        drops."""
         if reasoning:
             self.message["reasoning"], self._exact = reasoning, True
 
@@ -210,12 +213,13 @@ class _Turn:
 
 
 def signature(call_id: str, reasoning: str) -> str:
-    """A `thoughtSignature` that names the call and carries its reasoning; in base64, because the field is bytes."""
+    """Return a `thoughtSignature` that names the call and carries its reasoning, in base64 because the field is
+    bytes."""
     return base64.b64encode(ids.carrier(call_id, 0, reasoning).encode()).decode()
 
 
 def _carried(part: dict[str, Any], path: str) -> tuple[str, str] | None:
-    """(call id, reasoning) of a part's signature; None where there is none, or it is somebody else's."""
+    """Return (call id, reasoning) of a part's signature, or None where the part has no signature made here."""
     if optional(part, "thoughtSignature", str, path) is None:
         return None
     try:

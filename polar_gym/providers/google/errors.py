@@ -1,7 +1,7 @@
-"""How Google says that something went wrong: the HTTP status again, its name, and a message.
+"""Google's form of an error: the HTTP status again, its name, and a message.
 
-Inside a stream the same object stands alone, without `data:`, as Google's servers send it: clients read it there as
-they read it after an error's status line, and ask again or stop as they would for that status.
+Inside a stream the same object stands alone, without `data:`, as Google's servers send it. Clients read it there as
+they read the body of an error response, and ask again or stop as they would for that status.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROMPT = re.compile(r"(\d+) (?:input )?tokens|at least (\d+)")
 
 
 def error_body(status: int, kind: str, message: str) -> dict[str, Any]:
-    """The body of an error response. A kind that is not in the list is the request's fault."""
+    """Return the body of an error response. A kind that is not in the list is the request's fault."""
     name = "RESOURCE_EXHAUSTED" if status == 429 else _STATUS.get(kind, "INVALID_ARGUMENT")
     if kind == "context_length":
         message = _too_long(message)
@@ -38,7 +38,8 @@ def error_event(kind: str, message: str) -> bytes:
 
 
 def _too_long(message: str) -> str:
-    """An engine's words in Google's, which clients know; without its numbers, both."""
+    """Return an engine's complaint in Google's words, which clients know. Where it names no numbers, its words
+    follow."""
     limit = _LIMIT.search(message)
     prompt = _PROMPT.search(message, limit.end()) if limit else None
     used = (prompt[1] or prompt[2]) if prompt else None

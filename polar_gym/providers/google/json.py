@@ -1,7 +1,7 @@
-"""What Google's JSON asks of a reader: both spellings of a field's name, and bytes in either base64 alphabet.
+"""Google's JSON, which has two spellings of each field's name and two base64 alphabets.
 
-Every message of Google's is protocol-buffer JSON, so `inlineData` may also be sent as `inline_data`. Only the messages'
-own fields are spelled that way: tool arguments, tool results and schemas' property names are somebody's data.
+All messages of Google's API are protocol-buffer JSON, so `inlineData` may also be sent as `inline_data`. This holds
+only for the fields of messages: tool arguments, tool results and the property names of schemas are data of the client.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def camel(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its own fields' names in camelCase; what is in them is left alone."""
+    """Return the message with the names of its fields in camelCase. The values of the fields are not changed."""
     return {_UNDERSCORE.sub(lambda found: found[1].upper(), name): value for name, value in message.items()}
 
 
 def message_at(container: dict[str, Any], key: str, path: str = "") -> dict[str, Any]:
-    """An optional message; an absent one has no fields."""
+    """Return an optional message. An absent one has no fields."""
     return camel(optional(container, key, dict, path) or {})
 
 
 def messages_at(container: dict[str, Any], key: str, path: str = "") -> list[tuple[str, dict[str, Any]]]:
-    """An optional list of messages, each with its own path. One message alone is as good as a list of one."""
+    """Return an optional list of messages, each with its path. A message alone counts as a list of one."""
     value = container.get(key)
     given = {key: [value]} if isinstance(value, dict) else container
     return [(message_path, camel(message)) for message_path, message in objects(given, key, path)]
 
 
 def base64_at(container: dict[str, Any], key: str, path: str) -> str:
-    """Base64 text, in the alphabet that data URLs use."""
+    """Return a field's base64 text in the alphabet that data URLs use."""
     return required(container, key, str, path).translate(_URL_SAFE)
 
 

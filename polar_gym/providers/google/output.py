@@ -1,10 +1,10 @@
 """A completion as a `GenerateContentResponse`, whole or as events.
 
-Thoughts and text go out as they come. Function calls go out at the end: their arguments are an object, which cannot be
-sent in pieces, and an answer with broken ones must hold none at all (see `_calls`).
+Thoughts and text go out as they come. Function calls go out at the end. Their arguments are an object, which cannot be
+sent in pieces, and an answer with a broken call must hold no calls at all (see `_calls`).
 
-`responseId` and the ids of function calls name the model call, and so does the signature on the first function call, or
-on the last text of an answer with thoughts. It carries the thoughts, because clients hand it back and drop them.
+`responseId` and the ids of function calls name the model call. So does the signature, which is on the first function
+call, or on the last text of an answer with thoughts. It carries the thoughts: clients hand it back, and drop them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = dict[str, Any]
 
 
 def render(request: ChatRequest, completion: Completion, call_id: str) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the whole answer."""
     message = completion.message
     said = [*_thought(message.get("reasoning")), *_text(message.get("content"))]
     return _last(request, completion, call_id, said)
@@ -60,9 +60,9 @@ def _response(request: ChatRequest, call_id: str, candidate: dict[str, Any]) -> 
 
 
 def _last(request: ChatRequest, completion: Completion, call_id: str, said: list[Part]) -> dict[str, Any]:
-    """What was not sent yet, with how the answer ended.
+    """Return the part of the answer that was not sent yet, with the reason of its end.
 
-    A content without parts makes clients throw a whole turn away, so there is always one.
+    A content without parts makes clients throw a whole turn away, so the content always has a part.
     """
     calls, ending = _calls(completion, call_id)
     parts = [*said, *calls]
@@ -77,11 +77,11 @@ def _last(request: ChatRequest, completion: Completion, call_id: str, said: list
 
 
 def _calls(completion: Completion, call_id: str) -> tuple[list[Part], dict[str, str]]:
-    """The function calls, and how the answer ended.
+    """Return the function calls, and the fields that say how the answer ended.
 
-    Arguments that are no JSON object cannot be said in this format, and nothing is made up in their place: as with
-    Google's own models the answer has no call then, and ends with MALFORMED_FUNCTION_CALL, or with MAX_TOKENS where it
-    was cut off.
+    Arguments that are not a JSON object cannot be said in this format, and nothing is made up in their place. As with
+    Google's models, the answer has no call then. It ends with MALFORMED_FUNCTION_CALL, or with MAX_TOKENS where it was
+    cut off.
     """
     cut = completion.finish_reason == "length"
     parts = []
@@ -100,7 +100,7 @@ def _calls(completion: Completion, call_id: str) -> tuple[list[Part], dict[str, 
 
 
 def _object(arguments: str) -> dict[str, Any] | None:
-    """The arguments as an object that can be sent; no text at all means no arguments."""
+    """Return the arguments as an object that can be sent, or None. Blank text means no arguments."""
     if not arguments.strip():
         return {}
     args = parsed(arguments)

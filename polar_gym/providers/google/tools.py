@@ -1,8 +1,8 @@
 """The tools of a Google request as chat functions, and its schemas as JSON Schema.
 
-Google describes parameters either in JSON Schema (`parametersJsonSchema`), which is passed on as it is, or in a dialect
-of OpenAPI (`parameters`): types in capitals, `nullable`, 64-bit numbers as strings. Tools that Google's own servers
-execute are withheld: no engine can.
+Google describes parameters in JSON Schema (`parametersJsonSchema`), which is passed on as it is, or in a dialect of
+OpenAPI (`parameters`). The dialect has types in capitals, `nullable`, and 64-bit numbers as strings. Tools that
+Google's servers execute are withheld, because no engine can execute them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 
 
 def tools_of(body: dict[str, Any]) -> tuple[list[ToolDefinition], list[str]]:
-    """(functions to offer, names of withheld tools). Raises `BadRequestError`."""
+    """Return (functions to offer, names of withheld tools). Raises `BadRequestError`."""
     functions: list[ToolDefinition] = []
     withheld: list[str] = []
     for path, tool in messages_at(body, "tools"):
@@ -44,7 +44,7 @@ def _function(declaration: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def schema_of(container: dict[str, Any], json_key: str, openapi_key: str, path: str) -> dict[str, Any] | None:
-    """The schema under either key, as JSON Schema."""
+    """Return the schema under either key, as JSON Schema."""
     if (schema := optional(container, json_key, dict, path)) is not None:
         return schema
     openapi = optional(container, openapi_key, dict, path)
@@ -52,7 +52,7 @@ def schema_of(container: dict[str, Any], json_key: str, openapi_key: str, path: 
 
 
 def json_schema(openapi: dict[str, Any], path: str) -> dict[str, Any]:
-    """Google's OpenAPI dialect as JSON Schema."""
+    """Return a schema in Google's OpenAPI dialect as JSON Schema."""
     given, schema = camel(openapi), {}
     kind = optional(given, "type", str, path)
     if kind is not None and kind != "TYPE_UNSPECIFIED":
@@ -79,7 +79,7 @@ def json_schema(openapi: dict[str, Any], path: str) -> dict[str, Any]:
 def choice_of(
     body: dict[str, Any], tools: list[ToolDefinition]
 ) -> tuple[str | dict[str, Any] | None, list[ToolDefinition]]:
-    """(chat form of `toolConfig`, the functions that may be called). Several allowed names are a shorter list."""
+    """Return (chat form of `toolConfig`, the functions that may be called). Several allowed names shorten the list."""
     path = "toolConfig.functionCallingConfig"
     config = message_at(message_at(body, "toolConfig"), "functionCallingConfig", "toolConfig")
     mode = optional(config, "mode", str, path)

@@ -1,8 +1,8 @@
-"""OpenAI Chat Completions, which is also the chat form that everything else is translated to.
+"""OpenAI Chat Completions, which is also the chat form that all other formats are translated to.
 
-Parsing therefore changes as little as it can: `developer` becomes `system`, the system messages that open a
-conversation become one, an assistant's `reasoning_content` becomes `reasoning`; the rest is checked and kept, lists of
-content parts included.
+Parsing therefore changes as little as possible. `developer` becomes `system`, the system messages that open a
+conversation become one, and an assistant's `reasoning_content` becomes `reasoning`. The rest is checked and kept, lists
+of content parts included.
 
 Ignored, because the policy's distribution is ours: `temperature`, `top_p`, `presence_penalty`, `frequency_penalty`,
 `logit_bias`, `seed`, `reasoning_effort`. Ignored, because nothing is lost: `store`, `metadata`, `user`,
@@ -25,11 +25,11 @@ from polar_gym.providers.openai_errors import error_body
 from polar_gym.schema import Message, ToolDefinition
 
 _MEDIA = ("image_url", "input_audio", "audio_url", "video_url")
-"""Content parts other than text that an engine may know what to do with."""
+"""Content parts other than text that an engine may understand."""
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
-    """Raises `BadRequestError`."""
+    """Return the request in chat form. Raises `BadRequestError`."""
     model = required(body, "model", str)
     _refuse_unsupported(body)
     required(body, "messages", list)
@@ -186,7 +186,7 @@ def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def models(name: str, context_length: int) -> dict[str, Any]:
-    """The model listing; `max_model_len` is what vLLM calls the context length there."""
+    """Return the model listing. `max_model_len` is vLLM's name of the context length in it."""
     entry = {"id": name, "object": "model", "created": 0, "owned_by": "polar-gym", "max_model_len": context_length}
     return {"object": "list", "data": [entry]}
 

@@ -23,7 +23,7 @@ def _usage(completion: Completion) -> dict[str, int]:
 
 
 def render(request: ChatRequest, completion: Completion, call_id: str) -> dict[str, Any]:
-    """The whole answer as one `chat.completion`."""
+    """Return the whole answer as one `chat.completion`."""
     message: dict[str, Any] = {
         "role": "assistant",
         "content": completion.message.get("content") or None,
@@ -76,7 +76,8 @@ class Chunks:
         return last + usage + b"data: [DONE]\n\n"
 
     def _fragment(self, index: int, function: dict[str, Any]) -> bytes:
-        """A call's first chunk names it and has no arguments: so does every server, and some clients rely on it."""
+        """Return the chunks of a fragment. A call's first chunk names the call and has no arguments. Every server sends
+        it so, and some clients rely on that."""
         chunks = b""
         if index == self._calls_begun:
             self._calls_begun += 1

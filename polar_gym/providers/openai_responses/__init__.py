@@ -2,9 +2,9 @@
 
 Ignored, because the policy's distribution is ours: `temperature`, `top_p`, `reasoning`, `text.verbosity`. Ignored,
 because nothing is lost: `store` (nothing is stored), `include` (reasoning always comes with `encrypted_content`),
-`truncation` (nothing is ever dropped), `max_tool_calls` (counts server-side tools), `prompt_cache_key`,
-`client_metadata`, `user`, `service_tier`, and every field that OpenAI does not know. Refused: what needs a server with
-a memory, see `_refuse_unsupported`.
+`truncation` (nothing is ever dropped), `max_tool_calls` (counts server-side tools). Likewise `prompt_cache_key`,
+`client_metadata`, `user`, `service_tier`, and every field that OpenAI does not know. Refused: fields that need a server
+with a memory (see `_refuse_unsupported`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polar_gym.providers.openai_responses.tools import Tools, flat_name, transla
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
-    """Raises `BadRequestError`."""
+    """Return the request in chat form. Raises `BadRequestError`."""
     model = required(body, "model", str)
     _refuse_unsupported(body)
     tools = translate(body)

@@ -1,9 +1,9 @@
 """A Responses `input` as chat messages.
 
-Responses writes one assistant turn as several items (reasoning, message, calls); chat has one message for it. Items
-belong to one turn when they follow each other, and always when their ids name the same model call; items that name
-different calls are different turns even when nothing stands between them (a client that was cut off keeps the items it
-had and asks again).
+Responses writes one assistant turn as several items (reasoning, message, calls), while chat has one message for it.
+Items belong to one turn when they follow each other, and always when their ids name the same model call. Items that
+name different calls are different turns, even when nothing stands between them: a client that was cut off keeps the
+items that it had and asks again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 
 
 def messages_of(body: dict[str, Any]) -> list[Message]:
-    """`instructions` and `input` as chat messages. Raises `BadRequestError` naming the item that is wrong."""
+    """Return `instructions` and `input` as chat messages. Raises `BadRequestError` that names the wrong item."""
     conversation = _Conversation()
     if instructions := optional(body, "instructions", str):
         conversation.say({"role": "system", "content": instructions})
@@ -39,14 +39,14 @@ def messages_of(body: dict[str, Any]) -> list[Message]:
 
 
 class _Conversation:
-    """Collects messages; knows which assistant turn is still open."""
+    """Collects messages, and knows which assistant turn is still open."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._turn: Message | None = None
         self._origin: str | None = None
         self._answered = False
-        """Tool results of the open turn have come: only an item of the same call may still join it."""
+        """Whether tool results of the open turn have come. Then only an item of the same call may still join it."""
 
     def say(self, message: Message) -> None:
         """Add a message that ends the open turn."""
@@ -58,7 +58,7 @@ class _Conversation:
         self._answered = True
 
     def turn(self, origin: str | None) -> Message:
-        """The assistant message that an item of the model call `origin` (None: unknown) belongs to."""
+        """Return the assistant message that an item of the model call `origin` (None: unknown) belongs to."""
         same_call = origin is not None and origin == self._origin
         may_join = same_call or not (self._answered or (origin and self._origin))
         if self._turn is None or not may_join:
@@ -104,7 +104,8 @@ def _message(conversation: _Conversation, item: dict[str, Any], path: str) -> No
 
 
 def _reasoning(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
-    """What we carried in `encrypted_content` is exact, so it wins over `content` and `summary`."""
+    """Add the reasoning of an item to its turn. The text that a carrier in `encrypted_content` holds is exact, and so
+    it wins over `content` and `summary`."""
     opaque = optional(item, "encrypted_content", str, path)
     carried = ids.carried(opaque) if opaque else None
     if carried is not None:
@@ -161,7 +162,7 @@ _READERS: dict[str, Callable[[_Conversation, dict[str, Any], str], None]] = {
 
 
 def _content(item: dict[str, Any], key: str, path: str, *, images: bool) -> str | list[dict[str, Any]]:
-    """Text as a string where it is one text, else chat content parts."""
+    """Return an item's content: as a string where it is a single text, else as chat content parts."""
     content, field = item.get(key), f"{path}.{key}"
     if isinstance(content, str):
         return content

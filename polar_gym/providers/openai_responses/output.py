@@ -1,6 +1,6 @@
 """A completion as a Responses object, and the items that it is made of.
 
-Every id names the call. Reasoning leaves twice, as a summary that people and clients can read and in
+Every id names the call. Reasoning leaves twice: as a summary that people and clients can read, and in
 `encrypted_content`, which clients hand back untouched.
 """
 
@@ -18,7 +18,7 @@ Item = dict[str, Any]
 
 
 def output_items(request: ChatRequest, completion: Completion, call_id: str) -> list[Item]:
-    """The answer's items in the order reasoning, message, tool calls."""
+    """Return the answer's items in the order reasoning, message, tool calls."""
     message, items = completion.message, []
     if reasoning := message.get("reasoning"):
         items.append(reasoning_item(call_id, 0, reasoning))
@@ -51,12 +51,12 @@ def message_item(call_id: str, index: int, text: str) -> Item:
 
 
 def surface_of(request: ChatRequest, name: str) -> dict[str, str]:
-    """How the client that offered the tool `name` knows it."""
+    """Return the kind and the name under which the client offered the tool `name`."""
     return request.wire["surfaces"].get(name, {"kind": "function", "name": name})
 
 
 def call_item(request: ChatRequest, call_id: str, index: int, name: str, arguments: str) -> Item:
-    """A tool call in the shape of the tool that the client offered."""
+    """Return a tool call in the shape of the tool that the client offered."""
     surface = surface_of(request, name)
     common = {"call_id": ids.tool_call(call_id, index), "status": "completed"}
     named = {key: surface[key] for key in ("name", "namespace") if key in surface}
@@ -86,8 +86,8 @@ def _usage(completion: Completion) -> dict[str, Any]:
 
 
 def response(request: ChatRequest, call_id: str, status: str) -> dict[str, Any]:
-    """The response object before anything was said. `tools` are not echoed: they are most of a request, and the
-    object travels three times per answer."""
+    """Return the response object without any output. `tools` are not echoed: they are most of a request, and the object
+    travels three times per answer."""
     return {
         "id": f"resp_{call_id}",
         "object": "response",
@@ -113,12 +113,12 @@ def response(request: ChatRequest, call_id: str, status: str) -> dict[str, Any]:
 
 
 def render(request: ChatRequest, completion: Completion, call_id: str) -> dict[str, Any]:
-    """The whole answer as one response object."""
+    """Return the whole answer as one response object."""
     return finished(request, completion, call_id, output_items(request, completion, call_id))
 
 
 def finished(request: ChatRequest, completion: Completion, call_id: str, items: list[Item]) -> dict[str, Any]:
-    """The response object at its end."""
+    """Return the response object at the end of the answer."""
     cut = completion.finish_reason == "length"
     done = response(request, call_id, "incomplete" if cut else "completed")
     done |= {"output": items, "usage": _usage(completion)}
@@ -128,7 +128,7 @@ def finished(request: ChatRequest, completion: Completion, call_id: str, items: 
 
 
 def error_event(kind: str, message: str) -> bytes:
-    """`response.failed`: what Codex retries on when the code is `server_error`, and gives up on when it is
+    """Return the event `response.failed`. Codex retries when its code is `server_error`, and gives up when the code is
     `context_length_exceeded` or `invalid_prompt`."""
     response = {"id": "resp_failed", "object": "response", "status": "failed", "output": []}
     event = {"type": "response.failed", "sequence_number": 0, "response": response | {"error": failure(kind, message)}}

@@ -1,8 +1,8 @@
 """An answer as the events of a Responses stream.
 
 Items come one after another: reasoning, message, tool calls. Each is opened by its first fragment and closed by the
-next item's, so that whoever looks at nothing but `response.output_item.done` has the items of the whole answer, in
-order. Freeform and local shell calls are made from their whole arguments: they are told when they are complete.
+first fragment of the next one. A client that reads only `response.output_item.done` therefore gets all items of the
+answer, in order. Freeform and local shell calls are made from their whole arguments, and sent when they are complete.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The item that is being said."""
+    """The item that grows at present."""
 
     key: tuple[str, int]
-    """Its kind, and its place among the answer's tool calls."""
+    """The item's kind, and its place among the answer's tool calls."""
     make: Callable[[str], Item]
-    """From its whole text."""
+    """Makes the item from its whole text."""
     opening: Item | None
-    """What it was opened as; None for an item that is told when it is complete."""
+    """The item as it was opened; None for an item that is sent when it is complete."""
     said: list[str] = field(default_factory=list)
 
 
@@ -47,7 +47,7 @@ class Events:
         self._call_id = call_id
         self._numbered = 0
         self._items: list[Item] = []
-        """Those that are complete."""
+        """The complete items."""
         self._open: _OpenItem | None = None
 
     def begin(self, prompt_tokens: int) -> bytes:
@@ -72,7 +72,7 @@ class Events:
         return sent + self._send({"type": f"response.{whole['status']}", "response": whole})
 
     def _say(self, key: tuple[str, int], text: str, name: str = "") -> bytes:
-        """More of the open item, or the first of the next one."""
+        """Return the events for more text of the open item, or for the first text of the next item."""
         sent = b""
         if self._open is None or self._open.key != key:
             sent = self._close()
@@ -128,7 +128,7 @@ _DELTAS: dict[str, Event] = {
 
 
 def _opening(item: Item, position: int) -> list[Event]:
-    """The item before its content has come."""
+    """Return the events that open an item, without its content."""
     empty = {key: type(item[key])() for key in ("summary", "content", "arguments", "input") if key in item}
     in_progress = {"status": "in_progress"} if "status" in item else {}
     events: list[Event] = [{"type": "response.output_item.added", "item": {**item, **empty, **in_progress}}]

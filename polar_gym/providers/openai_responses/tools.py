@@ -1,8 +1,8 @@
 """The tools of a Responses request as chat functions, and the way back from a call of one.
 
-Responses knows tools that chat does not: freeform (`custom`) tools, namespaces, a built-in local shell. Each becomes a
-function that an engine can offer, and an entry in `surfaces` says how its calls must look to the client that offered
-it. Tools that OpenAI's own servers execute are withheld: no engine can.
+Responses has tools that chat does not have: freeform (`custom`) tools, namespaces, a built-in local shell. Each becomes
+a function that an engine can offer, and an entry in `surfaces` says how its calls must look to the client. Tools that
+OpenAI's servers execute are withheld, because no engine can execute them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _LOCAL_SHELL_PARAMETERS: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Tools:
-    """What a request's `tools` came to."""
+    """The tools of a request: those that the engine is offered, and those withheld."""
 
     definitions: list[ToolDefinition] = field(default_factory=list)
     surfaces: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Function name -> {`kind`, `name`, `namespace`?} for each function that is not plainly a function of that name.
+    """Function name -> {`kind`, `name`, `namespace`?}, for each function that the client knows by another kind or name.
     Kinds: `function`, `custom`, `local_shell`."""
     withheld: list[str] = field(default_factory=list)
 
 
 def translate(body: dict[str, Any]) -> Tools:
-    """Raises `BadRequestError`."""
+    """Return the tools of a request. Raises `BadRequestError`."""
     tools = Tools()
     for path, tool in objects(body, "tools"):
         _add(tools, tool, path, namespace=None)
@@ -99,8 +99,8 @@ def _function(tool: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _freeform(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    """A freeform tool takes plain text, here the one string `input`. Its grammar cannot be enforced through a
-    function call, so the model is shown it."""
+    """Return a function for a freeform tool, whose plain text is the one string `input`. The tool's grammar cannot be
+    enforced through a function call, so the model is shown the grammar."""
     wanted = "The tool's whole input, as plain text."
     layout = optional(tool, "format", dict, path) or {}
     if definition := optional(layout, "definition", str, f"{path}.format"):
@@ -116,18 +116,18 @@ def _freeform(tool: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """What a tool of a namespace is called among chat functions."""
+    """Return the name of a tool of a namespace among chat functions."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def freeform_arguments(text: str) -> str:
-    """The function arguments that a freeform input stands for."""
+    """Return the function arguments that a freeform input stands for."""
     return canonical_json({"input": text})
 
 
 def freeform_input(arguments: str) -> str:
-    """The freeform input that function arguments stand for. Arguments of another shape are handed over as they are:
-    the tool then reports, in its own words, what the model got wrong."""
+    """Return the freeform input that function arguments stand for. Arguments of another shape are handed over as they
+    are, and the tool then reports the model's mistake."""
     given = parsed(arguments)
     if isinstance(given, dict) and isinstance(given.get("input"), str):
         return given["input"]
@@ -135,12 +135,12 @@ def freeform_input(arguments: str) -> str:
 
 
 def shell_arguments(action: dict[str, Any]) -> str:
-    """The function arguments that a local shell action stands for."""
+    """Return the function arguments that a local shell action stands for."""
     return canonical_json({key: value for key, value in action.items() if key != "type" and value not in (None, {})})
 
 
 def shell_action(arguments: str) -> dict[str, Any] | None:
-    """The local shell action that function arguments stand for; None where they name no command."""
+    """Return the local shell action that function arguments stand for, or None where they name no command."""
     given = parsed(arguments)
     if not isinstance(given, dict) or not isinstance(given.get("command"), list):
         return None
