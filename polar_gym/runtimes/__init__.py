@@ -41,13 +41,13 @@ HOME = "/home/agent"
 """The agent's home directory inside a sandbox: writable, empty at the start, kept between commands."""
 
 TOOLCHAIN = "/opt/polar-gym"
-"""Where read-only harness toolchains are mounted inside a sandbox."""
+"""The directory inside a sandbox at which read-only harness toolchains are mounted."""
 
 NODE = f"{TOOLCHAIN}/bin/node"
 """The toolchain's node, where the harness is a program for it."""
 
 Serve = Callable[[socket.socket], Awaitable[asyncio.Server]]
-"""Given a listening socket inside a sandbox's network namespace, start to serve the session's gateway on it."""
+"""(listening socket inside a sandbox's network namespace) -> the server of the session's gateway on that socket."""
 
 
 class SandboxError(Exception):
@@ -64,24 +64,24 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRequest:
-    """What one sandbox must offer."""
+    """The properties that one sandbox must have."""
 
     session_id: str
-    """Labels the sandbox, so that orphans can be found."""
+    """A label of the sandbox, by which orphans are found."""
     node: str = ""
-    """The gateway node that asks; a label too."""
+    """The node that asks; a label too."""
     spec: RuntimeSpec
     workspace: Path | None
-    """A directory on the gateway's machine that the sandbox sees a writable copy of, at `spec.workspace.path`. It must
-    not change while the sandbox lives, because the copy may be made on write. None: what the image has there, if there
-    is an image and it has something there, else an empty directory."""
+    """A directory on the gateway's machine. The sandbox sees a writable copy of it at `spec.workspace.path`. The
+    directory must not change while the sandbox lives, because the copy may be made on write. None: what the image has
+    at that path; an empty directory without an image, or where the image has nothing there."""
     mounts: Sequence[Mount] = ()
     serve: Serve | None = None
     """None: no gateway (grading)."""
 
     @property
     def served(self) -> Serve | None:
-        """How the gateway comes in; None where the sandbox has none."""
+        """The server of the gateway in the sandbox; None where the sandbox has no gateway."""
         return None if self.spec.network == "none" else self.serve
 
 
@@ -90,7 +90,7 @@ class ExecResult:
     """How a command inside a sandbox ended."""
 
     exit_code: int | None
-    """None when it was killed by its time limit."""
+    """None where the time limit killed the command."""
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
@@ -105,23 +105,25 @@ class Command:
     workdir: str | None = None
     """Default: the workspace."""
     stdin: bytes = b""
-    """Always closed after these bytes: several harnesses wait for ever on an open pipe."""
+    """Standard input is always closed after these bytes: several harnesses never stop waiting on an open pipe."""
     timeout_seconds: float = 60.0
     end: asyncio.Event | None = None
-    """Once it is set, the command ends as at its time limit: for who has more reasons to end it than the time."""
+    """Once this is set, the command ends as at its time limit: for callers with other reasons to end the command."""
     output_limit: int = 8 * 1024 * 1024
-    """Bytes of stdout and of stderr that are kept: the first half and the last half of what is longer."""
+    """Bytes of stdout and of stderr that are kept. Of a longer output, the first and the last half of them are kept."""
 
 
 class Sandbox(Protocol):
     """A running sandbox."""
 
     base_url: str
-    """Where the harness reaches the gateway."""
+    """The address at which the harness reaches the gateway."""
 
     async def exec(self, command: Command) -> ExecResult:
-        """Run a command to its end. At its time limit every process that it started is killed. Cancelling does the
-        same. Raises `SandboxError` when the sandbox is gone."""
+        """Run a command to its end. At its time limit, kill every process that it started; cancelling does the same.
+
+        Raises `SandboxError` when the sandbox is gone.
+        """
         ...
 
     async def stop(self) -> None:
@@ -133,23 +135,23 @@ class Runtime(Protocol):
     """Starts sandboxes of one kind."""
 
     def check(self) -> list[str]:
-        """What is missing on this machine, each with the command that installs it; empty when all is there. Blocks."""
+        """Return what is missing on this machine, each with the command that installs it. Blocks."""
         ...
 
     def caveats(self) -> list[str]:
-        """What this machine does not let the runtime keep of its promises (a limit, a copy on write). Blocks."""
+        """Return the promises that the runtime cannot keep here, such as a limit or a copy on write. Blocks."""
         ...
 
     async def prepare(self, images: Collection[str]) -> None:
-        """Have these images on this machine before the first sandbox asks for one. Raises `SandboxError`."""
+        """Get these images onto this machine before the first sandbox asks for one. Raises `SandboxError`."""
         ...
 
     async def start(self, request: SandboxRequest) -> Sandbox:
-        """Raises `SandboxError`."""
+        """Start a sandbox. Raises `SandboxError`."""
         ...
 
     async def reap(self, session_ids: Collection[str]) -> int:
-        """Remove what a killed gateway left of these sessions' sandboxes; how many there were."""
+        """Remove what a killed gateway left of the sandboxes of these sessions, and return how many there were."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Who the agent is inside every sandbox, and what of the gateway's machine it may see there."""
+"""The user that the harness runs as inside every sandbox, and what of the gateway's machine this user may see."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ IDENTITY = {"HOME": HOME, "USER": NAME, "LOGNAME": NAME}
 """Set in every sandbox, also in one whose image brings an environment of its own."""
 
 ENVIRONMENT = {**IDENTITY, "PATH": PATH, "SHELL": "/bin/sh", "LANG": "C.UTF-8"}
-"""The whole environment of a command, before the task's and its own, where /usr is the gateway machine's."""
+"""The environment of a command in a sandbox with the gateway machine's /usr, before the task's and its own."""
 
 EXPORTS = "POLAR_GYM_ENVIRONMENT"
-"""The variable in which a command's environment travels (`exports`)."""
+"""The variable that carries a command's environment into the sandbox (`exports`)."""
 
 SET_ENVIRONMENT = f'eval "${EXPORTS}"; unset {EXPORTS}'
-"""Shell commands that set the environment, inside and as the agent: programs that run before them with root's rights,
-or outside, must not see a task's LD_PRELOAD."""
+"""Shell commands that set the environment, inside the sandbox and as the agent. Programs that run before them, outside
+or with root's rights, must not see a task's LD_PRELOAD."""
 
 RUN = 'timeout -s KILL "$@"; code=$?; kill -9 -1 2> /dev/null; exit $code'
-"""What `sh -c` runs a command with (a number of seconds before it) in a sandbox that outlives its commands: when the
-command ends, so does what it left behind. The time is for the day the gateway dies and cannot end it itself."""
+"""The script of `sh -c` that runs a command in a sandbox that outlives its commands; the arguments are a number of
+seconds and the command. When the command ends, all processes that it left are killed. The seconds end the command where
+the gateway has died and cannot."""
 
 KILL = ("/bin/sh", "-c", "kill -9 -1")
-"""As the agent's uid: ends every process of the agent, however it hid it."""
+"""Run as the agent's uid: ends every process of the agent, however the agent hid that process."""
 
 BACKSTOP_SECONDS = 30
 """How much later than its time limit a command ends when the gateway is dead."""
@@ -70,11 +71,11 @@ def exports(environment: Mapping[str, str]) -> str:
 
 
 def host_etc() -> list[Path]:
-    """What programs in the host's /usr need of its /etc, as far as it exists. Nothing of it is secret."""
+    """Return the paths in the host's /etc that programs in its /usr need, as far as they exist. None is secret."""
     return [path for name in _HOST_ETC if (path := Path("/etc", name)).exists()]
 
 
 def host_root_links() -> dict[str, str]:
-    """`/bin` -> `usr/bin` and the like: the host's root links into /usr."""
+    """Return the links in the host's root directory into /usr, such as `/bin` -> `usr/bin`."""
     names = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
     return {f"/{name}": str(Path("/", name).readlink()) for name in names if Path("/", name).is_symlink()}

@@ -1,7 +1,7 @@
-"""The runtime for those who did not choose one: docker where a daemon answers, else bubblewrap; a task with an image
-runs in apptainer where there is no daemon.
+"""The runtime of configs that choose none: docker where a daemon answers, else bubblewrap.
 
-The choice is made at the first sandbox, because asking a daemon blocks.
+Without a daemon, a task with an image runs in apptainer. The choice is made at the first sandbox, because asking a
+daemon blocks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 
 class AutoOptions(LimitOptions):
-    """What all runtimes take; whichever is chosen gets it."""
+    """The options that all runtimes take; the chosen runtime gets them."""
 
     scratch: Annotated[Path | None, Names.OTHER] = None
-    """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
+    """The directory of the sandboxes' files on the gateway's machine. Default: the system's temporary directory."""
 
 
 class Auto:
-    """Makes the other runtimes, and asks them in turn what they lack."""
+    """Makes the other runtimes, and starts sandboxes with the first one that lacks nothing."""
 
     Options = AutoOptions
 
@@ -43,7 +43,7 @@ class Auto:
         self._asking = asyncio.Lock()
 
     def check(self) -> list[str]:
-        """What the last resort lacks, if the others cannot be used either."""
+        """Return what bubblewrap, the last resort, lacks; nothing where docker can be used."""
         usable = [runtime for runtime in (self._docker, self._bubblewrap) if not runtime.check()]
         return [] if usable else self._bubblewrap.check()
 
@@ -57,7 +57,7 @@ class Auto:
         return await (await self._choose(image=request.spec.image is not None)).start(request)
 
     async def reap(self, session_ids: Collection[str]) -> int:
-        """Of whichever kind they were."""
+        """Remove what is left of these sessions in every runtime that works here, and return how many there were."""
         usable = [runtime for runtime in self._all() if not await self._lacking(runtime)]
         return sum([await runtime.reap(session_ids) for runtime in usable])
 
@@ -76,7 +76,7 @@ class Auto:
         return self._bubblewrap
 
     async def _lacking(self, runtime: Runtime) -> list[str]:
-        """What this runtime lacks; asked once, off the event loop."""
+        """Return what this runtime lacks; the question is asked once, off the event loop."""
         async with self._asking:
             if runtime not in self._lacks:
                 self._lacks[runtime] = await asyncio.to_thread(runtime.check)

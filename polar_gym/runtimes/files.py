@@ -1,4 +1,4 @@
-"""Files into and out of a sandbox, as tar over a command's stdin: the one way that works in every runtime."""
+"""Moves files into and out of a sandbox through commands: the one way that works in every runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TRANSFER_SECONDS = 300.0
 
 
 def pack(directory: Path) -> bytes:
-    """The content of a directory as a tar that belongs to the agent. Sockets, pipes and devices are left out."""
+    """Return the content of a directory as a tar that the agent owns. Sockets, pipes and devices are left out."""
     buffer = io.BytesIO()
-    # The GNU format, because the tar of small images knows no other that holds long names.
+    # The GNU format: the tar of small images knows no other format that holds long names.
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(directory.iterdir()):
             tar.add(path, arcname=path.name, filter=_owned_by_agent)
@@ -52,7 +52,7 @@ async def write_files(sandbox: Sandbox, files: Mapping[str, str | bytes]) -> Non
 
 
 async def read_file(sandbox: Sandbox, path: str) -> bytes:
-    """A file's content. Raises `FileNotFoundError`, or `SandboxError` where it is too long or unreadable."""
+    """Return a file's content. Raises `FileNotFoundError`, or `SandboxError` where it is too long or unreadable."""
     script = f'[ -f "$1" ] || exit 66; [ "$(wc -c < "$1")" -le {MAX_FILE} ] || exit 67; exec cat -- "$1"'
     argv = ["sh", "-c", script, "sh", path]
     result = await sandbox.exec(

@@ -1,8 +1,9 @@
-"""What a program that was built for glibc needs in an image that has none (musl, or a bare static busybox).
+"""The parts of the gateway's machine that a sandbox needs because its image lacks them.
 
-The harness toolchain is mounted from the gateway's machine, and so can be the loader and the libraries it was linked
-with, at the paths where that loader looks for them by itself. Programs of the image never look there, so nothing of
-theirs changes; an image that has glibc keeps its own.
+An image may have no glibc (musl, or a bare static busybox), and the harness toolchain was built for glibc. The
+toolchain is mounted from the gateway's machine. The loader and the libraries that it was linked with are mounted too,
+at the paths where that loader looks for them. Programs of the image never look there, so nothing changes for them. An
+image that has glibc keeps its own.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from pathlib import Path
 from polar_gym.runtimes import NODE, TOOLCHAIN, ExecResult, Mount, SandboxError, SandboxRequest, agent
 
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
-"""Where programs expect glibc's loader: one of these exists in an image that has it."""
+"""The paths at which programs expect glibc's loader: one of them exists in an image with glibc."""
 
 GIT = "/usr/bin/git"
 
 FAMILY = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "libresolv.so.2", "librt.so.1", "libutil.so.1")
-"""glibc's own parts, for programs inside packages, which are not looked at."""
+"""glibc's own parts. They are always mounted, because the needs of programs inside packages are not looked up."""
 
 
 def mounts_of(request: SandboxRequest, *, has_glibc: bool, has_git: bool) -> list[Mount]:
-    """Return the mounts of a sandbox: those that are asked for, and those that its image lacks.
+    """Return the mounts of a sandbox: the requested ones, and those that its image lacks. Blocks.
 
-    Without an image, these are the machine's /usr and what its programs need of /etc. Blocks.
+    Without an image, the latter are the machine's /usr and the files of /etc that its programs need.
     """
     mounts = list(request.mounts)
     if request.spec.image is None:
@@ -39,9 +40,9 @@ def mounts_of(request: SandboxRequest, *, has_glibc: bool, has_git: bool) -> lis
 
 
 def _support(mounts: Sequence[Mount], *, git: bool) -> list[Mount]:
-    """Return more mounts, with which the programs among these start without the image's help.
+    """Return more mounts, with which the programs among these mounts start without the image's help.
 
-    `git`: it is needed too, because the image has none, and changes to a workspace are read with it.
+    `git`: mount git too, because the image has none, and changes to a workspace are read with git.
     """
     more = [Mount(Path(found).resolve(), GIT)] if git and (found := shutil.which("git")) else []
     programs = [mount.host for mount in (*mounts, *more) if mount in more or _is_toolchain(mount)]
@@ -57,13 +58,13 @@ def _is_toolchain(mount: Mount) -> bool:
 
 @cache
 def _needed(program: Path) -> tuple[Path, ...]:
-    """The loader and the libraries of a program; none where it is static, or a script."""
+    """Return the loader and the libraries of a program; none where the program is static, or a script."""
     done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, timeout=60, check=False)
     return tuple(Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", done.stdout, re.MULTILINE))
 
 
 class NodeCheck:
-    """Whether the toolchain's node starts in an image: asked once for each image that it starts in."""
+    """Asks whether the toolchain's node starts in an image; for each image in which it does, only once."""
 
     def __init__(self) -> None:
         self._starts_in: set[str] = set()

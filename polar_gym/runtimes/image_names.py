@@ -1,4 +1,4 @@
-"""Names of images: of a registry, of a daemon, or of files of the gateway's machine."""
+"""The names of images: a name in a registry or a daemon, or a file of the gateway's machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 ARCHIVE = "docker-archive:"
-"""Before the path of an image that `docker save` wrote."""
+"""The prefix before the path of an image that `docker save` wrote."""
 
 _NAME = re.compile(r"((docker|oras|library|https?)://)?(?!.*://)[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 
 
 def image_file(image: str) -> Path | None:
-    """Return the file or directory that an image is; None where it has a name. Raises `ValueError`."""
+    """Return the file or directory that `image` names; None where it is a name. Raises `ValueError`."""
     if image.startswith(("/", ARCHIVE)):
         return Path(image.removeprefix(ARCHIVE))
     if not _NAME.fullmatch(image):

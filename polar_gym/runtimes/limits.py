@@ -1,4 +1,4 @@
-"""What a sandbox as a whole may use of the machine: the options that every runtime takes."""
+"""The options that every runtime takes: how much of the machine a sandbox may use as a whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MEBIBYTE = 1024 * 1024
 
 
 class LimitOptions(Options):
-    """Where a machine cannot keep one of these limits, the runtime's log and `polar-gym doctor` say so."""
+    """Limits of a sandbox. Where a machine cannot keep one of them, the log and `polar-gym doctor` say so."""
 
     cpus: float | None = Field(default=None, gt=0)
     """Processor cores of a sandbox; null: all."""

@@ -1,4 +1,4 @@
-"""What a command printed, within a limit: the first half and the last half of what is longer."""
+"""The output of a command, within a limit. Of a longer output, the first and the last half of the limit are kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Output:
             self.feed(data)
 
     def value(self) -> bytes:
-        """What was kept, with a line in the middle that says how much was not."""
+        """Return the bytes that were kept, with a line in the middle that says how many were dropped."""
         if not self._dropped:
             return bytes(self._head + self._tail)
         return b"%b\n[... %d bytes dropped ...]\n%b" % (self._head, self._dropped, self._tail)

@@ -1,7 +1,7 @@
 """Programs of the gateway's machine: whether they are there, and their start without leaving a process behind.
 
-`asyncio.create_subprocess_exec` must not be cancelled: until its pipes are connected it waits, on being cancelled, for
-pipes that it will never connect (CPython 3.13.0), and the task hangs for ever.
+`asyncio.create_subprocess_exec` must not be cancelled. When it is cancelled before its pipes are connected, it waits
+for pipes that it will never connect (CPython 3.13.0), and the task never ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ async def kill(process: Process) -> None:
 
 
 async def start(argv: Sequence[str], *, undo: Callable[[Process], Awaitable[None]] = kill, **options: Any) -> Process:
-    """Start a process; `options` are those of `asyncio.create_subprocess_exec`. When this is cancelled, the process is
-    started all the same, and undone. Raises `OSError`."""
+    """Start a process; `options` are those of `asyncio.create_subprocess_exec`. Raises `OSError`.
+
+    When this is cancelled, the process is started all the same, and `undo` is called with it.
+    """
     starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*argv, **options))
     try:
         return await asyncio.shield(starting)

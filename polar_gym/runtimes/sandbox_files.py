@@ -1,4 +1,4 @@
-"""What a sandbox without a daemon keeps on the gateway's machine: its scratch directory, and the workspace in it."""
+"""The files of a sandbox without a daemon on the gateway's machine: its scratch directory with the workspace."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 async def make(session_id: str, root: Path | None) -> Path:
-    """A scratch directory with an empty home, /tmp and workspace of the agent's. Raises `SandboxError`."""
+    """Make a scratch directory with an empty home, /tmp and workspace for the agent. Raises `SandboxError`."""
     try:
-        scratch = scratch_directory.make(session_id, root)  # known before there is anything to wait for
+        scratch = scratch_directory.make(session_id, root)  # before the first await, so that `remove` can be called
         try:
             await to_its_end(_fill, scratch)
         except BaseException:
@@ -45,7 +45,7 @@ def _fill(scratch: Path) -> None:
 
 
 async def show_workspace(source: Path, scratch: Path) -> copy_on_write.View | None:
-    """Put a writable copy of `source` into the scratch directory; the view of it, where it is made on write.
+    """Put a writable copy of `source` into the scratch directory; return the view where the copy is made on write.
 
     Raises `SandboxError`.
     """
@@ -71,7 +71,7 @@ def _copy(source: Path, destination: Path) -> None:
 
 
 def unpack_workspace(archive: bytes | None, scratch: Path) -> None:
-    """Extract a tar as the workspace; None: it stays empty. Blocks. Raises `SandboxError`."""
+    """Extract a tar as the workspace; None: the workspace stays empty. Blocks. Raises `SandboxError`."""
     if archive is None:
         return
     workspace = scratch / "workspace"
@@ -84,7 +84,7 @@ def unpack_workspace(archive: bytes | None, scratch: Path) -> None:
 
 
 def give_to_agent(directory: Path) -> None:
-    """Make the agent's uid the owner of it all; without root it is already."""
+    """Make the agent's uid the owner of all files below; without root, it already is."""
     if os.geteuid() == 0:
         for parent, directories, files in os.walk(directory):
             for name in (".", *directories, *files):
@@ -92,7 +92,7 @@ def give_to_agent(directory: Path) -> None:
 
 
 def limit(scratch: Path, limits: LimitOptions) -> cgroups.Cgroup | None:
-    """The control group of this sandbox; None where there can be none. Blocks."""
+    """Return a control group for this sandbox; None where none can be made. Blocks."""
     try:
         return cgroups.make(scratch.name, limits)
     except cgroups.CgroupError as error:
@@ -107,7 +107,7 @@ def remove(scratch: Path) -> None:
 
 
 def caveats(limits: LimitOptions) -> list[str]:
-    """What this machine does not allow. Blocks."""
+    """Return the limits that this machine cannot keep, and whether workspaces are copied. Blocks."""
     found = []
     try:
         cgroups.make(f"polar-gym-trial-{os.getpid()}", limits).remove()

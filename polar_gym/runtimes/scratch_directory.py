@@ -1,4 +1,4 @@
-"""Directories on the gateway's machine that belong to one session, found by name when their gateway was killed."""
+"""Directories on the gateway's machine that belong to one session; their name tells the session to a later gateway."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from polar_gym.runtimes import agent
 
 
 def make(session_id: str, root: Path | None) -> Path:
-    """A new directory that only the gateway may enter. Raises `OSError`."""
+    """Make a directory that only the gateway may enter. Raises `OSError`."""
     return Path(tempfile.mkdtemp(prefix=f"polar-gym-{_slug(session_id)}-", dir=root))
 
 
 def orphans(session_ids: Collection[str], root: Path | None) -> list[Path]:
-    """What `make` made for these sessions and nobody removed."""
+    """Return the directories that `make` made for these sessions and that were not removed."""
     slugs = "|".join(re.escape(_slug(session_id)) for session_id in session_ids)
     name = re.compile(f"polar-gym-(?:{slugs})-[a-z0-9_]{{8}}")
     return [path for path in (root or Path(tempfile.gettempdir())).iterdir() if name.fullmatch(path.name)]
 
 
 def remove(directory: Path) -> None:
-    """Remove such a directory, whatever the agent made of it. Raises `OSError`."""
+    """Remove such a directory, whatever the agent did to it. Raises `OSError`."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:
         return
-    except (OSError, RecursionError):  # it took its own permissions away, or went deeper than Python can follow
+    except (OSError, RecursionError):  # the agent took permissions away, or nested deeper than Python can follow
         _remove_by_force(directory)
 
 
@@ -44,7 +44,7 @@ def _remove_by_force(directory: Path) -> None:
 
 
 def _slug(session_id: str) -> str:
-    """The session's id as part of a file name; short, because a socket's path must be."""
+    """Return the session's id as part of a file name; it is short, because a socket's path must be short."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", session_id)
     if name == session_id and len(name) <= 40:
         return name

@@ -1,7 +1,7 @@
 """A container image without a registry: empty directories, to be run with the host's /usr mounted read-only.
 
-It gives a sandbox the gateway machine's own python, node and git in a tenth of a second. Its tag carries a digest of
-its content, so that a newer version of this package never meets an older image.
+The image gives a sandbox the gateway machine's own python, node and git in a tenth of a second. Its tag holds a digest
+of its content, so that a newer version of this package never uses an older image.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIRECTORIES = {
 
 
 def skeleton() -> bytes:
-    """The image's root filesystem as a tar; the same bytes every time."""
+    """Return the image's root filesystem as a tar; the bytes are the same every time."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, mode in _DIRECTORIES.items():
@@ -53,7 +53,7 @@ def skeleton_tag() -> str:
 
 
 def import_skeleton(client: docker.DockerClient, tag: str) -> None:
-    """Make the image, unless it is there. Raises `docker.errors.DockerException`."""
+    """Make the image, unless the daemon has it. Raises `docker.errors.DockerException`."""
     if client.images.list(tag):
         return
     repository, _, version = tag.partition(":")

@@ -1,4 +1,4 @@
-"""Unpacking archives that nobody vouches for, also on a Python (before 3.11.4) whose `tarfile` has no filters."""
+"""Unpacks archives that are not trusted, also on a Python (before 3.11.4) whose `tarfile` has no filters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal
 
 
 def unpack(tar: tarfile.TarFile, directory: Path | str, trust: Literal["data", "tar", "fully_trusted"]) -> None:
-    """As `TarFile.extractall(directory, filter=trust)`. Where there are no filters, `data` takes no links at all.
+    """Extract all, as `TarFile.extractall(directory, filter=trust)` does.
 
-    Raises `tarfile.TarError` and `OSError`.
+    Where `tarfile` has no filters, `data` refuses all links. Raises `tarfile.TarError` and `OSError`.
     """
     if hasattr(tarfile, "data_filter"):
         tar.extractall(directory, filter=trust)
@@ -22,7 +22,7 @@ def unpack(tar: tarfile.TarFile, directory: Path | str, trust: Literal["data", "
 
 
 def _unpack_checked(tar: tarfile.TarFile, root: str, *, links: bool) -> None:
-    """One by one: an earlier link may lead a later name out of the directory."""
+    """Check and extract the members one by one: an earlier link may lead a later name out of the directory."""
     for member in tar:
         member.name = member.name.lstrip("/")
         place = os.path.realpath(os.path.join(root, member.name))  # noqa: PTH118

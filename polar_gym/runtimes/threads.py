@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop."""
+"""Runs blocking work beside the event loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ T = TypeVar("T")
 
 
 async def to_its_end(function: Callable[..., T], *arguments: Any) -> T:
-    """Like `asyncio.to_thread`, but cancelling waits for the thread's end: for work that makes files in a place that
-    whoever cancels it is about to remove."""
+    """Run a function as `asyncio.to_thread` does, but wait for the thread's end when this is cancelled.
+
+    This is for work that makes files in a place that the caller removes after cancelling.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
         return await asyncio.shield(running)

@@ -11,7 +11,7 @@ KILL_ATTEMPTS = 10
 
 
 class LastingSandbox(Protocol):
-    """A sandbox that outlives its commands, and runs them one at a time."""
+    """A sandbox that outlives its commands and runs them one at a time, as this module sees it."""
 
     stopped: bool
     """Whether the sandbox is being removed, with everything in it."""

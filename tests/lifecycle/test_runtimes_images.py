@@ -151,7 +151,7 @@ async def test_apptainer_converts_an_image_once(docker_host: str, busybox: str, 
     assert converted.stat().st_ino == made
     async with started(second, spec=RuntimeSpec(name="apptainer", image=str(converted))) as sandbox:
         assert (await sh(sandbox, "echo $FROM_IMAGE")).stdout == b"yes it's\n"
-    with pytest.raises(SandboxError, match=r"no sandbox of Apptainer's"):
+    with pytest.raises(SandboxError, match=r"not a sandbox of Apptainer"):
         await first.prepare([str(tmp_path)])
 
 

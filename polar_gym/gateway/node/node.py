@@ -66,7 +66,7 @@ class Node:
         self._scratch = Path()
         self._loopback: asyncio.Server | None = None
         self._started = contextlib.AsyncExitStack()
-        """What must be taken down when the node ends."""
+        """The parts that must be taken down when the node ends."""
 
     async def __aenter__(self) -> Node:
         async with contextlib.AsyncExitStack() as stack:

@@ -52,7 +52,7 @@ INFRASTRUCTURE_ERRORS = (SandboxError, InstallError, VenvError, WorkspaceError, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a session needs of its node."""
+    """The parts of a node that a session uses."""
 
     serve: Callable[[SessionCapture], Serve]
     generation: GenerationGate
@@ -64,7 +64,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What INIT makes: a sandbox that is up, and what the later stages use beside it."""
+    """The result of INIT: a sandbox that is up, and the other values that the later stages use."""
 
     sandbox: Sandbox
     executable: Sequence[str]

@@ -18,7 +18,7 @@ ReadOptions = Callable[[str, Registry[Any], PluginSpec], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugins:
-    """What the names and options of a request stand for. All options are checked, and nothing is started."""
+    """The plug-ins of one request. All options are checked, and nothing is started."""
 
     harness: Harness
     evaluator: Evaluator

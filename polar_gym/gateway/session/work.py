@@ -1,4 +1,4 @@
-"""What an agent left: read from its sandbox before the sandbox is removed."""
+"""Reads the work that an agent left, before its sandbox is removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READ_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What an agent left in its sandbox."""
+    """The work that an agent left in its sandbox."""
 
     diff: bytes = b""
     """The agent's changes to its workspace."""
@@ -27,7 +27,7 @@ class Work:
 
 
 async def read_work(sandbox: Sandbox, workspace_path: str, base: bytes) -> Work:
-    """Return what the agent left. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read."""
+    """Return the agent's work. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read."""
     not_carried: Sequence[str] = ()
     try:
         async with asyncio.timeout(READ_SECONDS):

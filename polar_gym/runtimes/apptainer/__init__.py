@@ -1,11 +1,11 @@
 """Sandboxes without a daemon and without root, from container images: each is one Apptainer instance.
 
-The instance is the set of namespaces, with the image, a writable overlay and the scratch directory's home, /tmp and
-workspace mounted; its PID 1 only waits. Commands join these namespaces (`nsenter`: a few milliseconds), as the agent's
-uid where the gateway is root, else as the gateway's own, without rights and without a way to get any, and under the
-filter of system calls that bubblewrap's have. Nothing of an instance is known outside its scratch directory, not even
-to Apptainer, whose configuration lies there too: whoever finds that directory after a gateway's death can end the
-instance.
+The instance is a set of namespaces, in which the image, a writable overlay and the scratch directory's home, /tmp and
+workspace are mounted; its PID 1 only waits. Commands join these namespaces (`nsenter`: a few milliseconds). They run as
+the agent's uid where the gateway is root, else as the gateway's own uid. They have no rights and no way to get any, and
+run under the filter of system calls that commands of bubblewrap have. An instance is recorded only in its scratch
+directory, which also holds Apptainer's own configuration. So a process that finds that directory after a gateway's
+death can end the instance.
 
 With `network: full` the sandbox shares the machine's network, its loopback included.
 """
@@ -36,15 +36,15 @@ from polar_gym.runtimes.threads import to_its_end
 
 class ApptainerOptions(LimitOptions):
     scratch: Annotated[Path | None, Names.OTHER] = None
-    """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
+    """The directory of the sandboxes' files on the gateway's machine. Default: the system's temporary directory."""
     program: Annotated[str, Names.OTHER] = "apptainer"
     """Apptainer's own program: a name on PATH, or a path."""
     images: Annotated[Path | None, Names.OTHER] = None
-    """Where converted images are kept. Default: `images` in polar-gym's cache."""
+    """The directory of converted images. Default: `images` in polar-gym's cache."""
     form: Form = "directory"
-    """What images are converted to: directories start faster, SIF files are one file each."""
+    """The form that images are converted to: directories start faster, SIF files are one file each."""
     file_mb: int = Field(default=4096, gt=0)
-    """What one file may grow to."""
+    """The largest size of one file."""
 
 
 class Apptainer:
@@ -97,12 +97,12 @@ class Apptainer:
         return sandbox
 
     async def prepare(self, images: Collection[str]) -> None:
-        """Have these images converted before the first sandbox asks for one. Raises `SandboxError`."""
+        """Convert these images before the first sandbox asks for one. Raises `SandboxError`."""
         for image in images:
             await to_its_end(self._images.get, image)
 
     async def reap(self, session_ids: Collection[str]) -> int:
-        """End the instances that a killed gateway left of these sessions; how many scratch directories there were."""
+        """End what a killed gateway left of these sessions, and return how many scratch directories there were."""
         orphans = scratch_directory.orphans(session_ids, self.options.scratch)
         for scratch in orphans:
             await to_its_end(end_instances, scratch)
@@ -110,10 +110,10 @@ class Apptainer:
         return len(orphans)
 
     async def close(self) -> None:
-        """Nothing is held between sandboxes."""
+        """Do nothing: the runtime holds nothing between sandboxes."""
 
     async def _start_instance(self, instance: Instance, image: Image, request: SandboxRequest) -> None:
-        """Start it with the workspace in its place. A view of the workspace ends here: the instance has it mounted."""
+        """Start the instance with its workspace. A view of the workspace ends here: the instance has it mounted."""
         view = None
         if request.workspace is None:
             if request.spec.image is not None:
@@ -121,7 +121,7 @@ class Apptainer:
                 await to_its_end(sandbox_files.unpack_workspace, content, instance.scratch)
         elif os.geteuid() == 0:
             view = await sandbox_files.show_workspace(request.workspace, instance.scratch)
-        else:  # Apptainer makes a user namespace of its own, and would be the view's root in it
+        else:  # in the user namespace that Apptainer makes, the view would belong to root
             await sandbox_files.copy_workspace(request.workspace, instance.scratch)
         try:
             await instance.start(image, request, view.enter if view is not None else ())

@@ -1,7 +1,7 @@
 """Images as Apptainer runs them: its own files and directories as they are, container images converted once.
 
-A conversion is kept under the image's id, made beside its place and renamed into it, so that what is there is whole;
-a lock file lets many processes wait for one conversion. All of this blocks.
+A conversion is kept under the image's id. It is made beside its place and renamed into it, so that a conversion in its
+place is complete. A lock file lets many processes wait for one conversion. All functions block.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Form = Literal["directory", "sif"]
 CONVERSION_SECONDS = 3600
 
 CONTAINED = ("--containall", "--cleanenv", "--no-home", "--no-privs")
-"""Nothing of the gateway's machine, its environment or its rights."""
+"""Options that give an image's programs nothing of the gateway's machine, environment or rights."""
 
 
 NOBODY = 65534
 
 
 def as_nobody() -> tuple[str, ...]:
-    """Return the options with which root has an image's programs run without root's rights, such as to /proc/sys."""
+    """Return the options with which root runs an image's programs without root's rights, such as those to /proc/sys."""
     return ("--security", f"uid:{NOBODY}", "--security", f"gid:{NOBODY}") if os.geteuid() == 0 else ()
 
 
@@ -83,7 +83,7 @@ class Images:
     _known: dict[Path, Image] = field(default_factory=dict)
 
     def get(self, name: str | None) -> Image:
-        """The image to run, converted if it must be; None: the empty one, for this machine's /usr.
+        """Return the image to run, converted if it must be. None: the empty image, for this machine's /usr.
 
         Raises `SandboxError`.
         """
@@ -97,7 +97,7 @@ class Images:
         return self._known[path]
 
     def read(self, image: Image, directory: str) -> bytes | None:
-        """What the image has in a directory, as a tar; None where it has none. Raises `SandboxError`."""
+        """Return a directory of the image as a tar; None where it does not exist. Raises `SandboxError`."""
         script = '[ -d "$1" ] || exit 66; cd "$1" && exec tar -c -f - .'
         done = self._run("exec", *CONTAINED, *as_nobody(), str(image.path), "/bin/sh", "-c", script, "sh", directory)
         if done.returncode == 66:
@@ -124,7 +124,7 @@ class Images:
         content = skeleton()
         with tempfile.TemporaryDirectory(dir=self.cache) as directory:
             with tarfile.open(fileobj=io.BytesIO(content)) as files:
-                tar.unpack(files, directory, "fully_trusted")  # our own, with a /var/tmp for all
+                tar.unpack(files, directory, "fully_trusted")  # our own archive, with a /var/tmp for all
             Path(directory).chmod(0o755)
             return self._converted(hashlib.sha256(content).hexdigest(), directory)
 
@@ -174,7 +174,7 @@ class Images:
 
 
 def environment(configuration: str, cache: Path) -> dict[str, str]:
-    """The whole environment of Apptainer's own commands: what it keeps lies where we say."""
+    """Return the whole environment of Apptainer's own commands, which names the places of Apptainer's files."""
     return {
         "PATH": agent.PATH,
         "HOME": configuration,
@@ -185,35 +185,35 @@ def environment(configuration: str, cache: Path) -> dict[str, str]:
 
 
 def _daemon() -> dict[str, str]:
-    """Which Docker daemon has the images that are asked for by name."""
+    """Return the variable that names the Docker daemon in which images are looked up by name."""
     host = os.environ.get("DOCKER_HOST")
     return {"DOCKER_HOST": host} if host else {}
 
 
 def _own_format(path: Path) -> Path:
     if path.is_dir() and not (path / ".singularity.d" / "actions" / "start").exists():
-        raise SandboxError(f"runtime.image: {path} is no sandbox of Apptainer's; make one: apptainer build --sandbox")
+        raise SandboxError(f"runtime.image: {path} is not a sandbox of Apptainer; make one: apptainer build --sandbox")
     if not path.exists():
         raise SandboxError(f"runtime.image: {path} does not exist")
     return path
 
 
 def _id_in_archive(archive: Path) -> str:
-    """The image's id, by which an archive calls its configuration."""
+    """Return the id of the image in an archive, which names the file of its configuration by that id."""
     try:
         with tarfile.open(archive) as tar:
             manifest = tar.extractfile("manifest.json")
             assert manifest is not None
             (image, *others) = json.load(manifest)
     except (OSError, KeyError, ValueError, tarfile.TarError) as error:
-        raise SandboxError(f"runtime.image: {archive} is no archive of docker save: {error}") from error
+        raise SandboxError(f"runtime.image: {archive} is not an archive of docker save: {error}") from error
     if others:
         raise SandboxError(f"runtime.image: {archive} holds {1 + len(others)} images; save one alone")
     return Path(image["Config"]).name.removesuffix(".json")
 
 
 def _id_in_daemon(name: str) -> str | None:
-    """The id of an image that a Docker daemon on this machine has; None without one."""
+    """Return the id of an image in the Docker daemon on this machine; None where no daemon has the image."""
     try:
         with contextlib.closing(docker.DockerClient.from_env(timeout=30)) as client:
             found = client.images.get(name).id

@@ -1,4 +1,4 @@
-"""One Apptainer instance: its namespaces, from their making until nothing of them is left."""
+"""One Apptainer instance: its namespaces, from their start until they are gone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ISOLATION = (
 
 
 class Instance:
-    """Made stopped; `end` may be called at any time, and twice."""
+    """An instance, not yet started. `end` may be called at any time, and twice."""
 
     def __init__(self, program: str, scratch: Path, cache: Path) -> None:
         self.scratch = scratch
@@ -38,7 +38,7 @@ class Instance:
         """A pidfd of the instance's PID 1."""
 
     async def start(self, image: Image, request: SandboxRequest, through: Sequence[str]) -> None:
-        """Start it, by a command that is itself run `through` another one. Raises `SandboxError`."""
+        """Start the instance; `through` is an argv prefix of the command that does. Raises `SandboxError`."""
         for name in ("apptainer", "overlay", "overlay/upper", "overlay/work"):
             (self.scratch / name).mkdir()
         (self.scratch / "etc" / "passwd").write_text(_with_agent(image.passwd))
@@ -58,9 +58,9 @@ class Instance:
             raise SandboxError("the instance was killed from outside before its first command") from error
 
     def enter(self) -> list[str]:
-        """What a command is run through to be inside, as the agent, under the filter and without a way to more rights.
+        """Return the argv prefix that runs a command inside, as the agent and under the filter.
 
-        Raises `SandboxError` when the instance is gone.
+        It leaves the command no way to more rights. Raises `SandboxError` when the instance is gone.
         """
         if self._init is None or _readable(self._init, 0):
             raise SandboxError("the sandbox is gone: its instance has ended")
@@ -70,21 +70,24 @@ class Instance:
         return [*seccomp.launcher(), "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
 
     async def listen(self) -> socket.socket:
-        """The gateway's listening socket in the instance's network namespace. Raises `SandboxError`."""
+        """Return the gateway's listening socket in the instance's network namespace. Raises `SandboxError`."""
         try:
             return await listen_inside(self._pid, GATEWAY_PORT)
         except OSError as error:
             raise SandboxError(f"the gateway may not enter the sandbox's network: {error}") from error
 
     def end(self) -> None:
-        """Kill everything inside, and wait until it is gone. Blocks."""
+        """Kill all processes inside, and wait until the instance is gone. Blocks."""
         if self._init is not None:
             os.close(self._init)
             self._init = None
         end_instances(self.scratch)
 
     def _binds(self, image: Image, request: SandboxRequest) -> list[str]:
-        """`source:destination:mode`, later ones on top of earlier ones. Raises `SandboxError`."""
+        """Return `source:destination:mode` of each mount; later ones lie on top of earlier ones.
+
+        Raises `SandboxError`.
+        """
         mounts = glibc.mounts_of(request, has_glibc=image.glibc, has_git=image.git)
         mounts.append(Mount(self.scratch / "etc" / "passwd", "/etc/passwd"))
         own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
@@ -110,7 +113,7 @@ class Instance:
             _, stderr = await process.communicate()
             return process.returncode, stderr
 
-        # Not to be left half-way, where nobody could find what it has started.
+        # Run to the end also when cancelled: a half-started instance could not be found again.
         running = asyncio.create_task(run())
         try:
             code, stderr = await asyncio.shield(running)
@@ -137,13 +140,13 @@ def end_instances(scratch: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, FileNotFoundError):
                 continue
-            # The process that started PID 1 takes its control groups and mounts down, and ends.
+            # The process that started PID 1 removes its control groups and mounts, and ends.
             if not _readable(keeper, END_SECONDS):
                 raise SandboxError(f"the instance in {scratch} was killed, but does not end")
 
 
 def _pids(scratch: Path) -> list[int]:
-    """PID 1 of each instance that is registered there."""
+    """Return PID 1 of each instance that is registered in a scratch directory."""
     files = (scratch / "apptainer" / "instances" / "app").glob("*/*/*/*.json")
     return [int(json.loads(file.read_text())["pid"]) for file in files]
 
@@ -158,7 +161,7 @@ def _readable(descriptor: int, seconds: float) -> bool:
 
 
 def _with_agent(passwd: str) -> str:
-    """With a line for the agent's uid, where the image has none."""
+    """Return the image's passwd file with a line for the agent's uid, which is added where the image has none."""
     if any(line.split(":")[2:3] == [str(agent.UID)] for line in passwd.splitlines()):
         return passwd
     return f"{passwd.rstrip()}\n{agent.NAME}:x:{agent.UID}:{agent.GID}:{agent.NAME}:{HOME}:/bin/sh\n"

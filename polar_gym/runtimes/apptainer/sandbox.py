@@ -36,7 +36,7 @@ class ApptainerSandbox:
     image: Image
     request: SandboxRequest
     limits: Sequence[str]
-    """What a command is run through so that each of its processes is limited."""
+    """Argv prefix that limits each process of a command."""
     base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
     cgroup: cgroups.Cgroup | None = None
     server: asyncio.Server | None = None
@@ -102,13 +102,13 @@ class ApptainerSandbox:
 
 
 def process_limits(memory_mb: int, file_mb: int) -> list[str]:
-    """See `ApptainerSandbox.limits`."""
+    """Return `ApptainerSandbox.limits` for these limits."""
     values = {"data": memory_mb * MEBIBYTE, "fsize": file_mb * MEBIBYTE, "core": 0}
     return ["prlimit", *(f"--{name}={value}" for name, value in values.items()), "--"]
 
 
 async def _communicate(process: asyncio.subprocess.Process, stdin: bytes, stdout: Output, stderr: Output) -> None:
-    """Feed and collect until the command has ended and all its pipes are closed."""
+    """Write the input and collect the output until the command has ended and all its pipes are closed."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None

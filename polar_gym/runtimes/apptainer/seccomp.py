@@ -1,4 +1,4 @@
-"""The filter of system calls in Apptainer's sandboxes: of their commands, and of the PID 1 that they run beside.
+"""The filter of system calls in Apptainer's sandboxes: for their commands, and for the PID 1 beside them.
 
 A command is filtered before it enters the instance: inside there may be no program that could set the filter. So the
 filter allows the two calls that `nsenter` makes; the kernel refuses them to an agent, who has no capabilities.
@@ -32,7 +32,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def launcher() -> tuple[str, ...]:
-    """Return what `nsenter` is run through: it sets the filter, and takes away every way to more rights.
+    """Return the argv prefix of `nsenter` that sets the filter and takes away every way to more rights.
 
     Raises `SandboxError`.
     """
@@ -40,7 +40,7 @@ def launcher() -> tuple[str, ...]:
 
 
 def check() -> list[str]:
-    """Return why commands cannot be filtered here, if they cannot."""
+    """Return why the system calls of commands cannot be filtered here; empty where they can."""
     try:
         trial = [*launcher(), "true"]
     except SandboxError as error:
@@ -57,7 +57,7 @@ def check() -> list[str]:
 def profile() -> str:
     """Return the filter of PID 1 as `apptainer --security seccomp:FILE` reads it.
 
-    Where the agent has that process's uid, it could make calls through it.
+    Where the agent has the uid of PID 1, the agent could make calls through that process.
     """
     denied = {"names": sorted(DENIED), "action": "SCMP_ACT_ERRNO"}
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [denied]})

@@ -1,17 +1,17 @@
 """Sandboxes without a daemon: each command is one fresh `bwrap` around a scratch directory.
 
-What must outlive a command (workspace, home, /tmp) lies in the scratch directory on the gateway's machine; everything
-else is made anew in a few milliseconds: all namespaces, a read-only root on tmpfs with the host's /usr, a minimal
-/etc, private /proc and /dev. No process outlives its command, so nothing has to be searched for and killed: the
-sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and `exec`
-waits for that. As root there is no user namespace between a command and the kernel: the filter of system calls keeps
-it from what the kernel holds for a uid on the whole machine, such as keyrings.
+The workspace, home and /tmp must outlive a command: they lie in the scratch directory on the gateway's machine.
+Everything else is made for each command in a few milliseconds: all namespaces, a read-only root on tmpfs with the
+host's /usr, a minimal /etc, private /proc and /dev. No process outlives its command, so none has to be searched for and
+killed: the sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and
+`exec` waits for that. As root, no user namespace stands between a command and the kernel: the filter of system calls
+keeps the command from what the kernel holds for a uid on the whole machine, such as keyrings.
 
-The command is held back until the gateway listens inside the new network namespace. With `network: full` there is no
-such namespace: the sandbox shares the machine's network, its loopback included.
+The command is held back until the gateway listens inside the new network namespace. With `network: full`, the sandbox
+has no network namespace: it shares the machine's network, its loopback included.
 
-The workspace is copied on write and the sandbox limited as a whole where the machine allows both; where it does not,
-the workspace is copied, each process is limited alone, and the log says so once.
+The workspace is copied on write and the sandbox is limited as a whole, where the machine allows both. Elsewhere the
+workspace is copied, each process is limited alone, and the log says so once.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ ISOLATION = (
 )
 
 AS_USER = ("--unshare-user", "--uid", str(agent.UID), "--gid", str(agent.GID))
-"""Without root the agent's uid exists in a user namespace, and is the gateway's own outside."""
+"""Without root, the agent's uid exists in a user namespace; outside, it is the gateway's own uid."""
 
 AS_ROOT = tuple(
     part
     for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
     for part in ("--cap-add", capability)
 )
-"""As root there is no user namespace: in one, the agent would still be the host's uid 0 wherever the kernel asks for a
-uid and not for a capability, as it does for /proc/sys (`core_pattern` alone would be the whole machine). These
-capabilities are for `bwrap`, to enter the agent's directory, and for STEP_DOWN."""
+"""As root, the sandbox has no user namespace. In one, the agent would still be the host's uid 0 wherever the kernel
+asks for a uid and not for a capability, as it does for /proc/sys (`core_pattern` alone would give the whole machine).
+These capabilities are for `bwrap`, to enter the agent's directory, and for STEP_DOWN."""
 
 STEP_DOWN = (
     *("/usr/bin/setpriv", f"--reuid={agent.UID}", f"--regid={agent.GID}", "--clear-groups"),
     *("--inh-caps=-all", "--bounding-set=-all", "--"),
 )
-"""What root's sandbox runs the command with: it leaves uid 0 and the last capabilities."""
+"""The argv prefix of a command in root's sandbox: it leaves uid 0 and the last capabilities."""
 
 
 START = f'{agent.SET_ENVIRONMENT}; exec "$@"'
-"""The script of `sh -c` that starts the command after STEP_DOWN, whose dynamic loader must see nothing of a task."""
+"""The script of `sh -c` that starts the command, after STEP_DOWN: its dynamic loader must see nothing of a task."""
 
 
 class BubblewrapOptions(LimitOptions):
     scratch: Annotated[Path | None, Names.OTHER] = None
-    """Where sandboxes keep their files on the gateway's machine. Default: the system's temporary directory."""
+    """The directory of the sandboxes' files on the gateway's machine. Default: the system's temporary directory."""
     file_mb: int = Field(default=4096, gt=0)
-    """What one file may grow to."""
+    """The largest size of one file."""
 
 
 class Bubblewrap:
@@ -100,7 +100,7 @@ class Bubblewrap:
         return sandbox_files.caveats(self._options)
 
     async def prepare(self, images: Collection[str]) -> None:
-        """Sandboxes that ask for an image are refused."""
+        """Do nothing: sandboxes that ask for an image are refused."""
 
     async def start(self, request: SandboxRequest) -> BubblewrapSandbox:
         if not (bwrap := shutil.which("bwrap")):
@@ -124,9 +124,9 @@ class Bubblewrap:
         return sandbox
 
     async def reap(self, session_ids: Collection[str]) -> int:
-        """Remove the scratch directories that a killed gateway left of these sessions; how many there were.
+        """Remove the scratch directories that a killed gateway left of these sessions, and return how many there were.
 
-        Their processes are gone already: they died with the gateway.
+        The processes of the sandboxes died with the gateway.
         """
         orphans = scratch_directory.orphans(session_ids, self._options.scratch)
         for path in orphans:
@@ -134,7 +134,7 @@ class Bubblewrap:
         return len(orphans)
 
     async def close(self) -> None:
-        """Nothing is held between sandboxes."""
+        """Do nothing: the runtime holds nothing between sandboxes."""
 
     def _check_namespaces(self) -> list[str]:
         links = [part for link, target in agent.host_root_links().items() for part in ("--symlink", target, link)]
@@ -179,12 +179,12 @@ class BubblewrapSandbox:
     """Resource limit -> value, for every process."""
     base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
     view: copy_on_write.View | None = None
-    """The workspace, where it is copied on write."""
+    """The view of the workspace, where the workspace is copied on write."""
     cgroup: cgroups.Cgroup | None = None
     server: asyncio.Server | None = None
-    """The gateway, where it serves the sandbox and not each command's own network."""
+    """The gateway, where one server serves the whole sandbox, and not one each command's own network."""
     _running: dict[BwrapProcess, asyncio.Future[None]] = field(default_factory=dict)
-    """Each running command with what is set when nothing of it is left."""
+    """Running command -> a future that is done when nothing of the command is left."""
     _stopped: bool = False
 
     async def exec(self, command: Command) -> ExecResult:
@@ -246,7 +246,7 @@ class BubblewrapSandbox:
         await to_its_end(sandbox_files.remove, self.scratch)
 
     def _arguments(self, command: Command) -> list[str]:
-        """The options of `bwrap`: later ones lie on top of earlier ones."""
+        """Return the options of `bwrap` for a command; a later mount lies on top of an earlier one."""
         workspace = self.request.spec.workspace.path
         environment = {**agent.ENVIRONMENT, **self.request.spec.environment, **command.environment}
         arguments = [*ISOLATION, *(AS_ROOT if os.geteuid() == 0 else AS_USER)]
@@ -275,7 +275,10 @@ async def _expire(limit: asyncio.Timeout, end: asyncio.Event) -> None:
 
 
 def _mount(kind: str, host: Path, inside: str) -> list[str]:
-    """A bind mount and the directories above it, which `bwrap` alone would make unreadable for all but their owner."""
+    """Return the options of a bind mount and of the directories above it.
+
+    If `bwrap` made these directories by itself, only their owner could read them.
+    """
     parents = [str(parent) for parent in reversed(PurePosixPath(inside).parents) if parent.name]
     return [*(part for parent in parents for part in ("--dir", parent)), kind, str(host), inside]
 

@@ -1,10 +1,10 @@
 """One `bwrap` process from its start, with the command held back, until nothing of it is left.
 
-The command waits (`--block-fd`) until its limits are set and the gateway listens. The options travel by file
-descriptor, not by command line, where every user of the machine could read the session's key. The filter of system
-calls (`--seccomp`) holds for the command and for all that it starts. `bwrap` reports on another descriptor
-(`--json-status-fd`), first the sandbox's PID 1 and at the end the command's exit code, but the latter only if the
-command was really started: that tells a broken sandbox from a failed command.
+The command waits (`--block-fd`) until its limits are set and the gateway listens. The options are passed by file
+descriptor and not on the command line, where every user of the machine could read the session's key. The filter of
+system calls (`--seccomp`) holds for the command and for all processes that it starts. `bwrap` reports on another
+descriptor (`--json-status-fd`): first the sandbox's PID 1, and at the end the command's exit code. It reports the exit
+code only if the command was started, which tells a broken sandbox from a failed command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polar_gym.runtimes.output import Output, feed_stdin
 
 
 class BwrapProcess:
-    """Made by `spawn`; whoever has one must `end` it."""
+    """A running `bwrap`, made by `spawn`. The caller must call `end`."""
 
     def __init__(self, process: asyncio.subprocess.Process, status: int, release: int) -> None:
         self._process = process
@@ -36,7 +36,7 @@ class BwrapProcess:
 
     @classmethod
     async def spawn(cls, bwrap: Sequence[str], options: Sequence[str], argv: Sequence[str]) -> BwrapProcess:
-        """Start `bwrap` (and before it what it is started through); the command does not run before `release`.
+        """Start `bwrap`, the last part of the argv `bwrap`; the command does not run before `release`.
 
         Raises `SandboxError`.
         """
@@ -95,17 +95,17 @@ class BwrapProcess:
         raise SandboxError(f"bwrap failed: {said or 'it was killed from outside before its command could start'}")
 
     def release(self) -> None:
-        """Let the command begin; where `bwrap` has failed already, its exit will say so."""
+        """Let the command start. Where `bwrap` has failed already, its exit says so."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._release, b"\0")
 
     async def communicate(self, stdin: bytes, stdout: Output, stderr: Output) -> None:
-        """Feed and collect until the command has ended and all its pipes are closed."""
+        """Write the input and collect the output until the command has ended and all its pipes are closed."""
         assert self._process.stdin is not None
         await asyncio.gather(feed_stdin(self._process.stdin, stdin), self.drain(stdout, stderr), self._process.wait())
 
     async def drain(self, stdout: Output, stderr: Output) -> None:
-        """Collect what is left in the pipes."""
+        """Collect the rest of the output from the pipes."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         await asyncio.gather(stdout.read(self._process.stdout), stderr.read(self._process.stderr))
@@ -115,15 +115,15 @@ class BwrapProcess:
             self._process.kill()
 
     async def end(self) -> None:
-        """Kill what still runs, and wait until the kernel has removed all of it."""
+        """Kill what still runs, and wait until the kernel has removed all processes."""
         if self._init is None:
             with contextlib.suppress(SandboxError):
                 await self.pid()
         self.kill()
         os.close(self._release)
         if self._init is not None:
-            # `--die-with-parent` sends the same signal, but only once the sandbox has come far enough to ask for it:
-            # one whose `bwrap` was killed before that would wait for ever, holding the pipes open.
+            # `--die-with-parent` sends the same signal, but only once the sandbox has come far enough to ask for it.
+            # A sandbox whose `bwrap` was killed before that would never end, and hold the pipes open.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init, signal.SIGKILL)
             await _readable(self._init)
@@ -134,16 +134,16 @@ class BwrapProcess:
         os.close(self._status)
 
     def exit_code(self, stderr: bytes) -> int:
-        """What the command exited with. Raises `SandboxError` when `bwrap` never came to start it."""
+        """Return the command's exit code. Raises `SandboxError` when `bwrap` failed before it started the command."""
         if self._exit_code is not None:
             return self._exit_code
         message = stderr.decode(errors="replace").strip()
         if message.startswith("bwrap: execvp"):
-            return 127  # as a shell says that there is no such program
+            return 127  # the exit code of a shell for a program that it does not find
         raise SandboxError(f"bwrap failed: {message or f'exit code {self._process.returncode}'}")
 
     async def _next_report(self) -> bytes:
-        """The next line of the status descriptor, which may come in pieces; b"" at its end."""
+        """Return the next line of the status descriptor, which may come in pieces; b"" at its end."""
         while b"\n" not in self._unread:
             await _readable(self._status)
             piece = os.read(self._status, 4096)

@@ -70,12 +70,12 @@ class Docker:
         return sandbox
 
     async def prepare(self, images: Collection[str]) -> None:
-        """Have these images on this machine before the first sandbox asks for one. Raises `SandboxError`."""
+        """Get these images onto this machine before the first sandbox asks for one. Raises `SandboxError`."""
         for image in images:
             await self._daemon.call(lambda client, name=image: self._image(client, name))
 
     async def reap(self, session_ids: Collection[str]) -> int:
-        """Remove the containers that a killed gateway left of these sessions; how many there were."""
+        """Remove the containers that a killed gateway left of these sessions, and return how many there were."""
 
         def remove(client: docker.DockerClient) -> int:
             containers = client.api.containers(all=True, filters={"label": SESSION_LABEL})
@@ -93,7 +93,7 @@ class Docker:
         self._daemon.close()
 
     def _image(self, client: docker.DockerClient, name: str | None) -> Image:
-        """The image to run, which is on this machine. Raises `SandboxError`."""
+        """Return the image to run, after it was brought onto this machine. Raises `SandboxError`."""
         if name is not None:
             return self._daemon.images.get(client, name)
         if not self._daemon.options.host_usr:

@@ -1,7 +1,7 @@
 """One Docker daemon, as the runtime and its sandboxes use it: SDK calls off the event loop.
 
-The SDK blocks, so all its calls run in threads of the runtime's own; containers are begun in fewer threads still and
-not faster than a daemon can, whatever the number of sessions that ask for one.
+The SDK blocks, so all its calls run in threads of the daemon's own. Containers are started in fewer threads still, and
+not faster than a daemon can start them, whatever the number of sessions that ask for one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ START_THREADS = 4
 
 
 class Starts:
-    """The beginnings of containers on one daemon, by all runtimes of this process: few at once, and paced."""
+    """The starts of containers on one daemon, by all runtimes of this process: few at once, and paced."""
 
     _of_daemons: ClassVar[dict[str, Starts]] = {}
 
@@ -71,7 +71,7 @@ class Daemon:
         self._deciding = threading.Lock()
         self._client: docker.DockerClient | None = None
         self._whole_disk = True
-        """Whether the daemon limits what a container writes; until it has refused to."""
+        """Whether the daemon limits what a container writes: true until the daemon has refused to."""
 
     def connected(self) -> docker.DockerClient:
         """Return the SDK's client. Blocks the first time. Raises `docker.errors.DockerException`."""
@@ -81,13 +81,14 @@ class Daemon:
             return self._client
 
     async def call(self, function: Callable[[docker.DockerClient], T]) -> T:
-        """Run SDK calls off the event loop. Cancelling waits for the call to end, so that nothing is made behind the
-        back of who cleans up. Raises `SandboxError`.
+        """Run SDK calls off the event loop. Raises `SandboxError`.
+
+        Cancelling waits for the call to end, so that nothing is made after the caller has cleaned up.
         """
         return await self._run(self._executor, function)
 
     async def begin(self, function: Callable[[docker.DockerClient], T]) -> T:
-        """Like `call`, for what begins a container: in its turn."""
+        """Run SDK calls that start a container, in their turn, as `call` does."""
 
         def in_turn(client: docker.DockerClient) -> T:
             self._starts.wait(self.options.starts_per_second)
@@ -108,7 +109,7 @@ class Daemon:
                 log.warning("docker: runtime.disk_mb limits each file alone: %s", reason)
 
     def disk_limit(self) -> dict[str, Any]:
-        """What a new container is told about the disk."""
+        """Return the options of a new container that limit its disk."""
         limit = self.options.disk_mb
         if limit is None:
             return {}

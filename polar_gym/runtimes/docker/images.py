@@ -1,6 +1,6 @@
-"""Images of one Docker daemon: there before anything starts, pulled once however many sessions ask.
+"""Images of one Docker daemon: each is pulled once before a container starts, however many sessions ask for it.
 
-All of this blocks: it runs in the runtime's own threads.
+All functions block: they run in the threads of `daemon`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Image:
 
 
 class Images:
-    """What is known of a daemon's images."""
+    """Finds and pulls the images of a daemon, and knows what was found in them."""
 
     def __init__(self, policy: PullPolicy) -> None:
         self._policy: PullPolicy = policy
@@ -43,7 +43,7 @@ class Images:
         """Image id -> whether it has glibc, and git."""
 
     def get(self, client: docker.DockerClient, name: str) -> Image:
-        """The image called `name`, pulled if the policy says so. Raises `SandboxError`."""
+        """Return the image called `name`, pulled if the policy says so. Raises `SandboxError`."""
         with self._locks[name]:
             if self._policy == "always" and name not in self._pulled:
                 self._pull(client, name)
@@ -79,7 +79,7 @@ class Images:
 
 
 def _look_into(client: docker.DockerClient, image: str) -> tuple[bool, bool]:
-    """Whether an image has glibc, and git, as a container says that is never started."""
+    """Return whether an image has glibc, and git. They are looked for in a container that is never started."""
     container = client.api.create_container(image, entrypoint=["/bin/sh"], network_disabled=True)["Id"]
     try:
         glibc, git = (any(_has_file(client, container, path) for path in paths) for paths in (LOADERS, GITS))

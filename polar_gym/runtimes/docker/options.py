@@ -1,4 +1,4 @@
-"""What a config may set of the docker runtime."""
+"""The options of the docker runtime."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DockerOptions(LimitOptions):
     """For the relay's socket; a gateway in a container needs one that is mounted at the same path as on the host.
     Default: the system's temporary directory."""
     disk_mb: int | None = Field(default=16384, gt=0)
-    """What a sandbox may write. Only some storage drivers keep it (overlay2 on XFS with quotas, btrfs, zfs); elsewhere
-    it limits each file alone. null: no limit."""
+    """How much a sandbox may write. Only some storage drivers keep the limit (overlay2 on XFS with quotas, btrfs, zfs);
+    elsewhere it limits each file alone. null: no limit."""
     pull: PullPolicy = "missing"
     """When an image is fetched from its registry: `never`, when it is `missing`, or `always` once by each gateway."""
     bridge: Annotated[str, Names.OTHER] = "bridge"

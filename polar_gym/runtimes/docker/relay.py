@@ -1,8 +1,8 @@
-"""A gateway's way into a container whose network namespace the gateway may not join.
+"""The gateway's way into a container whose network namespace the gateway may not join.
 
-The gateway listens on a Unix socket in a directory that is mounted into the container; a small relay inside accepts
-TCP connections on the container's own 127.0.0.1 and passes their bytes on. It runs as root, without capabilities, so
-that the agent can neither kill nor change it. Whichever of node and python3 is there runs it.
+The gateway listens on a Unix socket in a directory that is mounted into the container. A small relay inside accepts TCP
+connections on the container's own 127.0.0.1 and passes their bytes on. The relay runs as root, without capabilities, so
+that the agent can neither kill nor change it. It is run by node, or by python3 where there is no node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polar_gym.runtimes import TOOLCHAIN, SandboxError
 from polar_gym.runtimes.docker import streams
 
 INSIDE = "/run/polar-gym"
-"""Where the socket's directory is mounted inside the container."""
+"""The directory inside the container at which the socket's directory is mounted."""
 
 SOCKET = "gateway.sock"
 
@@ -65,7 +65,7 @@ echo "the image has neither node nor python3"
 
 
 def argv(port: int) -> list[str]:
-    """The command that relays, to be run as root inside the container."""
+    """Return the command of the relay, to be run as root inside the container."""
     return [
         "/bin/sh",
         "-c",
@@ -80,7 +80,7 @@ def argv(port: int) -> list[str]:
 
 
 def listen(directory: Path) -> socket.socket:
-    """The gateway's end: a listening Unix socket in `directory`, open to every uid that can reach the directory."""
+    """Return a listening Unix socket in `directory`, open to every uid that can reach the directory."""
     path = directory / SOCKET
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -97,7 +97,7 @@ def listen(directory: Path) -> socket.socket:
 
 
 async def begin(host: str, exec_id: str) -> asyncio.StreamWriter:
-    """Start the relay and wait until it listens; it lives as long as its container. Raises `SandboxError`."""
+    """Start the relay, and wait until it listens. It runs as long as its container. Raises `SandboxError`."""
     reader, writer = await streams.start(host, exec_id)
     said = b""
     try:

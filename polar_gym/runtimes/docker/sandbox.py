@@ -1,8 +1,8 @@
 """One container: how it is made, how commands run in it, and how it ends.
 
-A container's PID 1 belongs to root and does nothing but wait; commands are run beside it as the agent's uid. So one
-`kill -9 -1` as that uid ends every process that the agent ever started, however it hid them, and not the container.
-Docker has no time limit for a command: the runtime watches the clock itself. Commands of one sandbox run one at a time.
+A container's PID 1 belongs to root and only waits; commands run beside it as the agent's uid. So one `kill -9 -1` as
+that uid ends every process that the agent ever started, however the agent hid it, and the container stays. Docker has
+no time limit for a command, so the runtime watches the clock. Commands of one sandbox run one at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NODE_LABEL = "polar-gym.node"
 AGENT = f"{agent.UID}:{agent.GID}"
 
 WAIT = "while :; do sleep 3600 & wait $!; done"
-"""PID 1: a shell, because it also buries the orphans that come to it."""
+"""The script of PID 1. It is a shell, because a shell also reaps the orphans that it inherits."""
 
 PREPARE = """
 set -e
@@ -130,7 +130,7 @@ class DockerSandbox:
         return directory
 
     def _create(self, client: docker.DockerClient) -> int:
-        """Create and start the container; its PID 1 as the daemon counts."""
+        """Create and start the container; return its PID 1 as the daemon counts."""
         options = self._daemon.options
         memory = f"{options.memory_mb}m"
         container = client.containers.create(
@@ -169,11 +169,11 @@ class DockerSandbox:
         return [docker_types.Mount(each.inside, str(each.host), type="bind", read_only=True) for each in mounts]
 
     async def _listen(self, pid: int) -> socket.socket:
-        """The gateway's listening socket, in the container's network namespace or on this side of the relay."""
+        """Return the gateway's listening socket, in the container's network namespace or on this side of the relay."""
         gateway = self._daemon.options.gateway
         if gateway != "relay":
             try:
-                # Daemon and gateway may count processes differently: then that number is something else's here.
+                # Daemon and gateway may count processes differently: then this number means another process here.
                 if self._name.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     raise ProcessLookupError(f"process {pid} is not the container's: is the gateway in one itself?")
                 return await listen_inside(pid, GATEWAY_PORT)
@@ -205,7 +205,7 @@ class DockerSandbox:
         return await self._daemon.call(create)
 
     async def _exit_code(self, exec_id: str) -> int:
-        """What a command whose streams have ended exited with: the daemon may learn it a moment later."""
+        """Return the exit code of a command whose streams have ended; the daemon may learn it a moment later."""
         for _ in range(EXIT_POLLS):
             state = await self._daemon.call(lambda client: client.api.exec_inspect(exec_id))
             if not state["Running"] and state["ExitCode"] is not None:
@@ -214,7 +214,7 @@ class DockerSandbox:
         raise SandboxError("a command closed its output, but Docker does not see it end")
 
     async def _run(self, argv: Sequence[str], *, user: str) -> ExecResult:
-        """One of the runtime's own short commands."""
+        """Run one of the runtime's own short commands."""
         stdout, stderr = Output(CHUNK), Output(CHUNK)
         exec_id = await self._create_exec(argv, user, "/", {})
         await streams.communicate(self._daemon.host, exec_id, b"", stdout, stderr)
@@ -234,7 +234,7 @@ def _said(result: ExecResult) -> str:
 
 
 def remove_container(client: docker.DockerClient, container: str) -> None:
-    """Remove a container, running or not, and wait until it is gone; nothing where there is none."""
+    """Remove a container, running or not, and wait until it is gone. Do nothing where it does not exist."""
     deadline = time.monotonic() + REMOVE_SECONDS
     while True:
         try:
@@ -242,6 +242,6 @@ def remove_container(client: docker.DockerClient, container: str) -> None:
         except errors.NotFound:
             return
         except errors.APIError as error:
-            if error.status_code != 409 or time.monotonic() > deadline:  # 409: somebody else is removing it
+            if error.status_code != 409 or time.monotonic() > deadline:  # 409: it is being removed already
                 raise
             time.sleep(0.05)

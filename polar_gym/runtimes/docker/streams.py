@@ -1,9 +1,9 @@
 """A command's streams in a running container, on the event loop.
 
-The SDK creates and inspects commands; their streams are spoken here, because the SDK would hold a thread for as long
-as a harness runs, and offers no way to half-close a command's stdin without reaching into its private parts. The
-protocol is one HTTP request that turns into a raw connection: to the container, stdin; from it, frames of an 8-byte
-header (stream number, three zeros, length) and that many bytes.
+The SDK creates and inspects commands, but this module reads and writes their streams. The SDK would hold a thread for
+as long as a harness runs, and cannot half-close a command's stdin without use of its private parts. The protocol is one
+HTTP request that turns into a raw connection. The gateway sends stdin. The container sends frames: a header of 8 bytes
+(stream number, three zeros, length) and that many bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STDOUT, STDERR = 1, 2
 
 
 async def communicate(host: str, exec_id: str, stdin: bytes, stdout: Output, stderr: Output) -> None:
-    """Start a command that was created, feed it, and collect what it prints to the end of its streams."""
+    """Start a command that was created, write its stdin, and collect its output to the end of its streams."""
     reader, writer = await start(host, exec_id)
     try:
         feeding = asyncio.create_task(_feed(writer, stdin))
@@ -41,7 +41,7 @@ async def communicate(host: str, exec_id: str, stdin: bytes, stdout: Output, std
 
 
 async def start(host: str, exec_id: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Start a command that was created; the raw connection to its streams. Raises `SandboxError`."""
+    """Start a command that was created; return the raw connection to its streams. Raises `SandboxError`."""
     body = json.dumps({"Detach": False, "Tty": False})
     request = (
         f"POST /exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
@@ -65,7 +65,7 @@ async def start(host: str, exec_id: str) -> tuple[asyncio.StreamReader, asyncio.
 
 
 async def next_frame(reader: asyncio.StreamReader) -> tuple[int, int] | None:
-    """Stream number and length of the frame that follows; None at the end."""
+    """Read a frame's header; return its stream number and its length, or None at the end."""
     try:
         header = await reader.readexactly(8)
     except (asyncio.IncompleteReadError, ConnectionResetError):

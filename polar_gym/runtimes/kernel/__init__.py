@@ -1,4 +1,4 @@
-"""What the Linux kernel offers to keep a sandbox apart, by itself and not through a daemon.
+"""Functions of the Linux kernel that keep a sandbox apart, used directly and not through a daemon.
 
 `cgroups`: limits for a sandbox as a whole. `copy_on_write`: a writable view of a directory that stays as it is.
 `listener` and `namespace`: a listening socket inside a sandbox's network namespace. `seccomp` and `syscalls`: the

@@ -1,8 +1,8 @@
 """Limits for a sandbox as a whole, by the kernel's control groups, where this process may make them.
 
-Both forms are spoken: one tree with all controllers (version 2), and one tree for each (version 1). A sandbox's group
-has the name of its scratch directory, so that whoever finds one after a gateway's death finds the other. All of this
-blocks, mostly for microseconds.
+Both versions of the kernel's interface are supported: one tree with all controllers (version 2), and one tree for each
+controller (version 1). A sandbox's group has the name of the sandbox's scratch directory: a process that finds one of
+them after a gateway's death finds the other. All functions block, mostly for microseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD = 100_000
-"""Microseconds over which processor time is shared out."""
+"""The period in microseconds over which the kernel shares out processor time."""
 REMOVE_SECONDS = 5.0
 
 
@@ -35,12 +35,15 @@ class Cgroup:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """What a command is run through so that it, and all that it starts, is under the limits."""
+        """Return the argv prefix that puts a command, and all that it starts, under the limits."""
         script = 'for group in $0; do echo $$ > "$group/cgroup.procs"; done && exec "$@"'
         return ("/bin/sh", "-c", script, " ".join(map(str, self.directories)))
 
     def remove(self) -> None:
-        """Kill what is left inside and remove the group. Raises `OSError` where that takes more than seconds."""
+        """Kill the processes that are left inside, and remove the group.
+
+        Raises `OSError` where the kernel does not remove it within `REMOVE_SECONDS`.
+        """
         deadline = time.monotonic() + REMOVE_SECONDS
         for directory in self.directories:
             while directory.exists():
@@ -56,7 +59,7 @@ class Cgroup:
 
 
 def make(name: str, limits: LimitOptions) -> Cgroup:
-    """A new group with these limits. Raises `CgroupError`."""
+    """Make a group with these limits. Raises `CgroupError`."""
     unified = _mounts().get("")
     try:
         if unified is not None and "memory" in (unified / "cgroup.controllers").read_text().split():
@@ -67,7 +70,7 @@ def make(name: str, limits: LimitOptions) -> Cgroup:
 
 
 def find(name: str) -> Cgroup:
-    """The group of this name, without the directories that are not there."""
+    """Return the group of this name, with the directories that exist."""
     mounts = _mounts()
     places = {mount / name for mount in mounts.values()}
     if (unified := mounts.get("")) is not None:
@@ -109,7 +112,7 @@ def _make_separate(mounts: dict[str, Path], name: str, limits: LimitOptions) -> 
 
 
 def _mounts() -> dict[str, Path]:
-    """Controller -> where its tree is mounted; "" -> the tree of version 2."""
+    """Return the directory at which each controller's tree is mounted; the key "" is the tree of version 2."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
@@ -121,15 +124,18 @@ def _mounts() -> dict[str, Path]:
 
 
 def _own_parent(unified: Path) -> Path:
-    """Beside this process's own group: a group that holds processes hands no controllers down, unless it is the root.
-    Where a user's session has groups delegated to it, its parent is the user's."""
+    """Return the parent of this process's own group.
+
+    The groups of sandboxes stand beside the own group, because a group that holds processes, except the root, hands no
+    controllers down. Where a user's login session has groups delegated to it, the parent belongs to the user.
+    """
     own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     path = unified / own.removeprefix("0::").lstrip("/")
     return path.parent if path != unified and path.is_dir() else unified
 
 
 def _write_if_there(file: Path, value: str) -> None:
-    """For what a kernel may be built without."""
+    """Write a value where the file exists: a kernel may be built without it."""
     if file.exists():
         file.write_text(value)
 

@@ -1,9 +1,9 @@
 """A writable view of a directory that stays as it is: overlayfs where the kernel allows it.
 
-The view is mounted in a mount namespace of its own, which a small process holds open and commands enter. It ends when
-its standard input does, so a killed gateway leaves no mount behind. As root the agent is made the owner of everything,
-which copies names and modes but no content (`metacopy`); without root that happens in a user namespace, in which the
-gateway's own files are the agent's already.
+The view is mounted in a mount namespace of its own, which a small process holds open and commands enter. The process
+ends when its standard input does, so a killed gateway leaves no mount behind. As root, everything in the view is given
+to the agent, which copies names and modes but no content (`metacopy`). Without root, the view is mounted in a user
+namespace, in which the gateway's own files belong to the agent already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ exec cat
 
 
 class OverlayError(Exception):
-    """This machine makes no such view. The message says why."""
+    """This machine cannot make such a view. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class View:
 
 
 async def view(lower: Path, upper: Path, work: Path, at: Path) -> View:
-    """Show `lower` at `at`, with what is written there in `upper`; all are directories that exist.
+    """Show `lower` at `at`, and keep in `upper` what is written there. All four directories must exist.
 
     Raises `OverlayError`.
     """

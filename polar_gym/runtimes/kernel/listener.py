@@ -13,16 +13,19 @@ from polar_gym.runtimes.kernel import namespace
 
 
 async def serve_on_host(serve: Serve) -> tuple[str, asyncio.Server]:
-    """For a sandbox that shares the machine's network: the gateway on a free port of the machine's own loopback."""
+    """Serve the gateway on a free port of the machine's own loopback; return its address and the server.
+
+    This is for a sandbox that shares the machine's network.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     return f"http://127.0.0.1:{listener.getsockname()[1]}", await serve(listener)
 
 
 async def listen_inside(pid: int, port: int) -> socket.socket:
-    """A socket that listens on 127.0.0.1:`port` of the network namespace of `pid`, and nowhere else.
+    """Return a socket that listens on 127.0.0.1:`port` in the network namespace of `pid`, and nowhere else.
 
-    Raises `OSError`: `PermissionError` where neither root's way nor the owner's way is allowed, `FileNotFoundError`
-    where the process is gone.
+    Raises `PermissionError` where neither root's way nor the owner's way is allowed, `FileNotFoundError` where the
+    process is gone, and other errors as `OSError`.
     """
     try:
         return _from_thread(pid, port)
@@ -31,7 +34,7 @@ async def listen_inside(pid: int, port: int) -> socket.socket:
 
 
 def _from_thread(pid: int, port: int) -> socket.socket:
-    """Root's way: a thread of its own joins the namespace and ends (well under a millisecond)."""
+    """Make the socket root's way: a new thread joins the namespace and ends (well under a millisecond)."""
     outcome: list[socket.socket | OSError] = []
 
     def work() -> None:
@@ -53,7 +56,8 @@ def _from_thread(pid: int, port: int) -> socket.socket:
 
 
 async def _from_child(pid: int, port: int) -> socket.socket:
-    """The owner's way: a single-threaded child joins the owning user namespace first, and passes the socket back."""
+    """Make the socket the owner's way: a single-threaded child joins the owning user namespace first, and passes the
+    socket back."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

@@ -1,10 +1,10 @@
 """A listening socket inside another process's network namespace.
 
-A socket belongs for ever to the namespace in which it was made: who joins the sandbox's namespace, binds and listens
-can leave, and the socket is still reachable from inside that sandbox only, while the gateway's own event loop serves
-it. This module is plain system calls and the standard library, because it is also run as a program: without root,
-one may join only namespaces that belong to a user namespace joined before, which Linux allows to single-threaded
-processes alone. The program hands its socket back over a Unix socket.
+A socket always belongs to the namespace in which it was made. A thread can join the sandbox's namespace, bind and
+listen, and leave again: the socket is still reachable from inside that sandbox only, while the gateway's own event loop
+serves it. This module uses only system calls and the standard library, because it is also run as a program. Without
+root, a process may join a namespace only after the user namespace that owns it, and Linux allows that only to
+single-threaded processes. The program hands its socket back over a Unix socket.
 
     python namespace.py PID PORT CHANNEL_FD
 """
@@ -34,8 +34,10 @@ def join(namespace: int, kind: int) -> None:
 
 
 def listen_in(pid: int, port: int, *, join_owner: bool) -> socket.socket:
-    """Join the network namespace of `pid` (first the user namespace that owns it, if told so) and listen on its
-    127.0.0.1. The calling thread stays there: call it in one that ends.
+    """Join the network namespace of `pid`, and return a socket that listens on its 127.0.0.1.
+
+    `join_owner`: join the user namespace that owns it first. The calling thread stays in the namespace, so call this in
+    a thread or a process that ends.
     """
     path = Path(f"/proc/{pid}/ns/net")
     if path.samefile("/proc/self/ns/net"):
@@ -50,7 +52,7 @@ def listen_in(pid: int, port: int, *, join_owner: bool) -> socket.socket:
     finally:
         os.close(namespace)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # The sandbox may still be on its way to bring its loopback up; its command starts only after that.
+    # The sandbox may not have its loopback up yet; its command starts only after that.
     listener.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen(128)

@@ -1,9 +1,9 @@
 """The filter of the system calls of sandboxes without a daemon: a seccomp program.
 
-It answers as Docker's default profile does to a container without capabilities. A call of `DENIED` and a number that is
-not in use get EPERM. `clone3`, whose flags a filter cannot read, and every number above `LAST` get ENOSYS, as from an
-older kernel: programs then try the old way. Docker lists the allowed calls; the denied ones are five times fewer, and
-the unused numbers and `LAST` keep out calls that Linux will get later.
+The filter answers as Docker's default profile does for a container without capabilities. A call of `DENIED` and a
+number that is not in use get EPERM. `clone3`, whose flags a filter cannot read, and every number above `LAST` get
+ENOSYS, as from an older kernel: programs then try the old way. Docker lists the allowed calls. This filter lists the
+denied ones, which are five times fewer; the unused numbers and `LAST` keep out calls that Linux will get later.
 
 Programs of other machines (32-bit ones, x32) get ENOSYS for all their calls, because they number them differently.
 """
@@ -19,13 +19,13 @@ from polar_gym.runtimes import SandboxError
 from polar_gym.runtimes.kernel.syscalls import AF_ALG, AF_VSOCK, DENIED, LAST, MACHINES, NAMESPACES, PERSONALITIES
 
 Instruction = tuple[int, int, int, int]
-"""Code, how many instructions to skip where a condition holds, how many where it does not, operand."""
+"""Code, instructions to skip where the condition holds, instructions to skip where it does not, operand."""
 
 LOAD, EQUAL, GREATER, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 """Instructions of classic BPF: load a word of the call's description, compare it with the operand, end."""
 
 NUMBER, ARCHITECTURE, ARGUMENT, ARGUMENT_HIGH = 0, 4, 16, 20
-"""Offsets in `struct seccomp_data`; the two halves of the first argument as little-endian machines have them."""
+"""Offsets in `struct seccomp_data`; the two halves of the first argument are in the order of little-endian machines."""
 
 ALLOW = 0x7FFF0000
 EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
@@ -75,7 +75,7 @@ def _personality() -> list[Instruction]:
 
 
 def _socket() -> list[Instruction]:
-    """The kernel, too, looks at the lower half alone."""
+    """Return the instructions for `socket`. They read the lower half of the argument only, as the kernel does."""
     return [(LOAD, 0, 0, ARGUMENT), *_if_equal(AF_ALG, EPERM), *_if_equal(AF_VSOCK, EPERM), _end(ALLOW)]
 
 
@@ -88,7 +88,7 @@ def _end(verdict: int) -> Instruction:
 
 
 def _runs(numbers: frozenset[int]) -> Iterator[tuple[int, int]]:
-    """The first and the last of each run of consecutive numbers."""
+    """Return the first and the last number of each run of consecutive numbers."""
     starts = sorted(number for number in numbers if number - 1 not in numbers)
     ends = sorted(number for number in numbers if number + 1 not in numbers)
     return zip(starts, ends, strict=True)

@@ -1,7 +1,7 @@
 """System calls that a sandbox may not make: their names, and their numbers on each machine.
 
-The facts are those of Docker's default profile for a container without capabilities (moby/profiles, commit 3c28324,
-`seccomp/default_linux.go`), and of Linux's own tables.
+The facts come from Docker's default profile for a container without capabilities (moby/profiles, commit 3c28324,
+`seccomp/default_linux.go`), and from Linux's own tables.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DENIED: dict[str, tuple[int, int | None]] = {
-    # The kernel's keys: a user's keyring is one for all sandboxes, and outlives them.
+    # The kernel's keys: all sandboxes would share a user's keyring, which outlives them.
     "add_key": (248, 217),
     "keyctl": (250, 219),
     "request_key": (249, 218),
@@ -69,7 +69,7 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "swapon": (167, 224),
     "syslog": (103, 116),
     "vhangup": (153, 58),
-    # What Linux had once, or only reserved.
+    # Calls that Linux had once, or only reserved.
     "_sysctl": (156, None),
     "afs_syscall": (183, None),
     "create_module": (174, None),
@@ -93,12 +93,12 @@ LAST = 450
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """How Linux counts its system calls on one kind of processor."""
+    """The numbers of Linux's system calls on one kind of processor."""
 
     audit: int
-    """`AUDIT_ARCH_...`: what a filter is told about a call; another value is a call of another machine's programs."""
+    """`AUDIT_ARCH_...`, which the kernel tells the filter with a call; other values mean another machine's programs."""
     column: int
-    """Which of the numbers in `DENIED` are this machine's."""
+    """The index of this machine's numbers in the values of `DENIED`."""
     unused: frozenset[int]
     """The numbers up to `LAST` that no call has."""
     clone: int
@@ -127,7 +127,7 @@ MACHINES = {
         socket=198,
     ),
 }
-"""Keyed as `platform.machine()` says it."""
+"""`platform.machine()` -> its numbers."""
 
 NAMESPACES = 0x7E020000
 """Every `CLONE_NEW...` that `clone` takes."""
