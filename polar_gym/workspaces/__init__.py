@@ -2,7 +2,7 @@
 
 - `repository`: a task's files become a git repository whose history ends at the base commit.
 - `history`: the same for the repository that an image brings along.
-- `diff`: what an agent changed, as a git patch, and its way into another sandbox.
+- `diff`: the changes of an agent as a git patch, and their way into another sandbox.
 - `venv`: the virtual environment with a task's packages.
 - `requirements`: which packages a task may ask for.
 

@@ -1,17 +1,17 @@
-"""What an agent changed, as a git patch, and its way into another sandbox.
+"""The changes of an agent as a git patch, and their way into another sandbox.
 
 The agent owns its workspace's `.git` and its home: it may commit, add hooks and filters, or delete all of it. So the
-difference is taken by a repository of our own, packed before the agent started, with its index read anew, without any
-configuration of the agent's, and with the base commit's `.gitattributes`, which say what a file's content is. What else
-could make `git add` give up is set right first: unreadable files, things that are neither file nor link, names that git
+diff is taken by a repository of our own, which was packed before the agent started. Its index is read again, no
+configuration of the agent applies, and the base commit's `.gitattributes` say what a file's content is. Some things
+make `git add` give up, and are put right first: unreadable files, things that are neither file nor link, names that git
 refuses, and repositories inside the workspace, which git would record as links to nowhere.
 
-Carried are the content, mode and deletion of every file in the workspace, and symbolic links as links. Not carried are
-empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), what is inside of a
-submodule that the base commit has, what running Python leaves behind (bytecode, pytest's cache), and everything outside
-of the workspace: `left_behind` lists what may have been meant.
+The diff carries the content, mode and deletion of every file in the workspace, and symbolic links as links. It does not
+carry empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), the content of
+a submodule that the base commit has, the files that running Python leaves (bytecode, pytest's cache), and everything
+outside of the workspace. `left_behind` lists the files of these that may be the agent's work.
 
-What cannot be made a diff is the agent's doing, since the same steps work on the pristine workspace.
+Where no diff can be taken, that is the agent's doing: the same steps work on the workspace as it was before the agent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import re
 from polar_gym.runtimes import Command, Sandbox, SandboxError, agent
 
 LEFT_BEHIND = 50
-"""So many files that are not carried are named."""
+"""The number of files that `left_behind` names at most."""
 
 _ATTRIBUTES = re.compile(rb"^diff --git [^\n]*/\.gitattributes\"?\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
 
@@ -39,7 +39,7 @@ _NO_CONFIGURATION = {
 }
 
 _ANY_NAME = ("-c", "core.protectNTFS=false", "-c", "core.protectHFS=false")
-"""Names that only other systems confuse with `.git` are names like any other here."""
+"""Options for names that only other systems confuse with `.git`: here they are names like any other."""
 
 _SNAPSHOT = r"""
 set -e
@@ -62,7 +62,7 @@ find . -type d ! -perm -700 -exec chmod u+rwx {} \;
 find . -type f ! -perm -400 -exec chmod u+r {} +
 find . ! -type d ! -type f ! -type l -exec rm -f {} +
 repository read-tree HEAD
-# A nested repository that the base commit does not know is made to look like the plain directory that it is.
+# Make a nested repository that the base commit does not know look like a plain directory.
 repository ls-files -s | sed -n 's/^160000 [^\t]*\t//p' > "$private/submodules"
 find . -path ./.git -prune -o -iname .git -prune -exec sh -c '
     submodules=$1 hidden=$2; shift 2
@@ -72,7 +72,7 @@ find . -path ./.git -prune -o -iname .git -prune -exec sh -c '
     done' sh "$private/submodules" "$hidden" {} +
 mkdir -p "$private/info"
 printf '%s\n' "$hidden*" __pycache__/ '*.py[cod]' .pytest_cache/ >> "$private/info/exclude"
-# While files are added, the attributes are the base commit's; the agent's are only files like any other.
+# While files are added, the attributes are those of the base commit; those of the agent are files like any other.
 attributes() { find . -path ./.git -prune -o -name "$1" ! -type d -exec sh -c '
     to=$1; shift
     for each; do mv "$each" "${each%/*}/$to"; done' sh "$2" {} +; }
@@ -96,15 +96,15 @@ repository diff --cached --binary --no-color --no-ext-diff --no-textconv --no-re
 
 
 class UnreadableWorkspaceError(Exception):
-    """The agent left a workspace of which no diff can be taken, or one that is too long: it is scored, not masked."""
+    """The agent left a workspace whose diff cannot be taken, or is too long: the episode is scored, not masked."""
 
 
 async def snapshot_diff(sandbox: Sandbox, workspace_path: str, git_dir_archive: bytes) -> bytes:
-    """The difference between the base commit and the workspace, new files included, ignored ones not.
+    """Return the diff from the base commit to the workspace, with new files and without ignored ones.
 
     `git_dir_archive` is the tar (`files.pack`) of the workspace's `.git` from before the agent. Raises `SandboxError`
-    where the sandbox fails, and `UnreadableWorkspaceError` where the workspace does, also for a difference of more than
-    64 MiB.
+    where the sandbox fails. Raises `UnreadableWorkspaceError` where the workspace cannot be read, and for a diff that
+    is longer than 64 MiB.
     """
     result = await sandbox.exec(
         Command(
@@ -146,14 +146,17 @@ _IS_INTACT = 'cd "$1" && for each in "$HOME" /tmp; do echo > "$each/.probe" && r
 
 
 async def is_intact(sandbox: Sandbox, workspace_path: str) -> bool:
-    """Whether programs can still run and write where they could before the agent. Raises `SandboxError`."""
+    """Return whether programs can run and write where they could before the agent. Raises `SandboxError`."""
     command = Command(argv=["sh", "-c", _IS_INTACT, "sh", workspace_path], workdir="/")
     return (await sandbox.exec(command)).exit_code == 0
 
 
 async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
-    """Files that no diff carries though they may be the agent's work: ignored ones (relative), and those in its home
-    and in /tmp (absolute), hidden ones aside. Names, for a person; at most `LEFT_BEHIND`."""
+    """Return the names of files that no diff carries, though they may be the agent's work; at most `LEFT_BEHIND`.
+
+    These are ignored files (relative names), and files in the agent's home and in /tmp (absolute names), without hidden
+    ones. The names are for a person to read.
+    """
     command = f"({_LEFT_BEHIND}) | head -n {LEFT_BEHIND}"
     argv = ["sh", "-c", command, "sh", workspace_path]
     result = await sandbox.exec(Command(argv=argv, environment=_NO_CONFIGURATION, workdir="/"))
@@ -161,9 +164,9 @@ async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
 
 
 async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
-    """Apply a patch to a workspace; an empty one changes nothing. Raises `ValueError` where it does not apply."""
+    """Apply a patch to a workspace; an empty patch changes nothing. Raises `ValueError` where it does not apply."""
     attributes = b"".join(_ATTRIBUTES.findall(diff)) if b"/.gitattributes" in diff else b""
-    # Last of all: they would change how the content of other files is written.
+    # `.gitattributes` come last: they would change how the content of other files is written.
     for part in (_ATTRIBUTES.sub(b"", diff), attributes) if attributes else (diff,):
         if part.strip():
             await _apply(sandbox, workspace_path, part)

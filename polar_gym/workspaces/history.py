@@ -1,13 +1,13 @@
-"""The git repository that a task's image brings along: its past, not its future.
+"""The git repository that a task's image brings along: its history ends at the base commit.
 
-An image is often built from a full clone, in which the fix of the very bug is one `git log --all` away: as a later
-commit, on a branch, under a tag, in the reflog, the stash, another worktree or an alternate object store, or as an
-object that nothing names any more. So before anything else runs in a sandbox, the repository is replaced by one that
-holds the commit at HEAD and what it descends from: fetched, not cleaned, so that nothing else was ever in it. The
-files stay as they are.
+An image is often built from a full clone, in which `git log --all` shows the fix of the bug: as a later commit, on a
+branch, under a tag, in the reflog, the stash, another worktree or an alternate object store, or as an object that
+nothing names any more. So before anything else runs in a sandbox, the repository is replaced by one that holds the
+commit at HEAD and its ancestors. These are fetched into a new repository, which therefore never held anything else. The
+files of the workspace stay as they are.
 
-A base commit that the image does not have yet, because a bug is to be planted, is made first; it has no parent, or its
-diff would be the solution.
+Where a bug is to be planted, the image does not have the base commit, and it is made first. This commit has no parent:
+the diff to a parent would be the solution.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ tar -c -C "$base" .
 
 
 async def set_base(sandbox: Sandbox, workspace: Workspace, *, for_agent: bool) -> None:
-    """Have the image's repository hold the base commit and what it descends from, and nothing else. Raises
-    `SandboxError`."""
+    """Make the image's repository hold the base commit and its ancestors only. Raises `SandboxError`."""
     hidden = workspace.hidden_files if for_agent else []
     if workspace.base_patch or hidden:
         problem = "base_patch, hidden_files: the base commit cannot be made"
@@ -86,13 +85,15 @@ async def set_base(sandbox: Sandbox, workspace: Workspace, *, for_agent: bool) -
 
 
 async def cut_history(sandbox: Sandbox, workspace_path: str) -> None:
-    """Remove all of the workspace's git history that HEAD does not descend from. Raises `SandboxError`."""
+    """Remove all of the workspace's git history, except HEAD and its ancestors. Raises `SandboxError`."""
     await _run(sandbox, _CUT, workspace_path, "its git history cannot be cut")
 
 
 async def pack_baseline(sandbox: Sandbox, workspace_path: str) -> bytes:
-    """The tar of a repository whose one commit is the workspace as it is now, for `diff.snapshot_diff`. Raises
-    `SandboxError`."""
+    """Return the tar of a repository whose one commit is the workspace as it is now, for `diff.snapshot_diff`.
+
+    Raises `SandboxError`.
+    """
     return await _run(sandbox, _BASELINE, workspace_path, "its content cannot be recorded")
 
 

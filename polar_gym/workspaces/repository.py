@@ -1,9 +1,9 @@
-"""From a task's files to the git repository that an agent works in.
+"""Makes the git repository that an agent works in from a task's files.
 
 A task names its files as a plain directory or as a git repository. Either way the sandbox gets a repository of its own
-whose history ends at the base commit: no remotes, no tags, no other branches, no reflog, nothing unreachable. So the
-fix of a real bug cannot be dug out of `.git`. For a plain directory the one commit is deterministic: its sha depends on
-the files' content and modes only, never on the machine, the user or the user's git configuration.
+whose history ends at the base commit: no remotes, no tags, no other branches, no reflog, nothing unreachable. So an
+agent cannot dig the fix of a real bug out of `.git`. For a plain directory the one commit is deterministic: its sha
+depends only on the files' content and modes, never on the machine, the user or the user's git configuration.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _AUTHOR = "polar-gym"
 _EMAIL = "polar-gym@localhost"
 _DATE = "@1704067200 +0000"
 _NOT_SOURCE = ("__pycache__", "*.pyc", ".git")
-"""Left out of plain directories: what Python and installers leave beside source files, and nested repositories."""
+"""Names that are left out of plain directories: files that Python and installers make, and nested repositories."""
 _TIMEOUT_SECONDS = 600
 
 
 class WorkspaceError(Exception):
-    """A workspace could not be made. The message names the directory and what git said."""
+    """A workspace could not be made. The message names the directory, and quotes git."""
 
 
 def make_repository(source: Path, destination: Path) -> str:
-    """Make the git repository `destination` (which must not exist) from `source`; returns its base commit's sha.
+    """Make the git repository `destination` (which must not exist) from `source`; return the sha of its base commit.
 
-    Of a plain directory everything is committed, ignored files too. Of a git repository the commit at HEAD and its
-    history are taken; uncommitted changes are not.
+    All files of a plain directory are committed, also ignored ones. From a git repository, the commit at HEAD and its
+    history are taken, without uncommitted changes.
     """
     if not source.is_dir():
         raise WorkspaceError(f"workspace source {source} is not a directory")
@@ -50,8 +50,10 @@ def make_repository(source: Path, destination: Path) -> str:
 
 
 def pack_git_dir(repository: Path) -> bytes:
-    """The content of `.git` as an uncompressed tar: what a later diff is made against, whatever the agent does to its
-    own `.git`."""
+    """Return the content of `.git` as an uncompressed tar.
+
+    A later diff is made against this tar, whatever the agent does to its own `.git`.
+    """
     git_dir = repository / ".git"
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -74,7 +76,7 @@ def _init(destination: Path) -> None:
 
 
 def _git(repository: Path, *arguments: str) -> str:
-    """Run git with no configuration but the repository's own."""
+    """Run git with the repository's own configuration only; return its output. Raises `WorkspaceError`."""
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "LC_ALL": "C.UTF-8",

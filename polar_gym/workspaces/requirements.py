@@ -1,6 +1,6 @@
-"""Which packages a task may ask for: names with extras, versions and markers, as an index has them.
+"""Checks the packages that a task asks for: names of an index, with extras, versions and markers.
 
-A URL, a path or an option of pip's would have the gateway's machine fetch, open or build what a row or a request names.
+With a URL, a path or an option of pip, a row or a request could make the gateway's machine fetch, open or build things.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from packaging.requirements import InvalidRequirement, Requirement
 
 _ARCHIVES = (".whl", ".zip", ".tar", ".tgz", ".tbz", ".txz", ".tlz", ".gz", ".bz2", ".xz", ".lz", ".lzma")
-"""Names that pip takes for files."""
+"""Ends of names that pip takes for files."""
 
 
 def check_requirement(text: str) -> str:
