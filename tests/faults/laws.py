@@ -1,9 +1,9 @@
-"""What must hold when everything that was killed is up again and every session has ended. Each law gives its breaches.
+"""The laws that hold when every killed process is up again and every session has ended. Each returns its breaches.
 
-*Sampled* means received by the gateway. So of what the engine answered, an answer may be in no episode where it never
-reached the gateway: its gateway died just then, or the engine itself, or the call was cut off before (its harness was
-killed), and then the call is in the episode as such. An answer that a harness has read to its end is in an episode,
-without exception: it was in the journal before it left.
+*Sampled* means received by the gateway. An answer of the engine may be in no episode if it never reached the gateway:
+its gateway or the engine died at that moment, or the call was cut off before, because its harness was killed. A call
+that was cut off is in the episode as cut off. An answer that a harness has read to its end is in an episode, without
+exception: the gateway writes an answer to the journal before sending it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tests.faults.kills import Killer, containers, marked
 from tests.faults.processes import Service
 
 AROUND_A_KILL_SECONDS = (1.0, 3.0)
-"""An answer that the engine gave so long before, or after, a process was killed may have died with it."""
+"""An answer of the engine may be lost from so many seconds before a kill to so many seconds after the kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All that is left of a run to look at."""
+    """All that a run leaves behind."""
 
     states: list[TaskState]
     episodes: dict[tuple[str, int], Episode]
-    """All that the server has, accepted or excluded."""
+    """All episodes of the server, accepted or excluded."""
     calls: dict[tuple[str, int], list[ModelCall]]
-    """What the nodes' journals hold."""
+    """The calls in the nodes' journals."""
     answers: list[dict[str, object]]
-    """What the engine answered."""
+    """The engine's answers."""
     results: list[tuple[str, str, str, int]]
-    """What the receiver stored: key, kind, id, attempt."""
+    """The stored results of the receiver: key, kind, id, attempt."""
     arrivals: int
     refused: int
 
@@ -69,8 +69,8 @@ def every_session_ends(found: Found) -> list[str]:
     return wrong + [f"session {s.session_id}.{s.attempt} has no accepted episode: {s.failure}" for s in lacking]
 
 
-def balances_are_exact(found: Found) -> list[str]:
-    """Every episode accounts for the journal's calls, to the token; a trace holds what the engine said it sampled."""
+def counts_are_exact(found: Found) -> list[str]:
+    """Return episodes whose fidelity differs from the journal, or whose traces differ from the engine's samples."""
     sampled = {answer["nonce"]: answer["ids"] for answer in found.answers}
     wrong = []
     for key, episode in found.episodes.items():
@@ -89,7 +89,7 @@ def balances_are_exact(found: Found) -> list[str]:
 
 
 def no_call_is_lost(found: Found, killer: Killer) -> tuple[list[str], Counter[str]]:
-    """The breaches, and what became of the engine's answers."""
+    """Return the breaches, and the number of the engine's answers by where they ended."""
     nonces = {nonce for calls in found.calls.values() for call in calls if (nonce := nonce_of(call))}
     received = killer.witnessed | {nonce for episode in found.episodes.values() for nonce in printed(episode)}
     wrong = [f"a harness received {nonce}, which is in no episode" for nonce in received - nonces]
@@ -116,7 +116,10 @@ def no_call_is_lost(found: Found, killer: Killer) -> tuple[list[str], Counter[st
 
 
 def every_result_arrives_once(found: Found) -> list[str]:
-    """At a receiver that keeps each key once: the accepted attempt of each session, and the end of each task."""
+    """Return results that did not arrive once: the accepted attempt of each session, and the end of each task.
+
+    The receiver keeps each key once.
+    """
     wanted = Counter(("session", s.session_id, s.attempt) for state in found.states for s in state.sessions)
     wanted += Counter(("task", state.task_id, 0) for state in found.states)
     got = Counter((kind, who, attempt) for _, kind, who, attempt in found.results)
@@ -150,7 +153,7 @@ def run_of(call: ModelCall) -> str:
 
 
 def printed(episode: Episode) -> list[str]:
-    """The nonces that its harness said it had received."""
+    """Return the nonces that the episode's harness printed on receipt."""
     lines = [line.split() for line in episode.artifacts.stdout.splitlines()]
     return [words[1] for words in lines if len(words) == 2]
 
@@ -161,5 +164,5 @@ def _near(at: float, kills: Iterable[float]) -> bool:
 
 
 def attempts(found: Found) -> Mapping[tuple[str, int], int]:
-    """(status, attempts) -> sessions."""
+    """Return (status, attempts) -> number of sessions."""
     return Counter((str(s.status), s.attempt + 1) for state in found.states for s in state.sessions)

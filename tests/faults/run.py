@@ -1,4 +1,4 @@
-"""Sessions by the hundred while processes are killed, then the laws: what the command and the test share."""
+"""Run hundreds of sessions while processes are killed, then check the laws. The program and the test share this."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ LAWS = (
     "every kind of process was killed",
     "every session ends, with an episode",
     "no captured call is lost",
-    "balances are exact",
+    "token counts are exact",
     "no sandbox is left",
     "every result arrives exactly once",
 )
 SAMPLES = 10
-"""Of each task, at most."""
+"""The most samples of one task."""
 TURNS = 4
 SETTLE_SECONDS = 120.0
 
 
 @dataclass(kw_only=True)
 class Faults:
-    """One run, and what is asked of it."""
+    """The settings of one run."""
 
     sessions: int
-    """At least: there are more where the kills take longer."""
+    """The least number of sessions. There are more where the kills take longer."""
     open_sessions: int = 40
-    """At once; so there are sessions in every stage while processes are killed."""
+    """Sessions that are open at once. Enough to have some in every stage while processes are killed."""
     pools: dict[str, int] = field(default_factory=lambda: {"init": 2, "ready": 4, "run": 8, "postrun": 2})
     nodes: int = 1
     docker_host: str | None = None
-    """Of the daemon whose containers are the sandboxes; None: bubblewrap makes them."""
+    """The Docker daemon whose containers are the sandboxes. None: bubblewrap makes the sandboxes."""
     seed: int = 0
     rounds: int = 3
     """How often every kind of kill is done."""
@@ -57,11 +57,11 @@ class Faults:
     engine_away_seconds: float = 30.0
     receiver_away_seconds: float = 2.0
     gateway_away_seconds: tuple[float, ...] = (0.0, 0.0, 8.0)
-    """Drawn from; the lease is five seconds."""
+    """The seconds are drawn from these. The lease is five seconds."""
     pause_seconds: tuple[float, float] = (0.5, 2.5)
-    """Between two kills."""
+    """The bounds of the pause between two kills."""
     delay_seconds: float = 0.15
-    """What the engine takes for an answer, about."""
+    """The approximate time that the engine takes for an answer."""
     limit_seconds: float = 900.0
 
 
@@ -105,7 +105,7 @@ async def run(faults: Faults, directory: Path) -> Outcome:
             [kind for kind in killer.kinds if not killer.done[kind]],
             laws.every_session_ends(found),
             lost,
-            laws.balances_are_exact(found),
+            laws.counts_are_exact(found),
             await _nothing_left(killer, session_ids),
             laws.every_result_arrives_once(found),
         )
@@ -116,7 +116,7 @@ async def run(faults: Faults, directory: Path) -> Outcome:
 async def _feed(
     faults: Faults, client: RolloutClient, service: Service, mark: str, killing: asyncio.Task[None]
 ) -> list[str]:
-    """Submit tasks as others end, until there were enough sessions and nothing is killed any more; their ids."""
+    """Submit tasks as others end, until all kills are done and there were enough sessions. Return the task ids."""
     runtime = RuntimeSpec(name="bubblewrap")
     if faults.docker_host is not None:
         runtime = RuntimeSpec.model_validate({"name": "docker", "host": faults.docker_host})
@@ -137,12 +137,12 @@ async def _feed(
 
 
 async def _kill(faults: Faults, killer: Killer, dice: random.Random) -> None:
-    """Every kind in each round, in an order of its own. The engine and the receiver are away beside other kills."""
+    """Kill every kind once a round, in a random order. The engine and the receiver are away during other kills."""
     async with asyncio.TaskGroup() as away:
         for number in range(faults.rounds):
             kinds = [kind for kind in killer.kinds if kind != "engine" or number < faults.engine_kills]
             deck = dice.sample(kinds, len(kinds))
-            for kind in deck:  # what is not there to be killed has another turn
+            for kind in deck:  # a kind that had nothing to kill gets another turn
                 await asyncio.sleep(dice.uniform(*faults.pause_seconds))
                 if kind in ("engine", "receiver"):
                     away.create_task(killer.kill(kind))
@@ -159,11 +159,11 @@ async def _ended(client: RolloutClient, task_id: str) -> TaskState:
 
 
 async def _delivered(service: Service, results: int) -> None:
-    """Until the nodes hold nothing, late attempts included, and the receiver has been told everything."""
+    """Wait until the nodes hold no session, not even a late attempt, and the receiver has every result."""
     with contextlib.suppress(TimeoutError):  # then the laws say what is missing
         async with asyncio.timeout(SETTLE_SECONDS), aiohttp.ClientSession(headers=NODE_HEADERS) as http:
             for node in service.nodes:
-                while await _held(http, node.url):  # noqa: ASYNC110 - other processes tell no events
+                while await _held(http, node.url):  # noqa: ASYNC110 - other processes send no events
                     await asyncio.sleep(0.1)
             while await asyncio.to_thread(_stored, service.results) < results:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
@@ -186,7 +186,7 @@ async def _episodes(client: RolloutClient, names: list[str]) -> AsyncIterator[Ep
 
 
 async def _nothing_left(killer: Killer, session_ids: list[str]) -> list[str]:
-    """The kernel takes a moment to bury the dead."""
+    """Return the sandboxes that are left, after the kernel had ten seconds to remove dead processes."""
     deadline = time.monotonic() + 10
     while True:
         left = await asyncio.to_thread(laws.no_sandbox_is_left, killer, session_ids)
@@ -196,7 +196,7 @@ async def _nothing_left(killer: Killer, session_ids: list[str]) -> list[str]:
 
 
 def table_of(outcome: Outcome) -> list[tuple[str, str]]:
-    """What happened, in lines for a person."""
+    """Return the figures of a run, as pairs of text."""
     killer, found = outcome.killer, outcome.found
     kinds = Counter(killer.done)
     lines = [(f"killed: {kind}", str(kinds[kind])) for kind in killer.kinds]
