@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.hard_answers import ANSWERS, FINAL
-from tests.show.rewrites import HARNESSES, run
+from tests.show.result import HARNESSES
+from tests.show.rewrites import run
 from tests.support.requirements import need_bubblewrap, need_node
 
 ANEW = "arguments written anew"

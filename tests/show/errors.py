@@ -28,10 +28,8 @@ from polar_gym.gateway.proxy import proxy, sending
 from polar_gym.paths import cache_dir
 from polar_gym.providers import Provider, routes
 from polar_gym.schema import Episode, HarnessSpec, RuntimeSpec, TaskRequest
-from tests.show.result import Result, make_parser, parse
+from tests.show.result import HARNESSES, Result, make_parser, parse
 from tests.wire.faulty_engine import FAULTS, FINAL, Asked, FaultyEngine
-
-HARNESSES = ["codex", "claude_code", "gemini_cli", "qwen_code", "opencode", "pi"]
 
 EXACT, FINISHED, MASKED = LAWS = (
     "every session's token counts are exact",

@@ -19,11 +19,10 @@ from rich.table import Table
 from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.schema import Episode
-from tests.show.result import Result, make_parser, parse
+from tests.show.result import HARNESSES, Result, make_parser, parse
 from tests.support import apptainer
 from tests.support.docker_daemon import own_daemon, running_daemon
 
-HARNESSES = ("codex", "claude_code", "gemini_cli", "qwen_code", "opencode", "pi")
 RUNTIMES = ("docker", "apptainer", "bubblewrap")
 (SOLVED,) = LAWS = ("every harness is rewarded for the reference solution in every runtime",)
 

@@ -15,6 +15,8 @@ from polar_gym import __version__
 from polar_gym.console import make_console
 
 RESULTS = Path("build/show")
+HARNESSES = ("codex", "claude_code", "gemini_cli", "qwen_code", "opencode", "pi")
+"""The agent CLIs, in the order of the tables."""
 SHOWN_BREACHES = 50
 """The most breaches that are printed. The results file holds all of them."""
 NOT_CHECKED = "the program ended without checking this law"

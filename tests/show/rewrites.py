@@ -24,9 +24,7 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.paths import cache_dir
 from polar_gym.schema import Episode
 from tests.e2e.hard_answers import ANSWERS, HardEngine, rewrites
-from tests.show.result import Result, make_parser, parse
-
-HARNESSES = ["codex", "claude_code", "gemini_cli", "qwen_code", "opencode", "pi"]
+from tests.show.result import HARNESSES, Result, make_parser, parse
 
 ONE_TRACE, EXACT = LAWS = ("every session has one main trace", "every session's token counts are exact")
 
