@@ -6,9 +6,8 @@ A plug-in is one module or package here that defines a class `RUNTIME`, a `Runti
 of a runtime: files go in and out through commands (`files`), and so does the difference that an agent made
 (`workspaces.diff`).
 
-A sandbox reaches nothing but the gateway: it has a network namespace of its own, in which one listening socket, made by
-the runtime and served by the gateway, is all that there is. A task may ask for less (`network: none`) or for more
-(`full`).
+A sandbox reaches nothing but the gateway. It has a network namespace of its own, which holds one listening socket: the
+runtime makes the socket, and the gateway serves it. A task may ask for less (`network: none`) or for more (`full`).
 
 Used by the runtimes:
 

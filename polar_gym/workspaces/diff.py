@@ -3,13 +3,14 @@
 The agent owns its workspace's `.git` and its home: it may commit, add hooks and filters, or delete all of it. So the
 diff is taken by a repository of our own, which was packed before the agent started. Its index is read again, no
 configuration of the agent applies, and the base commit's `.gitattributes` say what a file's content is. Some things
-make `git add` give up, and are put right first: unreadable files, things that are neither file nor link, names that git
-refuses, and repositories inside the workspace, which git would record as links to nowhere.
+make `git add` give up, and are put right first: unreadable files, things that are neither file nor link, and names that
+git refuses. So are repositories inside the workspace, which git would record as links to nowhere.
 
 The diff carries the content, mode and deletion of every file in the workspace, and symbolic links as links. It does not
-carry empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), the content of
-a submodule that the base commit has, the files that running Python leaves (bytecode, pytest's cache), and everything
-outside of the workspace. `left_behind` lists the files of these that may be the agent's work.
+carry empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), and the
+content of a submodule that the base commit has. Nor does it carry the files that running Python leaves (bytecode,
+pytest's cache), and everything outside of the workspace. `left_behind` lists the files of these that may be the agent's
+work.
 
 Where no diff can be taken, that is the agent's doing: the same steps work on the workspace as it was before the agent.
 """

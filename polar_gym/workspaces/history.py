@@ -1,10 +1,10 @@
 """The git repository that a task's image brings along: its history ends at the base commit.
 
-An image is often built from a full clone, in which `git log --all` shows the fix of the bug: as a later commit, on a
-branch, under a tag, in the reflog, the stash, another worktree or an alternate object store, or as an object that
-nothing names any more. So before anything else runs in a sandbox, the repository is replaced by one that holds the
-commit at HEAD and its ancestors. These are fetched into a new repository, which therefore never held anything else. The
-files of the workspace stay as they are.
+An image is often built from a full clone, in which `git log --all` shows the fix of the bug. The fix may be a later
+commit, or stand on a branch, under a tag, in the reflog, the stash, another worktree or an alternate object store. It
+may also be an object that nothing names any more. So before anything else runs in a sandbox, the repository is replaced
+by one that holds the commit at HEAD and its ancestors. These are fetched into a new repository, which therefore never
+held anything else. The files of the workspace stay as they are.
 
 Where a bug is to be planted, the image does not have the base commit, and it is made first. This commit has no parent:
 the diff to a parent would be the solution.

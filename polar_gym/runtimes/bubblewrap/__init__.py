@@ -3,9 +3,9 @@
 The workspace, home and /tmp must outlive a command: they lie in the scratch directory on the gateway's machine.
 Everything else is made for each command in a few milliseconds: all namespaces, a read-only root on tmpfs with the
 host's /usr, a minimal /etc, private /proc and /dev. No process outlives its command, so none has to be searched for and
-killed: the sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and
-`exec` waits for that. As root, no user namespace stands between a command and the kernel: the filter of system calls
-keeps the command from what the kernel holds for a uid on the whole machine, such as keyrings.
+killed. The sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and
+`exec` waits for that. As root, no user namespace stands between a command and the kernel. Then the filter of system
+calls keeps the command from what the kernel holds for a uid on the whole machine, such as keyrings.
 
 The command is held back until the gateway listens inside the new network namespace. With `network: full`, the sandbox
 has no network namespace: it shares the machine's network, its loopback included.
@@ -63,7 +63,7 @@ AS_ROOT = tuple(
     for part in ("--cap-add", capability)
 )
 """As root, the sandbox has no user namespace. In one, the agent would still be the host's uid 0 wherever the kernel
-asks for a uid and not for a capability, as it does for /proc/sys (`core_pattern` alone would give the whole machine).
+asks for a uid and not for a capability. It does so for /proc/sys: `core_pattern` alone would give the whole machine.
 These capabilities are for `bwrap`, to enter the agent's directory, and for STEP_DOWN."""
 
 STEP_DOWN = (

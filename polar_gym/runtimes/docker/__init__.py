@@ -3,8 +3,8 @@
 `daemon` makes the SDK's calls, `images` finds and pulls images, and `sandbox` is one container. `streams` runs commands
 in a container, and `relay` is one way of the gateway into a container.
 
-The gateway gets into the container's empty network either by a socket made in its network namespace, or, where the
-gateway may not enter that (not root, or in a container itself), by a mounted Unix socket and a relay.
+The gateway gets into the container's empty network by a socket made in its network namespace. Where the gateway may not
+enter that (not root, or in a container itself), it uses a mounted Unix socket and a relay.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Docker:
             return []
         missing = processes.missing({"git": "git", "tar": "tar"})
         if "/bin" not in agent.host_root_links():
-            missing.append("/bin is no link into /usr; install with: apt-get install usrmerge, or set runtime.image")
+            missing.append("/bin is not a link into /usr; install with: apt-get install usrmerge, or set runtime.image")
         return missing
 
     def caveats(self) -> list[str]:
