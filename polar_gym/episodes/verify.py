@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.builders.trace import verify_trace
-from polar_gym.config.loading import load_config
 from polar_gym.engines import Engine
 from polar_gym.engines.sampling import shaping_fields
 from polar_gym.episodes.reading import read_calls
-from polar_gym.gateway.node.assemble import make_engine
 from polar_gym.schema import Episode, ModelCall, Trace
 
 
@@ -56,6 +54,9 @@ async def verify_file(episodes: Sequence[Episode], settings: Sequence[str]) -> V
     """Run both tests, the second if `settings` (`key=value`) choose an engine. Raises `ConfigError`, `EngineError`."""
     if not settings:
         return await verify(episodes, None)
+    from polar_gym.config.loading import load_config  # these load Hydra, which reading episodes does not need
+    from polar_gym.gateway.node.assemble import make_engine
+
     engine = make_engine(load_config(None, settings), [])
     await engine.start()
     try:

@@ -34,9 +34,10 @@ def test_help_of_the_command_line_loads_no_command() -> None:
     assert loaded_by(program) & {*HEAVY, "numpy", "pydantic", "aiohttp", "asyncio"} == set()
 
 
-def test_asking_a_service_loads_no_config() -> None:
-    program = "from polar_gym.cli import main\ntry: main(['status', '--help'])\nexcept SystemExit: pass"
-    assert loaded_by(program) & HEAVY == set()
+@pytest.mark.parametrize("command", ["status", "inspect", "eval", "export", "doctor", "nemo-root"])
+def test_a_command_without_a_config_loads_no_hydra(command: str) -> None:
+    program = f"from polar_gym.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass"
+    assert loaded_by(program) & {"hydra", "omegaconf", "gymnasium", "docker"} == set()
 
 
 def test_help_lists_every_command_in_its_own_words() -> None:
