@@ -85,10 +85,10 @@ class Http:
         try:
             return orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            problem = (
-                f"{self.url}{path} answered what is not JSON ({error}): {raw[:200]!r}; is {self.name} what listens"
-            )
-            raise EngineError(502, f"{problem} there? Check engine.url", kind="server") from error
+            problem = f"{self.url}{path} answered with text that is not JSON ({error}): {raw[:200]!r}"
+            raise EngineError(
+                502, f"{problem}; does {self.name} listen there? Check engine.url", kind="server"
+            ) from error
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again, as long as patience lasts, where the engine did not answer."""

@@ -55,7 +55,7 @@ class _Known:
         """Return the bytes that stand for the call's turn in the digest of a history."""
         said = self.call.call_id if self.tool_call_ids else _text(self.call.response or {})
         encoded = said.encode("utf-8", "surrogatepass")
-        return b"call\0%d\0%b" % (len(encoded), encoded)  # the length: text cannot imitate the next message
+        return b"call\0%d\0%b" % (len(encoded), encoded)  # length prefix: text cannot imitate the next message
 
 
 class Conversations:

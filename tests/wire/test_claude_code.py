@@ -48,7 +48,7 @@ def test_the_registry_finds_it():
 
 @pytest.mark.parametrize("profile", ["default", "lean"])
 async def test_a_tool_runs_and_the_history_comes_back(profile: Literal["default", "lean"], tmp_path: Path):
-    # The third is no JSON: it must reach the harness as it is, and come back as it was.
+    # The third is not JSON: it must reach the harness as it is, and come back unchanged.
     arguments = ['{"command":  "echo \\u00e9 > made.txt"}', '{"command":"echo second"}', '{"command": broken']
     said = assistant(" I shall.\n", "thinking\n\n", *(tool_call("Bash", each) for each in arguments))
     async with serving([CHAT, PROVIDER], [completion(said), completion(assistant("all done"))]) as stand_in:

@@ -52,7 +52,7 @@ class StreamedAnswer:
         try:
             chunk = orjson.loads(data) if self.begun else prompt_echo.loads(data, self._sent)
         except orjson.JSONDecodeError as error:
-            raise self._http.broken_off(f"an event is no JSON ({error}): {data[:200]!r}") from error
+            raise self._http.broken_off(f"an event is not JSON ({error}): {data[:200]!r}") from error
         if chunk.get("error"):
             error = chunk["error"]
             raise self._http.broken_off(str(error.get("message", error) if isinstance(error, dict) else error))

@@ -27,7 +27,9 @@ async def test_an_engine_too_old_for_ids_is_refused_at_the_start() -> None:
 
 async def test_a_url_where_something_else_listens_is_named() -> None:
     """Guards against a traceback where engine.url is that of a web page."""
-    with pytest.raises(EngineError, match=r"/v1/chat/completions answered what is not JSON .*Check engine\.url"):
+    with pytest.raises(
+        EngineError, match=r"/v1/chat/completions answered with text that is not JSON .*Check engine\.url"
+    ):
         async with started(lambda body: web.Response(text="<html>", content_type="text/html")):
             pass
 
@@ -39,7 +41,7 @@ async def test_an_answer_without_a_logprob_for_each_id_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logprob", "words"), [(None, "the logprob None for token 1 of 2"), (float("nan"), "what is not JSON")]
+    ("logprob", "words"), [(None, "the logprob None for token 1 of 2"), (float("nan"), "text that is not JSON")]
 )
 async def test_a_logprob_that_is_no_number_is_refused(logprob: float | None, words: str) -> None:
     """Guards against a journal that cannot be read again, JSON having no such numbers, and training on them."""

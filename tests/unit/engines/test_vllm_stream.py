@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[Handler, str, int]] = {
     ),
     "a clean end without an end": (streaming(ROLE, chunk([5], content="a"), end=b""), "ended after 1 tokens", 1),
     "no finish reason": (streaming(ROLE, chunk([5], content="a")), "ended after 1 tokens", 1),
-    "no JSON": (streaming(ROLE, end=b"data: {oh\n\n"), "no JSON", 0),
+    "not JSON": (streaming(ROLE, end=b"data: {oh\n\n"), "not JSON", 0),
     "no prompt ids": (streaming({"choices": ROLE["choices"]}), "without token ids", 0),
     "no ids": (streaming(ROLE, chunk(None, content="a")), "without token ids", 0),
     "no logprobs": (streaming(ROLE, chunk([5, 6], logprobs=1, content="a")), "2 ids but 1 logprobs", 0),
