@@ -18,9 +18,9 @@ class Output:
         self._dropped = 0
 
     def feed(self, data: bytes) -> None:
-        room = self._head_limit - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:]
+        free = self._head_limit - len(self._head)
+        self._head += data[:free]
+        self._tail += data[free:]
         excess = len(self._tail) - self._tail_limit
         if excess > 0:
             del self._tail[:excess]

@@ -25,6 +25,6 @@ class Plugins:
     runtime: Runtime
 
 
-def read_options(key: str, room: Registry[Any], spec: PluginSpec) -> Any:
+def read_options(key: str, registry: Registry[Any], spec: PluginSpec) -> Any:
     """Return the checked options of a plug-in. Raises `UnknownNameError` or `pydantic.ValidationError`."""
-    return room.options(spec)
+    return registry.options(spec)
