@@ -25,7 +25,7 @@ NOT_CHECKED = "the program ended without checking this law"
 def make_parser(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
     """Return a parser with the options of every program; `quick` says what `--quick` leaves out."""
     parser = argparse.ArgumentParser(prog=f"make show-{name}", description=description)
-    parser.add_argument("--quick", action="store_true", help=f"take less than a minute; leaves out: {quick}")
+    parser.add_argument("--quick", action="store_true", help=f"take about a minute or less; leaves out: {quick}")
     parser.add_argument(
         "--results", type=Path, default=RESULTS / f"{name}.json", help="the results file (default: %(default)s)"
     )

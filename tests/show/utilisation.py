@@ -138,7 +138,7 @@ async def measure_both(options: argparse.Namespace) -> dict[str, Runs]:
 
 
 def main() -> int:
-    parser = make_parser("utilisation", __doc__, quick="half of the sessions")
+    parser = make_parser("utilisation", __doc__, quick="most sessions")
     parser.add_argument("--sessions", type=int, default=80)
     parser.add_argument("--run", type=int, default=8, help="places to run")
     parser.add_argument("--start-seconds", type=float, default=2.0)
@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--grading-seconds", type=float, default=2.0)
     parser.add_argument("--longest", type=float, default=12.0, help="the most seconds that a harness takes")
     parser.add_argument("--seed", type=int, default=0)
-    options = parse(parser, quick={"sessions": 32})
+    options = parse(parser, quick={"sessions": 24})
     result = Result("utilisation", LAWS, options)
     both = asyncio.run(measure_both(options))
     Console(width=100).print(table_of(both, options))
