@@ -1,4 +1,4 @@
-"""A real vLLM whose own grammar makes its model say what a test wants."""
+"""An engine for tests on a real vLLM, whose own grammar makes its model say the text of a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO_CALLS = (
 
 
 class GuidedEngine(VllmEngine):
-    """vLLM whose own grammar makes a random model say `says`; the tokens are still vLLM's to choose."""
+    """vLLM whose own grammar makes a random model say `says`. vLLM still chooses the tokens."""
 
     says: str | None = None
 
@@ -29,5 +29,6 @@ class GuidedEngine(VllmEngine):
 
 
 def without_ids(completion: Completion) -> Any:
+    """Return the message without the ids of its tool calls, which differ from answer to answer."""
     calls = completion.message.get("tool_calls", [])
     return {**completion.message, "tool_calls": [call["function"] for call in calls]}

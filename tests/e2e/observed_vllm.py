@@ -1,4 +1,4 @@
-"""A proxy before a real vLLM that notes its answers."""
+"""A relay in front of a real vLLM that keeps its answers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ SHELL_CALLS = {
 
 @asynccontextmanager
 async def observed(server: VllmServer, says: list[str]) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """vLLM behind a relay that keeps every chat answer as vLLM sent it, and has vLLM's own grammar make a random
-    model say `says`, one text a turn; the tokens are still vLLM's to choose."""
+    """Run a relay that keeps every chat answer as vLLM sent it, and give its URL and the answers.
+
+    vLLM's own grammar makes a random model say `says`, one text a turn. vLLM still chooses the tokens.
+    """
     answers: list[dict[str, Any]] = []
 
     async def relay(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The ways in which a part of the service is killed with SIGKILL, each by name; what was killed is started again."""
+"""The kinds of kills with SIGKILL, each by name. A killed part of the service is started again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONTAINER = re.compile("[0-9a-f]{64}")
 
 @dataclass
 class Killer:
-    """Kills parts of a service, and keeps what there was to see when it did."""
+    """Kills parts of a service, and keeps the evidence that was visible at the moment of each kill."""
 
     service: Service
     mark: str
@@ -52,7 +52,7 @@ class Killer:
 
     @property
     def kinds(self) -> dict[str, Callable[[], Awaitable[bool]]]:
-        """Each returns whether there was something to kill."""
+        """Return the kinds of kills. Each kill returns whether there was something to kill."""
         gateways = {f"gateway in {stage}": self._gateway_in(stage) for stage in STAGES}
         return {
             **gateways,
@@ -129,8 +129,10 @@ class Killer:
 
 
 def witnessed(node: Process, mark: str) -> set[str]:
-    """What harnesses had received, as the sandboxes of a node that is not running hold it, and harnesses that have
-    outlived it in a container."""
+    """Return the nonces that harnesses had received, as the sandboxes of a node that is not running hold them.
+
+    Harnesses that have outlived the node in a container are read too.
+    """
     files = [*node.scratch.glob(f"*/tmp/{RECEIVED}")]
     files += [Path(f"/proc/{pid}/root/tmp/{RECEIVED}") for pid, _ in marked(mark)]
     found = set[str]()
@@ -141,7 +143,7 @@ def witnessed(node: Process, mark: str) -> set[str]:
 
 
 def containers(host: str | None, session_ids: Collection[str]) -> list[str]:
-    """Those of these sessions that a daemon has, running or not."""
+    """Return the containers of these sessions that a daemon has, running or not."""
     if host is None:
         return []
     with contextlib.closing(docker.DockerClient(base_url=host)) as client:
@@ -150,7 +152,7 @@ def containers(host: str | None, session_ids: Collection[str]) -> list[str]:
 
 
 def marked(mark: str) -> Iterator[tuple[int, list[str]]]:
-    """Processes with this in their command line, but for this one's own."""
+    """Return the processes with this mark in their command line, except this process."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and int(path.name) != os.getpid():
             try:
@@ -167,7 +169,7 @@ def _kill_container(host: str, container: str) -> None:
 
 
 def _is_inside(pid: int) -> bool:
-    """Whether it is in a PID namespace of its own: `bwrap` is there twice, outside and as the sandbox's PID 1."""
+    """Return whether a process is in a PID namespace of its own. `bwrap` runs outside and as the sandbox's PID 1."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

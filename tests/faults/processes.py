@@ -47,7 +47,7 @@ class Process:
         return self.directory / f"{self.name}.tmp"
 
     async def start(self) -> None:
-        """Again and again where it ends, as whatever supervises it would: a gateway does while the engine is away."""
+        """Start the process, again whenever it ends, as a supervisor would: a gateway ends while the engine is away."""
         self.scratch.mkdir(exist_ok=True)
         async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as http:
             while not await self._answers(http):
@@ -77,7 +77,7 @@ class Process:
             await process.wait()
 
     def memory(self) -> int:
-        """Bytes resident."""
+        """Return the resident bytes."""
         assert self.process is not None
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))

@@ -1,4 +1,4 @@
-"""What is run while processes die: a small harness that keeps what it received, and tasks for it."""
+"""A small harness that keeps the answers that it received, and tasks for it, to run while processes die."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GRADING = "sleep 0.3"
 def request(
     task_id: str, samples: int, callback_url: str, mark: str, dice: random.Random, runtime: RuntimeSpec
 ) -> TaskRequest:
-    """`mark` is in the command lines of all that the task starts."""
+    """Return a task. `mark` is in the command lines of all processes that the task starts."""
     command = ["python3", "-c", f"# {mark}\n{HARNESS}", str(dice.randint(2, 6)), f"{dice.uniform(0, 0.5):.3f}"]
     grading = {"name": "test_on_output", "command": f"{GRADING} # {mark}"}
     return TaskRequest(

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary directory of this test's own, so that what stays behind can be told from others' files."""
+    """Give the test a temporary directory of its own, so that its leftovers differ from others' files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))

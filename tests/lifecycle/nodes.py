@@ -1,4 +1,4 @@
-"""What the tests of a serving node share: nodes in this process and in one of their own, and sessions for them."""
+"""Nodes in this process and in processes of their own, and sessions for them, for the tests of a serving node."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def node_here(
     key: str | None = KEY,
     **settings: Any,
 ) -> AsyncIterator[tuple[Gateway, Client]]:
-    """A node in this process, with its client. `config`: parts of its run."""
+    """Run a node in this process, and give it and its client. `config`: parts of its run."""
     run = {"engine": engine_settings(delay_seconds), "runtime": "bubblewrap", "pools": pools or {}, **(config or {})}
     own = gateway_settings({"listen": "127.0.0.1:0", "name": "here", "state": tmp_path / "state", **settings})
     async with serving(load_config(settings=run), own, key) as gateway, client(gateway.url) as speaker:
@@ -126,7 +126,7 @@ class NodeProcess:
             )
 
     async def start(self) -> None:
-        """Until it is ready."""
+        """Start the process, and wait until it is ready."""
         self.process = await self.spawn()
         async with asyncio.timeout(120), aiohttp.ClientSession() as http:
             while True:

@@ -1,5 +1,7 @@
-"""A peer that speaks the node's side of `polar_gym.protocol` over real HTTP, and runs nothing: tests decide what became
-of each session. For whole nodes see `test_service_local.py`."""
+"""A peer that speaks the node's side of `polar_gym.protocol` over real HTTP, and runs nothing.
+
+Tests decide how each session ends. For whole nodes see `test_service_whole.py`.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def make_request(task_id: str, **fields: Any) -> TaskRequest:
 
 
 def episode_of(order: Dispatch, *, reward: float | None = 1.0, **session: Any) -> Episode:
-    """`reward` None: pass a `failure` or a `status` too."""
+    """Return an episode of the order. Without a reward, pass a `failure` or a `status` too."""
     ids = np.arange(3, dtype=np.int32)
     trace = Trace(
         trace_id="t",
@@ -161,19 +163,19 @@ class PeerNode:
         return answer
 
     async def restart(self) -> None:
-        """As a process that was killed and begun anew: it has forgotten all, and is a new incarnation."""
+        """Forget everything and become a new incarnation, as a process that was killed and started again."""
         self.held.clear()
         self.incarnation = uuid.uuid4().hex
         await self.beat()
 
     async def take(self, count: int = 1) -> list[Dispatch]:
-        """What it holds, once it holds so many."""
+        """Return the orders that the node holds, once there are so many."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: len(self.held) >= count)
         return list(self.held.values())
 
     async def deliver(self, episode: Episode, attempt: int) -> bool:
-        """Whether it was accepted."""
+        """Deliver the episode, and return whether it was accepted."""
         body = Delivery(attempt=attempt, episode=episode).to_json()
         answer = DeliveryAnswer.from_json(await self._post("episodes", body))
         self.held.pop(episode.session.session_id, None)
@@ -185,7 +187,7 @@ class PeerNode:
         return accepted
 
     async def work(self) -> None:
-        """Finish all that comes, until cancelled; a server that is away is waited for."""
+        """Finish every session that arrives, until cancelled. Wait for a server that is away."""
         while True:
             try:
                 for order in list(self.held.values()):
@@ -239,7 +241,7 @@ class PeerNode:
         return web.Response(body=answer.to_json())
 
     async def cancellation(self, count: int = 1) -> list[tuple[str, int]]:
-        """What it was told to cancel, once it was so much."""
+        """Return the attempts that the node was told to cancel, once there are so many."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: len(self.cancelled) >= count)
         return self.cancelled

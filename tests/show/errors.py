@@ -37,7 +37,7 @@ EXACT, FINISHED, MASKED = LAWS = (
     "a session that an engine's error ended has no reward",
 )
 _NAMES = re.compile(rb'"(?:type|code|status)":"([\w.]+)"')
-"""What a client may decide by."""
+"""The parts of an error by which a client may decide."""
 
 FINISHED_TASK = "finished the task"
 COLUMNS = ("case", "harness", "requests", "sent", "reaction", "end", "exit", "judged as")
@@ -45,12 +45,12 @@ COLUMNS = ("case", "harness", "requests", "sent", "reaction", "end", "exit", "ju
 
 @dataclass
 class Observed:
-    """What left the gateway that was not an answer."""
+    """The errors that the gateway sent in place of answers."""
 
     refusals: list[str] = field(default_factory=list)
 
     def provider(self, provider: Provider) -> Provider:
-        """The provider, overheard."""
+        """Return the provider, with its errors also noted in `refusals`."""
 
         def error(status: int, kind: str, message: str) -> dict[str, Any]:
             body = provider.error(status, kind, message)
@@ -83,7 +83,7 @@ class Shown:
 
     @property
     def breaches(self) -> dict[str, list[str]]:
-        """Law -> its breaches."""
+        """The breaches of each law."""
         name = f"{self.row['harness']}, {self.row['case']}: {self.row['judged as']}"
         error, finished = FAULTS[self.row["case"]].error, self.row["end"] == FINISHED_TASK
         engine_down = error is not None and (error.status == 429 or error.status >= 500)
@@ -128,7 +128,7 @@ async def run_session(harness: str, case: str, options: argparse.Namespace) -> S
 
 
 def reaction(asked: Sequence[Asked], *, cut: bool) -> str:
-    """What came after each fault. The first request of a run cannot be one."""
+    """Return what the harness did after each fault. The first request of a run is never a fault."""
     did: dict[str, list[str]] = {}
     for one, following in pairwise(asked):
         if one.became != "fault":

@@ -1,4 +1,4 @@
-"""Two hundred sessions while every process is killed with SIGKILL at random: `make show-faults ARGS="--nodes 3"`.
+"""Run two hundred sessions while every process is killed with SIGKILL: `make show-faults ARGS="--nodes 3"`.
 
 The processes are real: the rollout server, gateway nodes, an engine in vLLM's HTTP form, a receiver of callbacks. Each
 round kills, in a random order: a gateway that has a session in each of the stages (one time in three for longer than

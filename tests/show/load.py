@@ -1,4 +1,4 @@
-"""What one node carries: `make show-load`.
+"""Show how many sessions one node carries, and at what price: `make show-load`.
 
 First 500 sessions run at once with a light command harness, then 100 with a heavier one, whose conversation grows by
 some thousand tokens a turn. All sandboxes are bubblewrap's. The gateway and the engine (of this repository, in vLLM's
@@ -74,7 +74,7 @@ class Measured:
 
     @property
     def breaches(self) -> dict[str, list[str]]:
-        """Law -> its breaches."""
+        """The breaches of each law."""
         load, counts = self.load, [(e.session, e.trajectory.fidelity) for e in self.episodes]
         missing = load.sessions * load.calls - sum(fidelity.calls for _, fidelity in counts)
         return {
@@ -132,7 +132,7 @@ async def measure(load: Load, delay_seconds: float) -> Measured:
 
 @contextlib.asynccontextmanager
 async def _node_and_engine(service: Service) -> AsyncIterator[Process]:
-    """Without a rollout server: the node keeps its episodes."""
+    """Start a node and its engine without a rollout server, so that the node keeps its episodes."""
     (node,) = service.nodes
     node.argv = [argument for argument in node.argv if not argument.startswith("server=")]
     try:

@@ -1,4 +1,4 @@
-"""Every harness in every runtime on a bundled task, with the scripted policy: `make show-matrix`.
+"""Run every harness in every runtime on a bundled task, with the scripted policy: `make show-matrix`.
 
 The harness, its requests, the sandbox, the capture and the grading are real; the policy plays the reference solution.
 A cell shows the reward and the seconds of the run itself.

@@ -67,14 +67,14 @@ class Case:
     rows: int = 1
     repeats: int = 1
     task: str | None = None
-    """In place of the rows' own."""
+    """The task that replaces the rows' own."""
     masked: str | None = None
     """The failure kind that every rollout must have."""
     reward: float | None = None
     traces: int = 1
-    """At least so many."""
+    """The least number of traces."""
     calls: int = 1
-    """At least so many: one call continues nothing."""
+    """The least number of calls. A single call continues nothing."""
 
 
 CASES = (
@@ -91,7 +91,7 @@ QUICK = tuple(replace(case, rows=1, repeats=1) for case in CASES[:2])
 
 @dataclass
 class Outcome:
-    """What came of a case under one version."""
+    """The answers of a case under one version."""
 
     version: str
     case: Case

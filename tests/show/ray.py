@@ -1,6 +1,7 @@
-"""A Ray cluster of three machines (Ray's own cluster utilities, on this one) that loses one mid-run: `make show-ray`.
+"""Lose one of three machines of a Ray cluster while sessions run: `make show-ray`.
 
-Ray places a gateway node on each. When every machine runs a session, one machine is removed, with all of its processes.
+Ray's own cluster utilities simulate the machines on this one. Ray places a gateway node on each. When every machine
+runs a session, one machine is removed, with all of its processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What each harness hands back in another form than it was sampled, and what became of it: `make show-rewrites`.
+"""Show which answers each harness hands back in another form than they were sampled: `make show-rewrites`.
 
 Each real harness runs on a bundled task in a real sandbox against the real gateway, whose engine's answers are hard to
-hand back (`hard_answers`). What comes back is compared with what was sampled; the session's own fidelity says which
-continuations were spliced all the same, and how many traces it makes.
+hand back (`hard_answers`). The program compares the answers that come back with the sampled ones. The session's
+fidelity says which continuations were still spliced, and how many traces the session makes.
 """
 
 from __future__ import annotations

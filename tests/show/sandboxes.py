@@ -82,7 +82,7 @@ async def show(kind: str, options: dict[str, Any], count: int) -> Shown:
     for number, enough in enumerate((HELD, HELD // 2)):
         sessions = [f"{prefix}-{number}-held{n}" for n in range(HELD)]
         await _kill_a_gateway(kind, options, sessions, enough, shown)
-        while reaped := await runtime.reap(sessions):  # again, for what the daemon was still making
+        while reaped := await runtime.reap(sessions):  # again, for containers that the daemon was still making
             shown.reaped += reaped
     shown.left = _left(prefix, options)
     await runtime.close()
@@ -119,7 +119,7 @@ async def _kill_a_gateway(
 
 
 async def hold(kind: str, options: dict[str, Any], sessions: Sequence[str], seconds: str) -> None:
-    """The gateway that will be killed."""
+    """Run the gateway that will be killed: start the sandboxes, and have each run a command."""
     runtime: Runtime = make(kind, **options)
     places = asyncio.Semaphore(AT_ONCE)
 
@@ -134,13 +134,13 @@ async def hold(kind: str, options: dict[str, Any], sessions: Sequence[str], seco
 
 
 def _running(seconds: str) -> int:
-    """How many sandboxes run their command."""
+    """Return how many sandboxes run their command."""
     return sum(words[:2] == ["sleep", seconds] for words in (_words(process, "cmdline") for process in _processes()))
 
 
 def _left(prefix: str, options: dict[str, Any]) -> dict[str, list[str]]:
-    """What carries the sessions' ids."""
-    deadline = time.monotonic() + 10  # the kernel, and containerd, take a moment to bury the dead
+    """Return everything that still carries the sessions' ids."""
+    deadline = time.monotonic() + 10  # the kernel and containerd need a moment to remove dead processes
     while (found := _find(prefix, options)) and any(found.values()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return found
@@ -159,7 +159,7 @@ def _find(prefix: str, options: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _marks(prefix: str, options: dict[str, Any]) -> list[str]:
-    """What sandboxes of these sessions carry: the ids' beginning, and the ids of their containers."""
+    """Return the text that sandboxes of these sessions carry: the prefix of the ids, and the containers' ids."""
     if "host" not in options:
         return [prefix]
     with contextlib.closing(docker.DockerClient(base_url=options["host"])) as client:
@@ -168,7 +168,7 @@ def _marks(prefix: str, options: dict[str, Any]) -> list[str]:
 
 
 def _memory(marks: Sequence[str]) -> float:
-    """MiB that the sandboxes' processes, and those that watch over them, have for themselves (PSS)."""
+    """Return the memory (PSS, in MiB) of the sandboxes' processes and of the processes that watch over them."""
     kibibytes = 0
     for process in _processes():
         if _carries(process, marks):

@@ -62,7 +62,7 @@ BREAKS = ("off", "cut", "special_text")
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of all sessions in one mode."""
+    """The figures and violations of all sessions in one mode."""
 
     splice: bool
     sessions: int = 0
@@ -95,7 +95,7 @@ class Outcome:
 
 
 async def run_sessions(server: VllmServer, count: int, *, splice: bool, state: Path, seed: int = 0) -> Outcome:
-    """All sessions in one mode, checked."""
+    """Run all sessions in one mode, and check them."""
     outcome = Outcome(splice=splice)
     engine = VllmEngine(VllmOptions(url=server.url))
     async with Node(engine, cache=state, state=state, splice=splice, streaming="real") as node:
@@ -123,7 +123,7 @@ async def _session(
 
 
 async def _cache_counters(http: aiohttp.ClientSession, server: VllmServer) -> tuple[float, float]:
-    """(hits, queries) of vLLM's prefix cache so far, in tokens."""
+    """Return (hits, queries) of vLLM's prefix cache so far, in tokens."""
     async with http.get(f"{server.url}/metrics") as response:
         lines = (await response.text()).splitlines()
     return tuple(
@@ -170,7 +170,7 @@ async def _judge(
 
 
 def _verified(outcome: Outcome, verification: Verification) -> list[str]:
-    """Problems that `polar-gym verify` finds."""
+    """Return the problems that `polar-gym verify` finds."""
     problems = list(verification.broken)
     differences = verification.free.all
     outcome.differences.append(differences)
@@ -211,7 +211,7 @@ def _count(outcome: Outcome, agent: Agent, calls: Sequence[ModelCall], episode: 
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """The modes side by side."""
+    """Return the modes side by side."""
     shown = Table(title="the same agents on the same model", show_lines=False)
     shown.add_column("")
     rows: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The search for inputs that break a law: what it finds, and what becomes of that."""
+"""Tests of the search for inputs that break a law: it finds them and keeps them as examples."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class OnePool(Stages):
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """When each agent ran, in the order in which they began."""
+    """The times in which each harness ran, in the order of their beginnings."""
 
     spans: Sequence[tuple[float, float]]
     places: int
@@ -65,7 +65,7 @@ class Runs:
 
     @property
     def busy(self) -> float:
-        """The share of the places' time, from the first run to the last one's end, in which an agent ran."""
+        """The share of the places' time, from the first run to the last one's end, in which a harness ran."""
         return sum(end - start for start, end in self.spans) / (self.places * self.window)
 
     @property

@@ -1,4 +1,4 @@
-"""Whatever a model may say and a client may send, for laws that hold of all of it."""
+"""Answers of models and bodies of clients, drawn at random, for laws that hold for all of them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,10 @@ from tests.support.calls import make_call
 
 @st.composite
 def sessions(draw: st.DrawFn) -> list[ModelCall]:
-    """Calls of which some continue an earlier one exactly, some nearly, and some not at all; a tiny vocabulary makes
-    accidental prefixes likely."""
+    """Draw calls of which some continue an earlier one exactly, some nearly, and some not at all.
+
+    A tiny vocabulary makes accidental prefixes likely.
+    """
     ids = st.lists(st.integers(0, 2), max_size=4)
     calls: list[ModelCall] = []
     for index in range(draw(st.integers(0, 9))):
@@ -30,8 +32,10 @@ def sessions(draw: st.DrawFn) -> list[ModelCall]:
 
 @st.composite
 def parallel_sessions(draw: st.DrawFn) -> list[ModelCall]:
-    """Calls in flight at once, many with one prompt, of all kinds and threads, continued or not, also by what was
-    abandoned."""
+    """Draw calls that are in flight at once, of all kinds and threads.
+
+    Many have the same prompt. Some are continued, also by calls that were abandoned.
+    """
     ids = st.lists(st.integers(0, 1), max_size=2)
     calls: list[ModelCall] = []
     for index in range(draw(st.integers(1, 10))):

@@ -10,7 +10,7 @@ from polar_gym.schema import ModelCall
 
 
 def make_call(index: int, prompt: list[int], sampled: list[int], **fields: Any) -> ModelCall:
-    """A delivered call; its logprobs are -1/(1 + index), so that a misplaced span shows."""
+    """Return a delivered call, whose logprobs are -1/(1 + index), so that a misplaced span shows."""
     return ModelCall(
         call_id=f"call{index}",
         session_id="s",

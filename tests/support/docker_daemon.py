@@ -35,13 +35,13 @@ def answers(host: str) -> bool:
 
 
 def running_daemon() -> str | None:
-    """The DOCKER_HOST of a daemon that answers."""
+    """Return the DOCKER_HOST of a daemon that answers, or None."""
     return next((host for host in (os.environ.get("DOCKER_HOST"), USUAL_HOST) if host and answers(host)), None)
 
 
 @contextlib.contextmanager
 def own_daemon() -> Iterator[str]:
-    """A daemon with directories of its own and without any network; its DOCKER_HOST."""
+    """Run a daemon with directories of its own and without any network, and give its DOCKER_HOST."""
     root = Path(tempfile.mkdtemp(prefix="pg-docker-", dir="/tmp"))  # a socket's path has 107 characters at most
     host = f"unix://{root}/docker.sock"
     command = [
@@ -80,7 +80,7 @@ def docker_host() -> Iterator[str]:
 
 
 def main() -> int:
-    """Run a command with DOCKER_HOST set; its exit code."""
+    """Run a command with DOCKER_HOST set, and return its exit code."""
     if sys.argv[1:2] != ["--"] or not sys.argv[2:]:
         sys.exit(f"usage: {sys.executable} -m tests.support.docker_daemon -- COMMAND...")
     if not shutil.which("dockerd") and running_daemon() is None:

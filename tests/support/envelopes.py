@@ -6,7 +6,7 @@ from typing import Any
 
 
 def check_envelope(envelope: dict[str, Any], trained: set[str], rollout_id: str = "s") -> None:
-    """The law of `training_traces`: each trained call in exactly one trace, the spans are the mask."""
+    """Check the law of `training_traces`: each trained call is in exactly one trace, and the spans are the mask."""
     assert (envelope["schema_version"], envelope["rollout_id"]) == (1, rollout_id)
     named = [call_id for trace in envelope["traces"] for call_id in trace["model_call_ids"]]
     assert sorted(named) == sorted(trained)

@@ -1,4 +1,4 @@
-"""Episodes for tests of what comes after the rollout, made of calls by the real builder."""
+"""Episodes for tests of the steps after the rollout, made of calls by the real builder."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def make_episode(
 
 
 def forked(answers: int, length: int = 3) -> list[ModelCall]:
-    """A session that forked into as many traces: its answers continue nothing."""
+    """Return the calls of a session that forked into as many traces, because its answers continue nothing."""
     return [
         make_call(index, [100 + index], [10 * index + place for place in range(length)]) for index in range(answers)
     ]

@@ -9,7 +9,7 @@ from polar_gym.schema import HarnessSpec
 
 
 def context(length: int = 65536, instruction: str = "-do 'é'\n", **spec: Any) -> LaunchContext:
-    """`spec` is what a config says of the harness, its options included."""
+    """Return a launch context. `spec` holds the harness's settings and options, as in a config."""
     return LaunchContext(
         spec=HarnessSpec(name="any", **spec),
         base_url="http://127.0.0.1:8080",

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: in CI its absence is a failure, elsewhere a skip that says what to install."""
+"""Checks of the parts that a test needs. A missing part is a failure in CI, and a skip with the install elsewhere."""
 
 import os
 import shutil

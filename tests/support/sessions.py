@@ -1,4 +1,4 @@
-"""Task requests and sessions whose harness does what a test says."""
+"""Task requests, nodes and sessions for tests, whose harness is a few lines of the test or the test itself."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def ask(**more):
 
 
 def asking(rest: str = "ask()") -> HarnessSpec:
+    """Return a harness that runs these lines of Python, in which `ask()` is a call of the policy."""
     return HarnessSpec.model_validate({"name": "command", "command": ["python3", "-c", f"{ASK}\n{rest}"]})
 
 

@@ -6,7 +6,7 @@ import string
 
 
 def heredoc(text: str) -> str:
-    """A shell here-document that feeds exactly `text` (with a newline at its end) to a command.
+    """Return a shell here-document that feeds exactly `text` (with a newline at its end) to a command.
 
     No line of it begins as the delimiter does: dash drops a byte of a non-ASCII character that follows a part of it.
     Raises `ValueError` for a text whose lines begin with every letter there is: no patch's do.
