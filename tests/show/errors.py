@@ -23,6 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from polar_gym.console import make_console
+from polar_gym.engines import EngineError
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy, sending
 from polar_gym.paths import cache_dir
@@ -34,7 +35,7 @@ from tests.wire.faulty_engine import FAULTS, FINAL, Asked, FaultyEngine
 EXACT, FINISHED, MASKED = LAWS = (
     "every session's token counts are exact",
     "a session that finished its task has a reward",
-    "a session that an engine's error ended has no reward",
+    "a session that ends at an error of the engine has no reward",
 )
 _NAMES = re.compile(rb'"(?:type|code|status)":"([\w.]+)"')
 """The parts of an error by which a client may decide."""
@@ -80,18 +81,19 @@ class Shown:
 
     row: dict[str, str]
     episode: Episode
+    error: EngineError | None
+    """The engine's answer to the last request, if it was an error."""
 
     @property
     def breaches(self) -> dict[str, list[str]]:
         """The breaches of each law."""
         name = f"{self.row['harness']}, {self.row['case']}: {self.row['judged as']}"
-        error, finished = FAULTS[self.row["case"]].error, self.row["end"] == FINISHED_TASK
-        engine_down = error is not None and (error.status == 429 or error.status >= 500)
-        rewarded = self.episode.session.failure is None
+        finished, rewarded = self.row["end"] == FINISHED_TASK, self.episode.session.failure is None
+        engine_failed = self.error is not None and self.error.status != 400  # 400 blames the request
         return {
             EXACT: [name] * (not self.episode.trajectory.fidelity.balanced),
             FINISHED: [name] * (finished and not rewarded),
-            MASKED: [name] * (engine_down and not finished and rewarded),
+            MASKED: [name] * (engine_failed and not finished and rewarded),
         }
 
 
@@ -124,7 +126,8 @@ async def run_session(harness: str, case: str, options: argparse.Namespace) -> S
         "exit": "-" if episode.session.exit_code is None else str(episode.session.exit_code),
         "judged as": judgement(episode),
     }
-    return Shown(row=row, episode=episode)
+    failed_last = bool(engine.asked) and engine.asked[-1].became == "fault"
+    return Shown(row=row, episode=episode, error=fault.error if failed_last else None)
 
 
 def reaction(asked: Sequence[Asked], *, cut: bool) -> str:
