@@ -17,7 +17,7 @@ STATE=${STATE:-$HOME/.polar-gym/state}
 export POLAR_GYM_SERVICE_KEY_FILE=${POLAR_GYM_SERVICE_KEY_FILE:-$HOME/.polar-gym/service.key}
 export POLAR_GYM_NODE_KEY_FILE=${POLAR_GYM_NODE_KEY_FILE:-$HOME/.polar-gym/node.key}
 
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 server=http://$first:8700
 
 again() { # repeat the command until it ends by itself: status 0 after a SIGTERM, 2 when a setting is wrong

@@ -66,7 +66,7 @@ read -r status < <(sed -n "$(wc -l <"$RECORDS/keys.$1")p" "$RECORDS/statuses.$1"
 exit "${status:-0}"
 """
 STUBS = {
-    "scontrol": "#!/bin/bash\nprintf 'one\\ntwo\\n'\n",
+    "scontrol": "#!/bin/bash\necho one\nseq 100000\n",  # more than a pipe holds: a reader that stops early ends it
     "hostname": "#!/bin/bash\necho worker\n",
     "sleep": "#!/bin/bash\n",
     "srun": SRUN,
