@@ -11,16 +11,16 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
 from polar_gym import durable
-from polar_gym.protocol import Event, Generation, TaskStatus
+from polar_gym.protocol import Event, Generation
 from polar_gym.schema import TaskRequest
-from polar_gym.service.change import Change, NewEpisode, OutboxEntry
+from polar_gym.service.change import Change, OutboxEntry
 from polar_gym.service.episode_files import EpisodeFiles
 from polar_gym.service.task import Sample, Task
 
@@ -54,8 +54,6 @@ CREATE TABLE IF NOT EXISTS weights (step INTEGER PRIMARY KEY AUTOINCREMENT, vers
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 """
 
-FINAL = (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED)
-
 
 class StoreError(Exception):
     """The database cannot be used; the message names its file."""
@@ -68,9 +66,7 @@ class EpisodeRow:
     number: int
     session_id: str
     attempt: int
-    task_id: str
     accepted: bool
-    reason: str
     evicted: bool
 
 
@@ -86,7 +82,8 @@ class Store:
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = durable.locked(directory / "lock", wait=False)
-            self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=1)
+            self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level="IMMEDIATE", timeout=1)
+            self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(SCHEMA)
@@ -96,26 +93,25 @@ class Store:
             raise StoreError(f"{self.path}: {error}") from error
 
     async def close(self) -> None:
-        await self._run(lambda db: db.close())
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
         self._thread.shutdown()
         self._lock.close()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of `work`, whose writes are one transaction."""
+
         def guarded() -> T:
             try:
-                return work(self._db)
+                with self._db:
+                    return work(self._db)
             except sqlite3.Error as error:
-                if self._in_transaction():
-                    self._db.execute("ROLLBACK")
                 raise StoreError(f"{self.path}: {error}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
-    def _in_transaction(self) -> bool:
-        try:
-            return self._db.in_transaction
-        except sqlite3.ProgrammingError:  # closed
-            return False
+    async def _execute(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        """Run one statement, and return its rows."""
+        return await self._run(lambda db: db.execute(sql, values).fetchall())
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +121,6 @@ class Store:
         samples = [(s.session.session_id, s.session.task_id, s.to_json()) for s in change.samples]
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN IMMEDIATE")
             if task_row is not None:
                 db.execute(
                     "INSERT INTO tasks (task_id, request, status, created_at, finished_at, cancelled, stopped_early)"
@@ -136,16 +131,11 @@ class Store:
                 )
             db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?, ?)", samples)
             if change.episode is not None:
-                _insert_episode(db, change.episode)
+                _insert(db, "INTO episodes", asdict(change.episode))
             for entry in change.callbacks:
-                db.execute(
-                    "INSERT OR IGNORE INTO outbox (key, task_id, session_id, attempt, url, created_at, due_at)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (entry.key, entry.task_id, entry.session_id, entry.attempt, entry.url, entry.created_at, 0.0),
-                )
+                _insert(db, "OR IGNORE INTO outbox", asdict(entry) | {"due_at": 0.0})
             for event in change.events:
                 _insert_event(db, event)
-            db.execute("COMMIT")
 
         await self._run(write)
 
@@ -153,8 +143,7 @@ class Store:
         """Return the tasks that have not ended, in the order in which they came."""
 
         def read(db: sqlite3.Connection) -> list[Task]:
-            marks = ", ".join("?" * len(FINAL))
-            rows = db.execute(f"{_TASKS} WHERE status NOT IN ({marks}) ORDER BY number", FINAL).fetchall()
+            rows = db.execute(f"{_TASKS} WHERE status NOT IN {_FINAL} ORDER BY number").fetchall()
             return [_task(db, row) for row in rows]
 
         return await self._run(read)
@@ -168,32 +157,21 @@ class Store:
 
     async def list_tasks(self, limit: int, after: str | None, status: str | None) -> list[str]:
         """Return task ids, newest first, beginning behind `after`."""
-
-        def read(db: sqlite3.Connection) -> list[str]:
-            where, values = ["1"], list[Any]()
-            if after is not None:
-                where.append("number < (SELECT number FROM tasks WHERE task_id = ?)")
-                values.append(after)
-            if status is not None:
-                where.append("status = ?")
-                values.append(status)
-            sql = f"SELECT task_id FROM tasks WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
-            return [row[0] for row in db.execute(sql, [*values, limit])]
-
-        return await self._run(read)
+        where, values = ["1"], list[str]()
+        if after is not None:
+            where.append("number < (SELECT number FROM tasks WHERE task_id = ?)")
+            values.append(after)
+        if status is not None:
+            where.append("status = ?")
+            values.append(status)
+        sql = f"SELECT task_id FROM tasks WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
+        return [row["task_id"] for row in await self._execute(sql, *values, limit)]
 
     async def events(self, task_id: str, after: int, limit: int = 500) -> list[Event]:
         """Return the events of a task that came after the one with id `after`, in order of their ids."""
-
-        def read(db: sqlite3.Connection) -> list[Event]:
-            rows = db.execute(
-                "SELECT id, task_id, at, kind, session_id, attempt, data FROM events WHERE task_id = ? AND id > ?"
-                " ORDER BY id LIMIT ?",
-                (task_id, after, limit),
-            )
-            return [_event(row) for row in rows]
-
-        return await self._run(read)
+        sql = "SELECT * FROM events WHERE task_id = ? AND id > ? ORDER BY id LIMIT ?"
+        rows = await self._execute(sql, task_id, after, limit)
+        return [Event(**{**dict(row), "data": orjson.loads(row["data"])}) for row in rows]
 
     # Episodes ---------------------------------------------------------------------------------------------------------
 
@@ -201,66 +179,49 @@ class Store:
         """Return the episode of an attempt; None: of the accepted attempt."""
         which = "accepted = 1" if attempt is None else "attempt = ?"
         values = (session_id,) if attempt is None else (session_id, attempt)
-
-        def read(db: sqlite3.Connection) -> EpisodeRow | None:
-            row = db.execute(f"{_EPISODES} WHERE session_id = ? AND {which}", values).fetchone()
-            return EpisodeRow(*row) if row else None
-
-        return await self._run(read)
+        rows = await self._execute(f"{_EPISODES} WHERE session_id = ? AND {which}", *values)
+        return EpisodeRow(*rows[0]) if rows else None
 
     async def episodes(self, task_id: str, after: int, limit: int, excluded: bool) -> list[EpisodeRow]:
         """Return the episodes of a task that came after the one with number `after`, in order of arrival."""
-
-        def read(db: sqlite3.Connection) -> list[EpisodeRow]:
-            which = "" if excluded else "AND accepted = 1"
-            sql = f"{_EPISODES} WHERE task_id = ? AND number > ? {which} ORDER BY number LIMIT ?"
-            return [EpisodeRow(*row) for row in db.execute(sql, (task_id, after, limit))]
-
-        return await self._run(read)
+        which = "" if excluded else "AND accepted = 1"
+        sql = f"{_EPISODES} WHERE task_id = ? AND number > ? {which} ORDER BY number LIMIT ?"
+        return [EpisodeRow(*row) for row in await self._execute(sql, task_id, after, limit)]
 
     async def mark_fetched(self, numbers: Sequence[int]) -> None:
         rows = [(number,) for number in numbers]
         await self._run(lambda db: db.executemany("UPDATE episodes SET fetched = 1 WHERE number = ?", rows))
 
     async def stored_bytes(self) -> int:
-        sql = "SELECT COALESCE(SUM(size), 0) FROM episodes WHERE evicted = 0"
-        return await self._run(lambda db: db.execute(sql).fetchone()[0])
+        return (await self._execute("SELECT COALESCE(SUM(size), 0) FROM episodes WHERE evicted = 0"))[0][0]
 
     # Callbacks --------------------------------------------------------------------------------------------------------
 
     async def due_callbacks(self, now: float, limit: int) -> list[OutboxEntry]:
-        def read(db: sqlite3.Connection) -> list[OutboxEntry]:
-            rows = db.execute(
-                "SELECT key, task_id, session_id, attempt, url, created_at, tries FROM outbox WHERE due_at <= ?"
-                " ORDER BY due_at, created_at LIMIT ?",
-                (now, limit),
-            )
-            return [OutboxEntry(*row) for row in rows]
-
-        return await self._run(read)
+        sql = (
+            "SELECT key, task_id, session_id, attempt, url, created_at, tries FROM outbox WHERE due_at <= ?"
+            " ORDER BY due_at, created_at LIMIT ?"
+        )
+        return [OutboxEntry(*row) for row in await self._execute(sql, now, limit)]
 
     async def next_due(self, now: float) -> float | None:
         """Return when the next callback is due, of those that are not due yet."""
-        sql = "SELECT MIN(due_at) FROM outbox WHERE due_at > ?"
-        return await self._run(lambda db: db.execute(sql, (now,)).fetchone()[0])
+        return (await self._execute("SELECT MIN(due_at) FROM outbox WHERE due_at > ?", now))[0][0]
 
     async def callback_done(self, entry: OutboxEntry, event: Event) -> None:
         """Remove a callback that was delivered or given up; `event` says which."""
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN IMMEDIATE")
             db.execute("DELETE FROM outbox WHERE key = ?", (entry.key,))
             if entry.session_id is not None and event.kind == "callback.delivered":
                 key = (entry.session_id, entry.attempt)
                 db.execute("UPDATE episodes SET fetched = 1 WHERE session_id = ? AND attempt = ?", key)
             _insert_event(db, event)
-            db.execute("COMMIT")
 
         await self._run(write)
 
     async def callback_failed(self, key: str, due_at: float) -> None:
-        sql = "UPDATE outbox SET tries = tries + 1, due_at = ? WHERE key = ?"
-        await self._run(lambda db: db.execute(sql, (due_at, key)))
+        await self._execute("UPDATE outbox SET tries = tries + 1, due_at = ? WHERE key = ?", due_at, key)
 
     # Weights and settings ---------------------------------------------------------------------------------------------
 
@@ -270,16 +231,14 @@ class Store:
         return await self._run(lambda db: int(db.execute(sql, (version,)).lastrowid or 0))
 
     async def weights(self) -> list[tuple[int, str]]:
-        return await self._run(lambda db: db.execute("SELECT step, version FROM weights ORDER BY step").fetchall())
+        return [(row["step"], row["version"]) for row in await self._execute("SELECT * FROM weights ORDER BY step")]
 
     async def generation(self) -> Generation:
-        sql = "SELECT value FROM settings WHERE name = 'generation'"
-        row = await self._run(lambda db: db.execute(sql).fetchone())
-        return Generation.from_json(row[0]) if row else Generation()
+        rows = await self._execute("SELECT value FROM settings WHERE name = 'generation'")
+        return Generation.from_json(rows[0]["value"]) if rows else Generation()
 
     async def set_generation(self, generation: Generation) -> None:
-        sql = "INSERT OR REPLACE INTO settings VALUES ('generation', ?)"
-        await self._run(lambda db: db.execute(sql, (generation.to_json(),)))
+        await self._execute("INSERT OR REPLACE INTO settings VALUES ('generation', ?)", generation.to_json())
 
     # Bounds -----------------------------------------------------------------------------------------------------------
 
@@ -291,20 +250,13 @@ class Store:
         until at most `keep_bytes` are kept. A task is evicted when it ended before `before`, and no episode and no
         callback of it is left.
         """
-
-        def read(db: sqlite3.Connection) -> tuple[int, list[tuple[int, str, int, int, float]]]:
-            total = db.execute("SELECT COALESCE(SUM(size), 0) FROM episodes WHERE evicted = 0").fetchone()[0]
-            marks = ", ".join("?" * len(FINAL))
-            rows = db.execute(
-                "SELECT e.number, e.session_id, e.attempt, e.size, e.stored_at FROM episodes e LEFT JOIN tasks t"
-                " USING (task_id) WHERE e.evicted = 0 AND (e.fetched OR NOT e.accepted)"
-                f" AND (t.status IS NULL OR t.status IN ({marks}))"
-                " AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.task_id = e.task_id) ORDER BY e.number LIMIT 1000",
-                FINAL,
-            ).fetchall()
-            return total, rows
-
-        total, rows = await self._run(read)
+        total = await self.stored_bytes()
+        rows = await self._execute(
+            "SELECT e.number, e.session_id, e.attempt, e.size, e.stored_at FROM episodes e LEFT JOIN tasks t"
+            " USING (task_id) WHERE e.evicted = 0 AND (e.fetched OR NOT e.accepted)"
+            f" AND (t.status IS NULL OR t.status IN {_FINAL})"
+            " AND NOT EXISTS (SELECT 1 FROM outbox o WHERE o.task_id = e.task_id) ORDER BY e.number LIMIT 1000"
+        )
         gone = []
         for number, session_id, attempt, size, stored_at in rows:
             if stored_at >= before and total <= keep_bytes:
@@ -314,17 +266,17 @@ class Store:
             gone.append((number,))
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN IMMEDIATE")
             db.executemany("UPDATE episodes SET evicted = 1 WHERE number = ?", gone)
             _drop_old_tasks(db, before)
-            db.execute("COMMIT")
 
         await self._run(write)
         return len(gone)
 
 
+_FINAL = "('COMPLETED', 'FAILED', 'CANCELLED')"
+"""The statuses of tasks that have ended."""
 _TASKS = "SELECT task_id, request, created_at, finished_at, cancelled, stopped_early FROM tasks"
-_EPISODES = "SELECT number, session_id, attempt, task_id, accepted, reason, evicted FROM episodes"
+_EPISODES = "SELECT number, session_id, attempt, accepted, evicted FROM episodes"
 
 
 def _task_row(task: Task) -> tuple[Any, ...]:
@@ -348,40 +300,22 @@ def _task(db: sqlite3.Connection, row: Sequence[Any]) -> Task:
     )
 
 
-def _event(row: Sequence[Any]) -> Event:
-    number, task_id, at, kind, session_id, attempt, data = row
-    return Event(
-        id=number,
-        task_id=task_id,
-        at=at,
-        kind=kind,
-        session_id=session_id,
-        attempt=attempt,
-        data=orjson.loads(data),
-    )
+def _insert(db: sqlite3.Connection, into: str, row: dict[str, Any]) -> None:
+    """Insert a row, given as column -> value."""
+    db.execute(f"INSERT {into} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
 
 
 def _insert_event(db: sqlite3.Connection, event: Event) -> None:
-    row = (event.task_id, event.at, event.kind, event.session_id, event.attempt, orjson.dumps(event.data))
-    db.execute("INSERT INTO events (task_id, at, kind, session_id, attempt, data) VALUES (?, ?, ?, ?, ?, ?)", row)
-
-
-def _insert_episode(db: sqlite3.Connection, new: NewEpisode) -> None:
-    db.execute(
-        "INSERT INTO episodes (session_id, attempt, task_id, accepted, reason, stored_at, size)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (new.session_id, new.attempt, new.task_id, new.accepted, new.reason, new.stored_at, new.size),
-    )
+    _insert(db, "INTO events", event.model_dump(exclude={"id"}) | {"data": orjson.dumps(event.data)})
 
 
 def _drop_old_tasks(db: sqlite3.Connection, before: float) -> None:
     """Remove the tasks that ended before `before` and of which no episode and no callback is left."""
-    marks = ", ".join("?" * len(FINAL))
     rows = db.execute(
-        f"SELECT task_id FROM tasks t WHERE status IN ({marks}) AND finished_at < ? AND NOT EXISTS (SELECT 1 FROM"
+        f"SELECT task_id FROM tasks t WHERE status IN {_FINAL} AND finished_at < ? AND NOT EXISTS (SELECT 1 FROM"
         " episodes e WHERE e.task_id = t.task_id AND e.evicted = 0) AND NOT EXISTS (SELECT 1 FROM outbox o WHERE"
         " o.task_id = t.task_id)",
-        (*FINAL, before),
+        (before,),
     ).fetchall()
     for table in ("events", "episodes", "samples", "tasks"):
         db.executemany(f"DELETE FROM {table} WHERE task_id = ?", rows)
