@@ -200,26 +200,17 @@ class Book:
             news.set()
 
 
-def event(task: Task, kind: Any, session: Session | None = None, **data: Any) -> Event:
+def event(about: Task | OutboxEntry, kind: Any, session: Session | OutboxEntry | None = None, **data: Any) -> Event:
     """Return an event of now. The store gives the event its id."""
+    session_id, attempt = (session.session_id, session.attempt) if session else (None, None)
     return Event(
-        id=0,
-        task_id=task.task_id,
-        at=time.time(),
-        kind=kind,
-        session_id=session.session_id if session else None,
-        attempt=session.attempt if session else None,
-        data=data,
+        id=0, task_id=about.task_id, at=time.time(), kind=kind, session_id=session_id, attempt=attempt, data=data
     )
 
 
 def _add_callback(change: Change, task: Task, now: float, session: Session | None) -> None:
-    url = task.request.callback_url
-    if url is None:
+    if (url := task.request.callback_url) is None:
         return
-    if session is None:
-        key = f"task:{task.task_id}:{int(task.created_at)}"
-        change.callbacks.append(OutboxEntry(key, task.task_id, None, None, url, now))
-    else:
-        key = f"{session.session_id}:{session.attempt}"
-        change.callbacks.append(OutboxEntry(key, task.task_id, session.session_id, session.attempt, url, now))
+    session_id, attempt = (session.session_id, session.attempt) if session else (None, None)
+    key = f"{session_id}:{attempt}" if session else f"task:{task.task_id}:{int(task.created_at)}"
+    change.callbacks.append(OutboxEntry(key, task.task_id, session_id, attempt, url, now))

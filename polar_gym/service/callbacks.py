@@ -22,8 +22,7 @@ import aiohttp
 import orjson
 
 from polar_gym.http.failures import reason
-from polar_gym.protocol import Event
-from polar_gym.service.book import Book
+from polar_gym.service.book import Book, event
 from polar_gym.service.change import OutboxEntry
 
 log = logging.getLogger(__name__)
@@ -168,16 +167,8 @@ class CallbackSender:
 
     async def _done(self, entry: OutboxEntry, kind: CallbackEnd, why: str = "") -> None:
         self._book.counts.callbacks[kind.removeprefix("callback.")] += 1
-        event = Event(
-            id=0,
-            task_id=entry.task_id,
-            at=time.time(),
-            kind=kind,
-            session_id=entry.session_id,
-            attempt=entry.attempt,
-            data={"key": entry.key, "reason": why} if why else {"key": entry.key},
-        )
-        await self._store.callback_done(entry, event)
+        said = {"reason": why} if why else {}
+        await self._store.callback_done(entry, event(entry, kind, entry, key=entry.key, **said))
 
     async def _body(self, entry: OutboxEntry) -> bytes | None:
         """Return the body of a callback, or None where its task was evicted. Raise `OSError` where the episode cannot

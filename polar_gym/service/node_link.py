@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from pydantic import ValidationError
@@ -33,38 +33,23 @@ class RequestRefusedError(Exception):
     """No node can run this request; the message says why."""
 
 
-class NodeLink(Protocol):
-    """Sends orders to the node at a URL."""
-
-    async def dispatch(self, url: str, order: Dispatch) -> None:
-        """Give a session to a node, which holds the session when this returns. Raises one of the errors above."""
-        ...
-
-    async def cancel(self, url: str, session_id: str, attempt: int) -> None: ...
-
-    async def generation(self, url: str, order: Generation) -> GenerationAnswer: ...
-
-    async def weights(self, url: str, order: Weights) -> GenerationAnswer: ...
-
-
-class HttpNodeLink:
-    """Sends orders to nodes over HTTP: `async with HttpNodeLink(key)`. Every method raises `NodeUnreachableError`."""
+class NodeLink:
+    """Sends orders to nodes over HTTP: `async with NodeLink(key)`. Every method raises `NodeUnreachableError`."""
 
     def __init__(self, key: str | None) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http: aiohttp.ClientSession
 
-    async def __aenter__(self) -> HttpNodeLink:
-        self._http = aiohttp.ClientSession(
-            headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=32),
-        )
+    async def __aenter__(self) -> NodeLink:
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=32)
+        self._http = aiohttp.ClientSession(headers=self._headers, connector=connector)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self._http.close()
 
     async def dispatch(self, url: str, order: Dispatch) -> None:
+        """Give a session to a node, which holds the session when this returns. Raises one of the errors above."""
         body = await asyncio.to_thread(order.to_json)
         status, answer = await self._ask(routes.DISPATCH, url, body, session_id=order.session_id, attempt=order.attempt)
         if status in (400, 413, 422):

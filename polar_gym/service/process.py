@@ -18,7 +18,7 @@ from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure
 from polar_gym.http.listener import Listener
 from polar_gym.service.callbacks import CallbackSender
-from polar_gym.service.node_link import HttpNodeLink
+from polar_gym.service.node_link import NodeLink
 from polar_gym.service.server import make_app
 from polar_gym.service.service import RolloutService
 from polar_gym.service.settings import ServeSettings
@@ -50,7 +50,7 @@ async def serving(
         except StoreError as error:
             raise ConfigError(f"state={str(settings.state)!r}: {error}") from error
         stack.push_async_callback(store.close)
-        link = await stack.enter_async_context(HttpNodeLink(keys.node))
+        link = await stack.enter_async_context(NodeLink(keys.node))
         service = await stack.enter_async_context(RolloutService(store, link, settings.limits))
         if keys.signing is not None:
             sending = service.book.watch(asyncio.create_task(CallbackSender(service.book, keys.signing).run()))

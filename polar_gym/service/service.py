@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 from polar_gym.protocol import (
@@ -26,7 +25,7 @@ from polar_gym.protocol import (
     TaskState,
     Weights,
 )
-from polar_gym.schema import Episode, Session, Status, TaskRequest
+from polar_gym.schema import Session, Status, TaskRequest
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import Change, NewEpisode
 from polar_gym.service.dispatcher import Dispatcher
@@ -145,7 +144,7 @@ class RolloutService:
         """Pause or resume generation on all nodes, and return their acknowledgements."""
         self.generation = order
         await self.book.guard(self.store.set_generation(order))
-        return await self._tell_all({name: self._link.generation(url, order) for name, url in self._urls()})
+        return await self._tell_all(lambda url: self._link.generation(url, order))
 
     async def set_weights(self, order: Weights) -> GenerationState:
         """Record that the engine's weights were updated, tell the nodes, and cancel the sessions that are too stale
@@ -154,7 +153,7 @@ class RolloutService:
             if order.version != self.weights.current:
                 step = await self.book.guard(self.store.add_weights(order.version))
                 self.weights.add(step, order.version)
-        state = await self._tell_all({name: self._link.weights(url, order) for name, url in self._urls()})
+        state = await self._tell_all(lambda url: self._link.weights(url, order))
         for task in list(self.book.live.values()):
             await self._cancel_stale(task)
         return state
@@ -219,7 +218,9 @@ class RolloutService:
         session.attempt, session.node = delivery.attempt, session.node or node
         begun = session.timing.running is not None
         session.staleness = self.weights.behind(session.weight_version) if begun else None
-        size = await asyncio.to_thread(self._write_file, episode)
+        size = await asyncio.to_thread(
+            lambda: self.store.files.write(session.session_id, session.attempt, episode.to_json())
+        )
         self.book.stored_bytes += size
         task = self.book.live.get(session.task_id)
         verdict = task.judge(episode) if task else Verdict(False, "its task is gone, or has ended")
@@ -258,10 +259,6 @@ class RolloutService:
                 endings.append(task.cancel_stale(sample.session.session_id, behind))
         if endings:
             self._dispatcher.call_off(await self.book.ended(task, endings))
-
-    def _write_file(self, episode: Episode) -> int:
-        session = episode.session
-        return self.store.files.write(session.session_id, session.attempt, episode.to_json())
 
     # Inside: nodes ----------------------------------------------------------------------------------------------------
 
@@ -321,14 +318,12 @@ class RolloutService:
                 lost.append(placement)
         await self.book.lost(lost, "its gateway was restarted")
 
-    def _urls(self) -> list[tuple[str, str]]:
-        return [(name, member.heartbeat.url) for name, member in self.fleet.members.items()]
-
-    async def _tell_all(self, orders: dict[str, Coroutine[Any, Any, GenerationAnswer]]) -> GenerationState:
-        """Send the orders (node -> order), and return the acknowledgements."""
-        answers = await asyncio.gather(*orders.values(), return_exceptions=True)
+    async def _tell_all(self, tell: Callable[[str], Awaitable[GenerationAnswer]]) -> GenerationState:
+        """Send an order to the URL of each node with `tell`, and return the acknowledgements."""
+        urls = {name: member.heartbeat.url for name, member in self.fleet.members.items()}
+        answers = await asyncio.gather(*map(tell, urls.values()), return_exceptions=True)
         state = GenerationState(generation=self.generation, weight_version=self.weights.current)
-        for node, answer in zip(orders, answers, strict=True):
+        for node, answer in zip(urls, answers, strict=True):
             if isinstance(answer, GenerationAnswer):
                 state.nodes[node] = answer
             elif isinstance(answer, NodeUnreachableError):

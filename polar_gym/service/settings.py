@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -64,12 +65,7 @@ class ServeSettings(ListenSettings):
 
     @property
     def limits(self) -> Limits:
-        return Limits(
-            lease_seconds=self.lease_seconds,
-            keep_seconds=self.keep_seconds,
-            keep_bytes=self.keep_bytes,
-            refuse_bytes=self.refuse_bytes,
-        )
+        return Limits(**self.model_dump(include={field.name for field in fields(Limits)}))
 
 
 def split_settings(arguments: Sequence[str]) -> tuple[ServeSettings, list[str]]:
