@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import orjson
 from aiohttp import web
+from prometheus_client import generate_latest
+from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from polar_gym.errors import explain
@@ -108,9 +110,9 @@ def answer_list(records: Iterable[Record]) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-def answer_metrics(text: bytes) -> web.Response:
+def answer_metrics(metrics: Collector) -> web.Response:
     """Return metrics in the text format of Prometheus as the answer to a request."""
-    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+    return web.Response(body=generate_latest(metrics), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 def _short(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from polar_gym.gateway.node.metrics import counters, gauges
@@ -14,16 +13,10 @@ from polar_gym.service.book import Book
 
 
 class ServiceMetrics:
-    """A collector of prometheus_client, in a separate registry."""
+    """A collector of prometheus_client."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         book, counts = self._book, self._book.counts

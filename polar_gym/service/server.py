@@ -280,7 +280,7 @@ class _Handlers:
         return web.Response(text="ok\n")
 
     async def metrics(self, http: web.Request) -> web.Response:
-        return answer_metrics(self._metrics.text())
+        return answer_metrics(self._metrics)
 
 
 def _task_id(http: web.Request) -> str:

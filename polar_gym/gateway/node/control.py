@@ -109,7 +109,7 @@ class _Handlers:
         return web.Response(text="ready\n")
 
     async def get_metrics(self, http: web.Request) -> web.Response:
-        return answer_metrics(self._metrics.text())
+        return answer_metrics(self._metrics)
 
 
 def _key(http: web.Request) -> Key:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from polar_gym.gateway.node.service import NodeService
@@ -17,18 +17,12 @@ LAG_EVERY_SECONDS = 0.5
 
 
 class NodeMetrics:
-    """A collector of prometheus_client, in a registry of its own."""
+    """A collector of prometheus_client."""
 
     def __init__(self, service: NodeService) -> None:
         self._service = service
         self._lag = 0.0
         """The longest lag since Prometheus last asked."""
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
 
     async def watch_the_loop(self) -> None:
         """Measure how late the event loop runs its work."""
@@ -44,9 +38,7 @@ class NodeMetrics:
         yield _by_stage("polar_gym_places", "Places by stage.", node.stages.places)
         yield _by_stage("polar_gym_held", "Sessions that hold a place, by stage.", node.stages.held)
         yield gauges("polar_gym_sessions", "Sessions that are held and not delivered.", "status", service.statuses)
-        waiting = GaugeMetricFamily("polar_gym_waiting", "Sessions that wait for INIT.")
-        waiting.add_metric([], node.stages.init.waiting)
-        yield waiting
+        yield GaugeMetricFamily("polar_gym_waiting", "Sessions that wait for INIT.", value=node.stages.init.waiting)
         yield counters("polar_gym_ended", "Sessions that ended, by status.", "status", service.ended_by_status)
         yield counters("polar_gym_failures", "Sessions that failed, by kind.", "kind", service.failures)
         yield counters("polar_gym_calls", "Recorded model calls, by outcome.", "outcome", proxy.calls)
@@ -61,17 +53,15 @@ def _by_stage(name: str, help_text: str, counts: StageCounts) -> Metric:
     return gauges(name, help_text, "stage", Counter(counts.model_dump()))
 
 
-def gauges(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
-    """Return a gauge with one value for each value of `label`."""
-    family = GaugeMetricFamily(name, help_text, labels=[label])
+def by_label(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, help_text: str, label: str, values: Counter[str]
+) -> Metric:
+    """Return a metric with one value for each value of `label`."""
+    family = kind(name, help_text, labels=[label])
     for value, count in values.items():
         family.add_metric([value], count)
     return family
 
 
-def counters(name: str, help_text: str, label: str, values: Counter[str]) -> Metric:
-    """Return a counter with one value for each value of `label`."""
-    family = CounterMetricFamily(name, help_text, labels=[label])
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family
+gauges = partial(by_label, GaugeMetricFamily)
+counters = partial(by_label, CounterMetricFamily)
