@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from polar_gym.config.run_config import RunConfig
@@ -32,7 +31,7 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.salvage import salvage
 from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.settings import GatewaySettings
-from polar_gym.gateway.node.state import StateDirectory, StateError
+from polar_gym.gateway.node.state import StateDirectory
 from polar_gym.http.keys import NODE_KEY, check_exposure
 from polar_gym.http.listener import Listener
 from polar_gym.schema import PluginSpec
@@ -73,8 +72,10 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
     allowed = allowed_by(settings, config, keyed=key is not None)
     check_network(config.runtime, allowed)
     async with AsyncExitStack() as stack:
-        state = _locked(settings.state)
-        stack.callback(state.unlock)
+        state = StateDirectory(settings.state.absolute())
+        stack.enter_context(state.lock())
+        shutil.rmtree(state.root / "scratch", ignore_errors=True)  # of an earlier process
+        (state.root / "scratch").mkdir(mode=0o700)
         bound = stack.enter_context(_bound(settings))
         tasks = await asyncio.to_thread(_demonstrated, config)
         node = make_node(_with_state(config, state), tasks, name=settings.named(), scratch=state.root / "scratch")
@@ -178,18 +179,6 @@ async def _end(task: asyncio.Task[Any]) -> None:
     """Cancel a task, and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _locked(root: Path) -> StateDirectory:
-    """Return the state directory, locked for this process, without the scratch files of an earlier process."""
-    state = StateDirectory(root.absolute())
-    try:
-        state.lock()
-    except StateError as error:
-        raise ConfigError(str(error)) from error
-    shutil.rmtree(state.root / "scratch", ignore_errors=True)
-    (state.root / "scratch").mkdir(mode=0o700)
-    return state
 
 
 def _bound(settings: GatewaySettings) -> socket.socket:

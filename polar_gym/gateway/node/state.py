@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from polar_gym import durable
+from polar_gym.errors import ConfigError
 from polar_gym.protocol import DeliveryAnswer
 from polar_gym.record import Record
 from polar_gym.schema import EngineInfo, Episode, Session, TaskRequest
@@ -27,10 +28,6 @@ from polar_gym.schema import EngineInfo, Episode, Session, TaskRequest
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIRECTORY = re.compile(rf"({SESSION_ID.pattern})\.([0-9]{{1,9}})")
 MAX_ATTEMPT = 999_999_999
-
-
-class StateError(Exception):
-    """The state directory cannot be used. The message says why, and how to mend this."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,27 +55,15 @@ class Manifest(Record):
     engine: EngineInfo
 
 
-@dataclass(frozen=True, slots=True)
 class SessionFiles:
     """One session's directory."""
 
-    directory: Path
-
-    @property
-    def manifest(self) -> Path:
-        return self.directory / "manifest.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.directory / "calls.jsonl"
-
-    @property
-    def episode(self) -> Path:
-        return self.directory / "episode.json"
-
-    @property
-    def delivered(self) -> Path:
-        return self.directory / "delivered.json"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifest = directory / "manifest.json"
+        self.journal = directory / "calls.jsonl"
+        self.episode = directory / "episode.json"
+        self.delivered = directory / "delivered.json"
 
     def bytes(self) -> int:
         return sum(path.stat().st_size for path in self.directory.iterdir())
@@ -90,25 +75,22 @@ class StateDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.sessions = root / "sessions"
-        self._lock: IO[bytes] | None = None
 
-    def lock(self) -> None:
-        """Lock the directory. Raise `StateError` where another process serves it, or where it cannot be written."""
+    def lock(self) -> IO[bytes]:
+        """Return a file that locks the directory until the file is closed.
+
+        Raise `ConfigError` where another process serves the directory, or where the directory cannot be written.
+        """
         try:
             self.sessions.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = durable.locked(self.root / "lock", wait=False, mode=0o600)
+            return durable.locked(self.root / "lock", wait=False, mode=0o600)
         except BlockingIOError as error:
-            raise StateError(
+            raise ConfigError(
                 f"state={self.root}: another gateway process serves it; stop that one, or set state= to a directory "
                 "of this one's own"
             ) from error
         except OSError as error:
-            raise StateError(f"state={self.root}: {error.strerror}; name a directory that can be written") from error
-
-    def unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.close()
+            raise ConfigError(f"state={self.root}: {error.strerror}; name a directory that can be written") from error
 
     def files(self, key: Key) -> SessionFiles:
         return SessionFiles(self.sessions / str(key))
@@ -117,7 +99,7 @@ class StateDirectory:
         """Yield the key of every session that has a manifest."""
         for directory in sorted(self.sessions.iterdir()):
             match = _DIRECTORY.fullmatch(directory.name)
-            if match and (directory / "manifest.json").is_file():
+            if match and SessionFiles(directory).manifest.is_file():
                 yield Key(match[1], int(match[2]))
 
     def begin(self, key: Key, manifest: Manifest) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from polar_gym.gateway.node.state import MAX_ATTEMPT, Key, Manifest, StateDirectory, StateError
+from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.state import MAX_ATTEMPT, Key, Manifest, StateDirectory
 from polar_gym.protocol import DeliveryAnswer
 from polar_gym.schema import Episode
 from tests.support.episodes import make_episode
@@ -16,10 +18,10 @@ EPISODE = make_episode("s", 1.0)
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> StateDirectory:
+def state(tmp_path: Path) -> Iterator[StateDirectory]:
     state = StateDirectory(tmp_path / "state")
-    state.lock()
-    return state
+    with state.lock():
+        yield state
 
 
 def manifest(episode: Episode = EPISODE) -> Manifest:
@@ -48,18 +50,17 @@ def test_an_attempt_has_a_number_that_is_found_again(attempt: int) -> None:
         Key("a", attempt)
 
 
-def test_one_process_serves_a_directory(state: StateDirectory) -> None:
-    other = StateDirectory(state.root)
-    with pytest.raises(StateError, match=r"another gateway process serves it; stop that one, or set state="):
+def test_one_process_serves_a_directory(tmp_path: Path) -> None:
+    state, other = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    in_use = r"another gateway process serves it; stop that one, or set state="
+    with state.lock(), pytest.raises(ConfigError, match=in_use):
         other.lock()
-    state.unlock()
-    other.lock()
-    other.unlock()
+    other.lock().close()
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StateError, match=rf"^state={tmp_path}/file/state: .*; name a directory that can be written"):
+    with pytest.raises(ConfigError, match=rf"^state={tmp_path}/file/state: .*; name a directory that can be written"):
         StateDirectory(tmp_path / "file" / "state").lock()
 
 
