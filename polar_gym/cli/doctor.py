@@ -33,7 +33,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.harnesses import HARNESSES, Harness, install
 from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir
-from polar_gym.runtimes import RUNTIMES, Runtime
+from polar_gym.runtimes import RUNTIMES
 from polar_gym.schema import PluginSpec
 
 app = typer.Typer()
@@ -48,14 +48,18 @@ ENGINE_TIMEOUT_SECONDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that a machine has or lacks. `fix` is empty exactly when `ok`."""
+    """One thing that a machine has or lacks."""
 
     name: str
     kind: Literal["machine", "node", "runtime", "harness", "engine"] = "machine"
-    ok: bool
     found: str
     needed_for: str
     fix: str = ""
+    """How to get the thing; empty: the machine has it."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.fix
 
 
 @app.command()
@@ -116,24 +120,22 @@ def render(checks: Sequence[Check]) -> Table:
 
 def _python() -> Check:
     found = f"{platform.python_version()} at {sys.executable}"
-    return Check(name="python", ok=True, found=found, needed_for="everything; 3.11 or newer")
+    return Check(name="python", found=found, needed_for="everything; 3.11 or newer")
 
 
 def _node() -> Check:
-    lacking = install.missing()
     return Check(
         name="node and npm",
         kind="node",
-        ok=not lacking,
         found=_output("node", "--version"),
         needed_for=f"harnesses; {install.NODE_MAJOR} or newer",
-        fix="\n".join(lacking),
+        fix="\n".join(install.missing()),
     )
 
 
 def _runtime(name: str) -> Check:
     try:
-        runtime: Runtime = RUNTIMES.get(name)(RUNTIMES.options(PluginSpec(name=name)))
+        runtime = RUNTIMES.make(PluginSpec(name=name))
     except ImportError as error:
         return _broken_plugin(name, "runtime", error)
     lacking = runtime.check()
@@ -141,7 +143,6 @@ def _runtime(name: str) -> Check:
     return Check(
         name=f"runtime {name}",
         kind="runtime",
-        ok=not lacking,
         found=found,
         needed_for="sandboxes; one runtime is enough",
         fix="\n".join(lacking),
@@ -155,13 +156,12 @@ def _harness(name: str, cache: Path) -> Check:
         return _broken_plugin(name, "harness", error)
     if harness.npm_package is None:
         found = "needs no installation"
-        return Check(name=f"harness {name}", kind="harness", ok=True, found=found, needed_for=f"harness={name}")
+        return Check(name=f"harness {name}", kind="harness", found=found, needed_for=f"harness={name}")
     installed = install.place(harness, cache).exists()
     lacking = [] if installed else install.missing()
     return Check(
         name=f"harness {name}",
         kind="harness",
-        ok=not lacking,
         found=f"{harness.version}, {'installed' if installed else 'will be installed at its first use'}",
         needed_for=f"harness={name}",
         fix="needs node and npm" if lacking else "",
@@ -172,7 +172,6 @@ def _broken_plugin(name: str, kind: Literal["runtime", "harness"], error: Import
     return Check(
         name=f"{kind} {name}",
         kind=kind,
-        ok=False,
         found=f"cannot be imported: {error}",
         needed_for=f"{kind}={name}",
         fix="install what it imports, or remove the package that registers it",
@@ -189,7 +188,7 @@ def _engine(url: str) -> Check:
     else:
         grammar, fix = asyncio.run(_own_grammar(url, models[0])) if models else ("no model", "")
         found = f"serves {', '.join(models)}; {grammar}"
-    return Check(name=f"engine {url}", kind="engine", ok=not fix, found=found, needed_for="engine=vllm", fix=fix)
+    return Check(name=f"engine {url}", kind="engine", found=found, needed_for="engine=vllm", fix=fix)
 
 
 async def _own_grammar(url: str, model: str) -> tuple[str, str]:
@@ -209,9 +208,8 @@ async def _own_grammar(url: str, model: str) -> tuple[str, str]:
 
 
 def _program(program: str, package: str, needed_for: str) -> Check:
-    present = shutil.which(program) is not None
-    fix = "" if present else f"apt-get install {package}"
-    return Check(name=package, ok=present, found=_output(program, "--version"), needed_for=needed_for, fix=fix)
+    fix = "" if shutil.which(program) else f"apt-get install {package}"
+    return Check(name=package, found=_output(program, "--version"), needed_for=needed_for, fix=fix)
 
 
 def _output(program: str, argument: str) -> str:
@@ -228,7 +226,6 @@ def _cores_and_memory() -> Check:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Check(
         name="cores, memory",
-        ok=memory >= MEMORY_WANTED,
         found=f"{cores} cores, {memory / GIB:.1f} GiB",
         needed_for="sessions side by side",
         fix="" if memory >= MEMORY_WANTED else f"{MEMORY_WANTED // GIB} GiB or more, or pools.run=1",
@@ -238,13 +235,11 @@ def _cores_and_memory() -> Check:
 def _disk(cache: Path) -> Check:
     existing = next(path for path in (cache, *cache.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    fixes = list(_disk_fixes(existing, free))
     return Check(
         name="cache",
-        ok=not fixes,
         found=f"{cache}, {free / GIB:.1f} GiB free",
         needed_for="harnesses and environments between runs",
-        fix="\n".join(fixes),
+        fix="\n".join(_disk_fixes(existing, free)),
     )
 
 
@@ -260,10 +255,10 @@ def _torch() -> Check:
         found, fix = version("torch"), ""
     except PackageNotFoundError:
         found, fix = "not installed", "optional: pip install 'polar-gym[torch]'"
-    return Check(name="torch", ok=not fix, found=found, needed_for="engine.policy=transformers", fix=fix)
+    return Check(name="torch", found=found, needed_for="engine.policy=transformers", fix=fix)
 
 
 def _gpu() -> Check:
     present = Path("/proc/driver/nvidia/version").exists()
     found = "an NVIDIA driver" if present else "none, and none is needed here"
-    return Check(name="GPU", ok=True, found=found, needed_for="vLLM, on the machine that runs it")
+    return Check(name="GPU", found=found, needed_for="vLLM, on the machine that runs it")

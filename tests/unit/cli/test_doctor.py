@@ -83,7 +83,7 @@ def test_a_node_that_is_too_old_is_refused_with_its_version(bare_path: Path, tmp
 
 
 def part(kind: Literal["node", "runtime"], *, ok: bool) -> Check:
-    return Check(name=kind, kind=kind, ok=ok, found="", needed_for="")
+    return Check(name=kind, kind=kind, found="", needed_for="", fix="" if ok else "install it")
 
 
 def test_a_run_takes_node_and_any_one_runtime() -> None:
