@@ -8,7 +8,7 @@ the policy's samples.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -29,7 +29,36 @@ METADATA: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}
 """The metadata of the environments. A transcript has no frames, but gymnasium requires a frame rate."""
 
 
-class HarnessEnv(gym.Env[Any, Any]):
+class OnSessions:
+    """The part of an environment that holds its config, its tasks, and its sessions on a node."""
+
+    set_up: Callable[..., Setup]
+    """Makes config, tasks and requests of the environment's arguments. Raises `ConfigError`."""
+
+    def __init__(self, setup: Setup, render_mode: str | None) -> None:
+        """Make the node, which starts with the first session. Raises `ConfigError` for an unknown render mode."""
+        if render_mode not in (None, "ansi"):
+            raise ConfigError(f"render_mode={render_mode!r}: unknown; known: None, 'ansi'")
+        self.render_mode = render_mode
+        self.config = setup.config
+        self.tasks = setup.tasks
+        self._requests = setup.requests
+        self._sessions = Sessions(setup.node())
+        self._finalizer = weakref.finalize(self, self._sessions.let_go)
+        self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Leave no process, container or file behind. May be called twice."""
+        self._finalizer.detach()
+        self._sessions.close()
+
+    def _renders(self) -> bool:
+        if self.render_mode is None:
+            gym.logger.warn('nothing is rendered: make the environment with render_mode="ansi"')
+        return self.render_mode is not None
+
+
+class HarnessEnv(OnSessions, gym.Env[Any, Any]):
     """An environment in which an unmodified harness works on a task.
 
     Observation: `task_id`, `instruction`; after the step also `message` (the harness's last words) and `diff`.
@@ -38,18 +67,12 @@ class HarnessEnv(gym.Env[Any, Any]):
 
     metadata: dict[str, Any] = METADATA
 
-    def __init__(self, setup: Setup, render_mode: str | None) -> None:
-        check_render_mode(render_mode)
-        self.render_mode = render_mode
-        self.config = setup.config
-        self.tasks = setup.tasks
-        self._requests = setup.requests
+    def __init__(self, *arguments: Any, render_mode: str | None = None, **settings: Any) -> None:
+        """`arguments` and `settings` are those of `set_up`. Raises `ConfigError`."""
+        super().__init__(self.set_up(*arguments, **settings), render_mode)
         self.observation_space = observation_space()
         self.action_space = action_space()
         self._shown: SessionLife | None = None
-        self._sessions = Sessions(setup.node())
-        self._finalizer = weakref.finalize(self, self._sessions.let_go)
-        self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -82,21 +105,10 @@ class HarnessEnv(gym.Env[Any, Any]):
 
     def render(self) -> str | None:  # type: ignore[override]
         """Return the transcript of this episode so far. Another thread may call this while `step` runs."""
-        if self.render_mode is None:
-            gym.logger.warn('nothing is rendered: make the environment with render_mode="ansi"')
-            return None
-        return show(self._shown)
+        return show(self._shown) if self._renders() else None
 
     def close(self) -> None:
-        """Leave no process, container or file behind. May be called twice."""
-        self._finalizer.detach()
-        self._sessions.close()
-
-
-def check_render_mode(render_mode: str | None) -> None:
-    """Raise `ConfigError` for an unknown render mode."""
-    if render_mode not in (None, "ansi"):
-        raise ConfigError(f"render_mode={render_mode!r}: unknown; known: None, 'ansi'")
+        self.close_extras()
 
 
 def check_options(options: Mapping[str, Any], *known: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -12,15 +12,19 @@ from gymnasium.spaces import Space
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,\n"
 
 
-class AnyText(Space[str]):
-    """Every str, the empty one and any Unicode included (`spaces.Text` allows a fixed charset only)."""
+T_cov = TypeVar("T_cov", covariant=True)
 
-    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
-        super().__init__(shape=None, dtype=None, seed=seed)
+
+class _NoArray(Space[T_cov]):
+    """A space whose values numpy's arrays cannot hold."""
 
     @property
     def is_np_flattenable(self) -> bool:
         return False
+
+
+class AnyText(_NoArray[str]):
+    """Every str, the empty one and any Unicode included (`spaces.Text` allows a fixed charset only)."""
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str)
@@ -36,18 +40,12 @@ class AnyText(Space[str]):
         return "AnyText()"
 
 
-class Number(Space[float]):
+class Number(_NoArray[float]):
     """A number between two bounds, Python's own or numpy's (`spaces.Box` warns of values that are not arrays)."""
 
-    def __init__(
-        self, low: float, high: float, *, whole: bool = False, seed: int | np.random.Generator | None = None
-    ) -> None:
+    def __init__(self, low: float, high: float, *, whole: bool = False) -> None:
         self.low, self.high, self.whole = low, high, whole
-        super().__init__(shape=None, dtype=None, seed=seed)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        return False
+        super().__init__()
 
     def contains(self, x: Any) -> bool:
         number = np.asarray(x)
@@ -68,19 +66,15 @@ class Number(Space[float]):
         return f"Number({self.low}, {self.high}{', whole' if self.whole else ''})"
 
 
-class OptionalDict(Space[dict[str, Any]]):
+class OptionalDict(_NoArray[dict[str, Any]]):
     """A dictionary whose entries may each be absent: `{}` is a member, and a dictionary with an unknown key is not.
 
     It does not inherit from `spaces.Dict`: gymnasium would batch it entry by entry, and a batch could not omit entries.
     """
 
-    def __init__(self, entries: Mapping[str, Space[Any]], seed: int | np.random.Generator | None = None) -> None:
+    def __init__(self, entries: Mapping[str, Space[Any]]) -> None:
         self.spaces = dict(entries)
-        super().__init__(shape=None, dtype=None, seed=seed)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        return False
+        super().__init__()
 
     def seed(self, seed: Any | None = None) -> Any:
         """Seed the space, and each entry from the next draw."""

@@ -10,7 +10,6 @@ masked episode.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,16 +20,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from polar_gym.envs.sessions import Sessions
-from polar_gym.envs.setup import Setup
 from polar_gym.envs.single import (
     METADATA,
     Action,
     Observation,
+    OnSessions,
     apply,
     check_action,
     check_options,
-    check_render_mode,
     check_task_id,
     choose,
     observe,
@@ -45,22 +42,24 @@ Flags = NDArray[np.bool_]
 Stepped = tuple[dict[str, tuple[str, ...]], NDArray[np.float64], Flags, Flags, dict[str, Any]]
 
 
-class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], np.ndarray]):
+class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], np.ndarray]):
     """An environment in which N unmodified harnesses work. `HarnessEnv` describes the spaces of a sub-environment."""
 
     def __init__(
-        self, num_envs: int, setup: Setup, render_mode: str | None, autoreset_mode: str | AutoresetMode
+        self,
+        num_envs: int = 1,
+        *arguments: Any,
+        render_mode: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        **settings: Any,
     ) -> None:
-        check_render_mode(render_mode)
+        """`arguments` and `settings` are those of `set_up`; `autoreset_mode` is gymnasium's. Raises `ConfigError`."""
+        super().__init__(self.set_up(*arguments, **settings), render_mode)
         if not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigError(f"num_envs={num_envs!r}: expected an int, at least 1")
         self.num_envs = num_envs
-        self.render_mode = render_mode
         self.autoreset_mode = _mode(autoreset_mode)
         self.metadata = {**METADATA, "autoreset_mode": self.autoreset_mode}
-        self.config = setup.config
-        self.tasks = setup.tasks
-        self._requests = setup.requests
         self.single_observation_space, self.single_action_space = observation_space(), action_space()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -68,9 +67,6 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
         self._observations: list[Observation] = [dict.fromkeys(OBSERVED, "")] * num_envs
         self._done = np.zeros(num_envs, dtype=np.bool_)
         self._shown: list[SessionLife | None] = [None] * num_envs
-        self._sessions = Sessions(setup.node())
-        self._finalizer = weakref.finalize(self, self._sessions.let_go)
-        self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -118,15 +114,7 @@ class HarnessVectorEnv(VectorEnv[dict[str, tuple[str, ...]], Sequence[Action], n
 
     def render(self) -> tuple[str, ...] | None:
         """Return each sub-environment's transcript so far. Another thread may call this while `step` runs."""
-        if self.render_mode is None:
-            gym.logger.warn('nothing is rendered: make the environment with render_mode="ansi"')
-            return None
-        return tuple(show(life) for life in self._shown)
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Leave no process, container or file behind."""
-        self._finalizer.detach()
-        self._sessions.close()
+        return tuple(map(show, self._shown)) if self._renders() else None
 
     def _prepare(self, task_ids: Mapping[int, str | None], infos: dict[str, Any]) -> dict[str, Any]:
         requests = {place: choose(self._requests, task_id, self._chances[place]) for place, task_id in task_ids.items()}
