@@ -21,6 +21,7 @@ from polar_gym.schema import (
     PluginSpec,
     RuntimeSpec,
     Sampling,
+    TaskRequest,
 )
 
 
@@ -86,6 +87,21 @@ class RunConfig(Record):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     pools: Pools = Field(default_factory=Pools)
     proxy: ProxyConfig = Field(default_factory=ProxyConfig)
+
+    def request(self, task_id: str, instruction: str) -> TaskRequest:
+        """Return the request for a task, without the parts that a row may bring. Raises `pydantic.ValidationError`."""
+        return TaskRequest(
+            task_id=task_id,
+            instruction=instruction,
+            num_samples=self.rollout.num_samples,
+            timeout_seconds=self.rollout.timeout_seconds,
+            runtime=self.runtime,
+            agent=self.harness,
+            builder=self.builder,
+            evaluator=self.evaluator,
+            sampling=self.sampling,
+            budget=self.budget,
+        )
 
 
 def field_defaults() -> dict[str, Any]:

@@ -15,19 +15,9 @@ from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.judge import judge
 from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.agent import PATH
-from polar_gym.schema import (
-    Budget,
-    BuilderSpec,
-    EvaluationResult,
-    EvaluatorSpec,
-    HarnessSpec,
-    RuntimeSpec,
-    Sampling,
-    Session,
-    TaskRequest,
-)
+from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, RuntimeSpec, Session, TaskRequest
 from polar_gym.tasks import Task
-from polar_gym.tasks.request import to_request
+from polar_gym.tasks.request import instruction, with_task
 from polar_gym.workspaces.history import set_base
 from polar_gym.workspaces.repository import make_repository
 from polar_gym.workspaces.venv import ensure_venv, inside, variables
@@ -92,17 +82,15 @@ class Bench:
             await sandbox.stop()
 
     def _request(self, task: Task) -> TaskRequest:
-        return to_request(
-            task,
-            harness=HarnessSpec(name="command"),
-            runtime=self.spec,
-            evaluator=EvaluatorSpec(name="swe", timeout_seconds=self._timeout_seconds),
-            builder=BuilderSpec(name="prefix_merging"),
-            num_samples=1,
+        request = TaskRequest(
+            task_id=task.instance_id,
+            instruction=instruction(task),
             timeout_seconds=self._timeout_seconds,
-            sampling=Sampling(),
-            budget=Budget(),
+            runtime=self.spec,
+            agent=HarnessSpec(name="command"),
+            evaluator=EvaluatorSpec(name="swe", timeout_seconds=self._timeout_seconds),
         )
+        return with_task(request, task)
 
     def _sandbox_request(self, task: Task) -> SandboxRequest:
         """Return the request for a sandbox. Blocks while the repository or virtual environment is first made."""

@@ -66,23 +66,12 @@ def task_setup(
             "engine.scripts=None: the scripted policy has no demonstration of a task of yours; give one, e.g. "
             'engine={"name": "embedded", "scripts": [{"commands": ["ls"]}]}, or another engine'
         )
-    runtime = config.runtime
-    if workspace is not None:
-        runtime = runtime.model_copy(update={"workspace": _workspace(workspace)})
     try:
-        request = TaskRequest(
-            task_id=task_id,
-            instruction=instruction,
-            timeout_seconds=config.rollout.timeout_seconds,
-            runtime=runtime,
-            agent=config.harness,
-            builder=config.builder,
-            evaluator=config.evaluator,
-            sampling=config.sampling,
-            budget=config.budget,
-        )
+        request = config.request(task_id, instruction)
     except ValidationError as error:
         raise ConfigError(explain(error, TaskRequest)) from error
+    if workspace is not None:
+        request.runtime = request.runtime.model_copy(update={"workspace": _workspace(workspace)})
     return Setup(config, [], {task_id: request})
 
 

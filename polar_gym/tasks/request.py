@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Any
 
-from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
+from polar_gym.schema import EvaluatorSpec, TaskRequest
 from polar_gym.tasks import Task
 
 PREAMBLE = """\
@@ -25,22 +25,12 @@ class UngradableError(ValueError):
     """A task that `swe` cannot grade. The message names the row, the missing fields and the way to get them."""
 
 
-def to_request(
-    task: Task,
-    *,
-    harness: HarnessSpec,
-    runtime: RuntimeSpec,
-    evaluator: EvaluatorSpec,
-    builder: BuilderSpec,
-    num_samples: int,
-    timeout_seconds: float,
-    sampling: Sampling,
-    budget: Budget,
-) -> TaskRequest:
-    """Return the request for `task`, with the image, packages and tests that the task brings.
+def with_task(request: TaskRequest, task: Task) -> TaskRequest:
+    """Return the request with the image, packages and tests that `task` brings.
 
     Options that the evaluator already has win over the task's options. Raises `UngradableError`.
     """
+    runtime = request.runtime
     workspace = runtime.workspace.model_copy(
         update={
             "source": task.workspace or runtime.workspace.source,
@@ -50,19 +40,12 @@ def to_request(
             "python_requirements": [*runtime.workspace.python_requirements, *task.python_requirements],
         }
     )
-    evaluator = EvaluatorSpec.model_validate(_with_tests(evaluator.model_dump(), task))
-    return TaskRequest(
-        task_id=task.instance_id,
-        instruction=instruction(task),
-        num_samples=num_samples,
-        timeout_seconds=timeout_seconds,
-        runtime=runtime.model_copy(update={"image": task.image or runtime.image, "workspace": workspace}),
-        agent=harness,
-        builder=builder,
-        evaluator=evaluator,
-        sampling=sampling,
-        budget=budget,
-        metadata={"repo": task.repo, "base_commit": task.base_commit, "instance_id": task.instance_id},
+    return request.model_copy(
+        update={
+            "runtime": runtime.model_copy(update={"image": task.image or runtime.image, "workspace": workspace}),
+            "evaluator": EvaluatorSpec.model_validate(_with_tests(request.evaluator.model_dump(), task)),
+            "metadata": {"repo": task.repo, "base_commit": task.base_commit, "instance_id": task.instance_id},
+        }
     )
 
 

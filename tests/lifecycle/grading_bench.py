@@ -19,22 +19,13 @@ from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.judge import judge
 from polar_gym.runtimes import Command, ExecResult, Mount, Sandbox, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
-from polar_gym.schema import (
-    Budget,
-    BuilderSpec,
-    EvaluationResult,
-    EvaluatorSpec,
-    HarnessSpec,
-    RuntimeSpec,
-    Sampling,
-    Session,
-)
+from polar_gym.schema import EvaluationResult, EvaluatorSpec, RuntimeSpec, Session
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
-from polar_gym.tasks.request import to_request
 from polar_gym.workspaces.diff import snapshot_diff
 from polar_gym.workspaces.repository import make_repository, pack_git_dir
 from tests.support.requirements import need
+from tests.support.task_files import request_for
 
 BUNDLED = {task.repo.removeprefix("polar/"): task for task in TASKS(TASKS.Options()).load()}
 INTERVALS = BUNDLED["intervals"]
@@ -132,17 +123,7 @@ class Bench:
 
     async def evaluate(self, task: Task, diff: bytes, *, diff_problem: str = "", **evaluator: Any) -> EvaluationResult:
         spec = EvaluatorSpec.model_validate({"name": "swe", "timeout_seconds": 30, **evaluator})
-        request = to_request(
-            task,
-            harness=HarnessSpec(name="pi"),
-            runtime=self.spec,
-            evaluator=spec,
-            builder=BuilderSpec(name="prefix_merging"),
-            num_samples=1,
-            timeout_seconds=60,
-            sampling=Sampling(),
-            budget=Budget(),
-        )
+        request = request_for(task, runtime=self.spec, evaluator=spec)
         context = EvaluationContext(
             request=request,
             session=Session(session_id="s", task_id=request.task_id, sample_index=0, harness="pi", exit_code=0),

@@ -168,7 +168,7 @@ async def test_an_agent_sees_the_planted_bug_but_neither_its_tests_nor_what_was_
     script = f"{look}; python3 -c {shlex.quote(CALL)}; sed -i 's/x + 2/x * 2/' doubler.py"
     request = request_for(
         task,
-        harness=HarnessSpec.model_validate({"name": "command", "command": ["sh", "-c", script]}),
+        agent=HarnessSpec.model_validate({"name": "command", "command": ["sh", "-c", script]}),
         runtime=RuntimeSpec.model_validate({"name": "docker", "host": docker_host}),
     )
     says = {"match": "", "commands": [], "final_message": "Done."}

@@ -7,18 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from polar_gym.schema import (
-    Budget,
-    BuilderSpec,
-    EvaluatorSpec,
-    HarnessSpec,
-    PluginSpec,
-    RuntimeSpec,
-    Sampling,
-    TaskRequest,
-)
+from polar_gym.schema import EvaluatorSpec, HarnessSpec, PluginSpec, RuntimeSpec, TaskRequest
 from polar_gym.tasks import TASK_SOURCES, Task
-from polar_gym.tasks.request import to_request
+from polar_gym.tasks.request import instruction, with_task
 
 ROW = {"instance_id": "a-1", "problem_statement": "It breaks.", "image": "python:3.11"}
 
@@ -42,13 +33,11 @@ def git(repository: Path, *arguments: str) -> str:
 def request_for(task: Task, **changes: Any) -> TaskRequest:
     """Return the request of a task with the defaults of a run that the tests do not depend on."""
     values = {
-        "harness": HarnessSpec(name="pi"),
+        "task_id": task.instance_id,
+        "instruction": instruction(task),
+        "agent": HarnessSpec(name="pi"),
         "runtime": RuntimeSpec(name="bubblewrap"),
         "evaluator": EvaluatorSpec(name="swe"),
-        "builder": BuilderSpec(name="prefix_merging"),
-        "num_samples": 1,
         "timeout_seconds": 60,
-        "sampling": Sampling(),
-        "budget": Budget(),
     }
-    return to_request(task, **values | changes)
+    return with_task(TaskRequest(**values | changes), task)

@@ -16,7 +16,7 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.paths import cache_dir
 from polar_gym.schema import PluginSpec, TaskRequest
 from polar_gym.tasks import TASK_SOURCES, Task, TaskSource
-from polar_gym.tasks.request import UngradableError, reference_script, to_request
+from polar_gym.tasks.request import UngradableError, instruction, reference_script, with_task
 
 
 def load_tasks(config: RunConfig) -> list[Task]:
@@ -34,17 +34,7 @@ def load_tasks(config: RunConfig) -> list[Task]:
 def make_request(config: RunConfig, task: Task) -> TaskRequest:
     """Return the request of a task. Raises `ConfigError` for a task that the evaluator cannot grade."""
     try:
-        request = to_request(
-            task,
-            harness=config.harness,
-            runtime=config.runtime,
-            evaluator=config.evaluator,
-            builder=config.builder,
-            num_samples=config.rollout.num_samples,
-            timeout_seconds=config.rollout.timeout_seconds,
-            sampling=config.sampling,
-            budget=config.budget,
-        )
+        request = with_task(config.request(task.instance_id, instruction(task)), task)
         check_plugin("evaluator", EVALUATORS, request.evaluator)
     except UngradableError as error:
         raise ConfigError(f"tasks: {error}") from error

@@ -8,24 +8,22 @@ from hypothesis import strategies as st
 
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.evaluators.swe import SweOptions
-from polar_gym.schema import Budget, BuilderSpec, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
+from polar_gym.schema import Budget, EvaluatorSpec, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
-from polar_gym.tasks.request import instruction, reference_script, to_request
+from polar_gym.tasks.request import instruction, reference_script
+from tests.support import task_files
 from tests.support.shell import heredoc
 
 BUNDLED = TASKS(TASKS.Options()).load()
 
 
 def request_for(task: Task, evaluator: EvaluatorSpec, runtime: RuntimeSpec | None = None) -> TaskRequest:
-    return to_request(
+    return task_files.request_for(
         task,
-        harness=HarnessSpec(name="pi"),
         runtime=runtime or RuntimeSpec(name="bubblewrap"),
         evaluator=evaluator,
-        builder=BuilderSpec(name="prefix_merging"),
         num_samples=2,
-        timeout_seconds=60,
         sampling=Sampling(temperature=0.5),
         budget=Budget(max_calls=10),
     )
