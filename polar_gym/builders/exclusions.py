@@ -9,13 +9,13 @@ separate branch. Calls of different threads are never one question, though two s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 
+from polar_gym.builders.trace import kind_of
 from polar_gym.chat import has_media
 from polar_gym.schema import BuilderSpec, ModelCall
-
-TOLD_APART_BY = 64
-"""How many tokens at the ends of prompts are compared first: they tell most prompts apart."""
 
 
 def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
@@ -23,7 +23,7 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
     `sampling_mismatch`, `multimodal` (a trace carries ids, not media), `superseded`, `rejected`, or `kind:<kind>`."""
     reasons: dict[str, str] = {}
     for call in calls:
-        kind = call.hints.get("kind", "main")
+        kind = kind_of(call)
         if call.outcome != "delivered":
             reasons[call.call_id] = call.outcome
         elif call.sampling_mismatch and not spec.train_on_sampling_mismatch:
@@ -46,21 +46,12 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
 
 def _same_prompt(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
     """Yield each group of several calls of one thread with identical prompts, in the order of their end."""
-    alike: dict[tuple[str | None, int, bytes], list[ModelCall]] = {}
+    alike: defaultdict[tuple[str | None, bytes], list[ModelCall]] = defaultdict(list)
     for call in calls:
-        end = call.prompt_ids[-TOLD_APART_BY:].tobytes()
-        alike.setdefault((call.hints.get("thread"), len(call.prompt_ids), end), []).append(call)
-    for some in alike.values():
-        for group in _identical(some) if len(some) > 1 else ():
-            if len(group) > 1:
-                yield sorted(group, key=lambda call: (call.started_at + call.duration, call.index))
-
-
-def _identical(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
-    groups: dict[bytes, list[ModelCall]] = {}
-    for call in calls:
-        groups.setdefault(call.prompt_ids.tobytes(), []).append(call)
-    yield from groups.values()
+        alike[call.hints.get("thread"), blake2b(call.prompt_ids).digest()].append(call)
+    for group in alike.values():
+        if len(group) > 1:
+            yield sorted(group, key=lambda call: (call.started_at + call.duration, call.index))
 
 
 def _losers(group: Sequence[ModelCall], continued: set[str | None]) -> Iterator[ModelCall]:

@@ -13,12 +13,14 @@ call's list (of its prompt and response for `prompt_ids`), followed by the new i
 from __future__ import annotations
 
 import os
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from polar_gym.builders.fidelity import first_difference
 from polar_gym.durable import json_lines
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.shared_prompts import SharedPrompts
@@ -125,30 +127,20 @@ def read_journal(path: Path) -> list[ModelCall]:
 
 
 def _encode(call: ModelCall, base_index: int | None, base: ModelCall | None, keep: int) -> dict[str, Any]:
-    line = call.model_dump(mode="python", exclude={"messages", "tools", "prompt_ids"})
-    line["messages"] = {"from": base_index, "keep": keep, "new": call.messages[keep:]}
-    if base is None:
-        line["tools"] = {"from": None, "keep": 0, "new": call.tools}
-        line["prompt_ids"] = {"from": None, "keep": 0, "new": call.prompt_ids}
-        return line
-    same_tools = len(base.tools) if base.tools == call.tools else 0
-    line["tools"] = {"from": base_index, "keep": same_tools, "new": call.tools[same_tools:]}
-    kept_ids = _common_prefix(np.concatenate([base.prompt_ids, base.response_ids]), call.prompt_ids)
-    line["prompt_ids"] = {"from": base_index, "keep": kept_ids, "new": call.prompt_ids[kept_ids:]}
+    kept = {"messages": keep, "tools": 0, "prompt_ids": 0}
+    if base is not None:
+        kept["tools"] = len(base.tools) if base.tools == call.tools else 0
+        different = first_difference(base, call)
+        kept["prompt_ids"] = len(base.prompt_ids) + len(base.response_ids) if different is None else different
+    line = call.model_dump(mode="python", exclude=set(kept))
+    for name, count in kept.items():
+        line[name] = {"from": base_index, "keep": count, "new": getattr(call, name)[count:]}
     return line
 
 
 def _shared_messages(base: ModelCall, call: ModelCall) -> int:
-    for count, (ours, theirs) in enumerate(zip(base.messages, call.messages, strict=False)):
-        if ours != theirs:
-            return count
-    return min(len(base.messages), len(call.messages))
-
-
-def _common_prefix(known: np.ndarray, new: np.ndarray) -> int:
-    length = min(len(known), len(new))
-    different = np.flatnonzero(known[:length] != new[:length])
-    return int(different[0]) if len(different) else length
+    pairs = zip(base.messages, call.messages, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _decode(place: str, line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> None:
