@@ -9,7 +9,7 @@ The calls are read from the journals that the episodes name. We assume a trainer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -62,8 +62,8 @@ def print_costs(costs: Sequence[Cost], sessions: int, batch: int) -> None:
     for heading in ("builder", "traces", "trainable tokens", "tokens", "padded tokens", "updates"):
         table.add_column(heading, justify="left" if heading == "builder" else "right", overflow="fold")
     for each in costs:
-        figures = (each.traces, each.trainable, each.tokens, each.padded, each.updates)
-        table.add_row(each.builder, *(f"{figure:,}" for figure in figures))
+        builder, *figures = astuple(each)
+        table.add_row(builder, *(f"{figure:,}" for figure in figures))
     console.print(table)
 
 

@@ -150,8 +150,9 @@ def print_verification(result: Verification, bound: float, console: Console) -> 
     console.print(f"exact: {exact} of {result.traces} traces hold what {result.calls} calls saw and sampled")
     for line in result.broken:
         console.print(Text(line, "red"))
-    for name, differences in (("free", result.free.all), ("under a grammar", result.constrained.all)):
-        if len(differences):
+    for name, arrays in (("free", result.free), ("under a grammar", result.constrained)):
+        if any(map(len, arrays)):
+            differences = np.concatenate(arrays)
             beyond = int((~(differences <= bound)).sum())  # NaN <= bound is false, so a NaN counts as beyond
             console.print(
                 f"logprobs, {name}: {len(differences)} tokens, |Δ| mean {differences.mean():.2e}, "

@@ -23,17 +23,6 @@ from polar_gym.schema import Episode, ModelCall, Trace
 
 
 @dataclass(slots=True)
-class Differences:
-    """|captured - recomputed| logprobs of sampled tokens."""
-
-    values: list[NDArray[np.float32]] = field(default_factory=list)
-
-    @property
-    def all(self) -> NDArray[np.float32]:
-        return np.concatenate(self.values) if self.values else np.empty(0, np.float32)
-
-
-@dataclass(slots=True)
 class Verification:
     """The results of the two tests."""
 
@@ -41,9 +30,10 @@ class Verification:
     calls: int = 0
     broken: list[str] = field(default_factory=list)
     """One line for each trace that failed the exact test."""
-    free: Differences = field(default_factory=Differences)
-    constrained: Differences = field(default_factory=Differences)
-    """Differences of calls under a grammar or a forced tool."""
+    free: list[NDArray[np.float32]] = field(default_factory=list)
+    """|captured - recomputed| logprobs of sampled tokens, an array for each call."""
+    constrained: list[NDArray[np.float32]] = field(default_factory=list)
+    """The same of calls under a grammar or a forced tool."""
     not_comparable: int = 0
     """Sampled tokens whose captured logprobs are not the model's own (temperature, truncation, penalties)."""
     no_room: int = 0
@@ -96,7 +86,7 @@ async def _compare(
         if not raw and shaping_fields(call.sampling):
             result.not_comparable += len(delta)
         else:
-            (result.constrained if call.sampling_mismatch else result.free).values.append(delta)
+            (result.constrained if call.sampling_mismatch else result.free).append(delta)
 
 
 def _spans(trace: Trace, calls: Sequence[ModelCall]) -> Iterator[ModelCall]:

@@ -91,8 +91,7 @@ class SftDataset:
         present = [split for split in SPLITS if list((self.directory / "parquet").glob(f"{split}-*.parquet"))]
         files = "\n".join(f"  - split: {split}\n    path: parquet/{split}-*.parquet" for split in present)
         count = sum(len(entry.examples) for entry in self.entries)
-        with durable.replacing(self.directory / "README.md") as file:
-            file.write(_CARD.format(files=files or "    []", count=count).encode())
+        durable.write(self.directory / "README.md", _CARD.format(files=files or "    []", count=count).encode())
 
     def _ledgers(self) -> list[Path]:
         return sorted((self.directory / "ledger").glob("*.jsonl"))

@@ -50,13 +50,8 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
 
 def to_torch(value: Any) -> Any:
     """Return `value` with a torch tensor in the place of every numpy array in its dictionaries and lists."""
-    torch = importlib.import_module("torch")
-
-    def convert(part: Any) -> Any:
-        if isinstance(part, np.ndarray):
-            return torch.from_numpy(part)
-        if isinstance(part, dict):
-            return {key: convert(entry) for key, entry in part.items()}
-        return [convert(entry) for entry in part] if isinstance(part, list) else part
-
-    return convert(value)
+    if isinstance(value, np.ndarray):
+        return importlib.import_module("torch").from_numpy(value)
+    if isinstance(value, dict):
+        return {key: to_torch(entry) for key, entry in value.items()}
+    return [to_torch(entry) for entry in value] if isinstance(value, list) else value
