@@ -17,7 +17,7 @@ from polar_gym.console import console, errors
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.errors import CurationError
 from polar_gym.curation.prepare import prepare, read_overrides
-from polar_gym.curation.validation import Verdict, validate_all
+from polar_gym.curation.validation import Verdict, validate
 from polar_gym.errors import ConfigError
 from polar_gym.paths import cache_dir, check_writable
 from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks
@@ -110,8 +110,8 @@ def prepare_rows(
     console.print(f"{len(prepared.rows)} tasks in {out}{left}; now: polar-gym tasks validate {out}", soft_wrap=True)
 
 
-@app.command()
-def validate(
+@app.command("validate")
+def validate_tasks(
     file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
     settings: Settings = None,
 ) -> None:
@@ -130,7 +130,8 @@ def validate(
     async def run() -> list[Verdict]:
         async with Bench(config.runtime, cache_dir()) as bench:
             _check(bench.check())
-            return [verdict async for verdict in validate_all(loaded, bench)]
+            # One after another, so that a slow machine does not make fast tests time out.
+            return [await validate(task, bench) for task in loaded]
 
     verdicts = asyncio.run(run())
     console.print(verdict_table(verdicts, config.runtime.name))

@@ -6,9 +6,8 @@ import asyncio
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
@@ -31,19 +30,15 @@ class Bench:
         self.cache = cache
         self._timeout_seconds = timeout_seconds
         self._runtime: Runtime = RUNTIMES.make(runtime)
-        self._directory = Path()
+        self._scratch = tempfile.TemporaryDirectory(prefix="polar-gym-bench-")
         self._repositories: dict[str, Path] = {}
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-bench-")))
-        self._stack.push_async_callback(self._runtime.close)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, *_: object) -> None:
+        with self._scratch:
+            await self._runtime.close()
 
     def check(self) -> list[str]:
         """Return the parts that the runtime lacks on this machine."""
@@ -108,7 +103,7 @@ class Bench:
         if task.workspace is None:
             return None
         if task.workspace not in self._repositories:
-            path = self._directory / f"repository-{len(self._repositories)}"
+            path = Path(self._scratch.name, f"repository-{len(self._repositories)}")
             make_repository(Path(task.workspace), path)
             self._repositories[task.workspace] = path
         return self._repositories[task.workspace]

@@ -110,7 +110,7 @@ def _make_known(tree: Path) -> None:
     """Let `importlib.metadata` find the package without an installation, as archives made by setuptools do."""
     root = tree / "src" if (tree / "src").is_dir() else tree
     if not list(root.glob("*.egg-info")):
-        name = re.sub(r"[-_.]+", "_", str(metadata(tree)["Name"]))
+        name = re.sub(r"[-_.]+", "_", metadata(tree).get("name", tree.name))
         (root / f"{name}.egg-info").mkdir()
         shutil.copy(tree / "PKG-INFO", root / f"{name}.egg-info" / "PKG-INFO")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -161,20 +161,14 @@ def interface(old: Path, new: Path, test_patch: str) -> list[str]:
     """Return the public functions, classes and methods that the added tests mention and that are new or take other
     arguments."""
     added = "\n".join(line[1:] for line in test_patch.splitlines() if line.startswith("+") and line[:3] != "+++")
-    mentioned = set(re.findall(r"[A-Za-z_]\w*", added))
-    known = set(_definitions(old))
-    found: set[str] = set()
-    for signature in set(_definitions(new)) - known:
-        name = signature.partition("(")[0].rpartition(".")[2]
-        if name in mentioned and not name.startswith("_"):
-            found.add(signature)
-    return sorted(found)
+    mentioned = {name for name in re.findall(r"[A-Za-z_]\w*", added) if not name.startswith("_")}
+    changed = set(_definitions(new)) - set(_definitions(old))
+    return sorted(each for each in changed if each.partition("(")[0].rpartition(".")[2] in mentioned)
 
 
-def _definitions(tree: Path) -> list[str]:
-    """Return `module.function(arguments)`, `module.Class`, `module.Class.method(arguments)` of all source files."""
-    signatures: list[str] = []
-    for path in sorted(tree.rglob("*.py")):
+def _definitions(tree: Path) -> Iterator[str]:
+    """Yield `module.function(arguments)`, `module.Class`, `module.Class.method(arguments)` of all source files."""
+    for path in tree.rglob("*.py"):
         relative = path.relative_to(tree)
         if is_test(relative.as_posix()) or relative.name == "setup.py":
             continue
@@ -183,16 +177,13 @@ def _definitions(tree: Path) -> list[str]:
         except SyntaxError:
             continue  # a template or a file of another Python version
         parts = [part for part in relative.with_suffix("").parts if part not in ("src", "lib", "__init__")]
-        signatures += _signatures(module.body, ".".join(parts))
-    return signatures
+        yield from _signatures(module.body, ".".join(parts))
 
 
-def _signatures(body: Iterable[ast.stmt], prefix: str) -> list[str]:
-    found: list[str] = []
+def _signatures(body: Iterable[ast.stmt], prefix: str) -> Iterator[str]:
     for node in body:
         if isinstance(node, ast.ClassDef):
-            found.append(f"{prefix}.{node.name}")
-            found += _signatures(node.body, f"{prefix}.{node.name}")
+            yield f"{prefix}.{node.name}"
+            yield from _signatures(node.body, f"{prefix}.{node.name}")
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append(f"{prefix}.{node.name}({ast.unparse(node.args)})")
-    return found
+            yield f"{prefix}.{node.name}({ast.unparse(node.args)})"

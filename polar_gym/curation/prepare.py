@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from polar_gym.curation.pytest_script import (
     WORKSPACE,
@@ -36,6 +36,7 @@ from polar_gym.curation.pytest_script import (
 from polar_gym.curation.reverse import reversed_patch
 from polar_gym.curation.swebench_specs import FIELDS, specifications
 from polar_gym.evaluators.swe import SweOptions
+from polar_gym.registry import Options
 from polar_gym.tasks.request import swe_options
 from polar_gym.tasks.rows import (
     IMAGE_NAMES,
@@ -53,10 +54,8 @@ Row = dict[str, Any]
 _PLACE: Row = {"workspace_path": WORKSPACE}
 
 
-class Override(BaseModel):
+class Override(Options):
     """The way in which the tests of one repository run."""
-
-    model_config = ConfigDict(extra="forbid")
 
     test_command: str
     """The command, in the image's environment. `{files}`: the test files; `{cases}`: `'case or case'`."""

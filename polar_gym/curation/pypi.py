@@ -8,12 +8,11 @@ import shutil
 import tarfile
 import tempfile
 import tomllib
-from email.message import Message
-from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
 import requests
+from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, DigestMismatchError, NoSuchProjectError, PyPISimple
@@ -69,12 +68,12 @@ def unpack(archive: Path, destination: Path) -> Path:
     return destination
 
 
-def metadata(tree: Path) -> Message:
+def metadata(tree: Path) -> RawMetadata:
     """Return the core metadata of an unpacked sdist. Raises `CurationError`."""
     path = tree / "PKG-INFO"
     if not path.is_file():
         raise CurationError(f"{tree.name}: the sdist has no PKG-INFO")
-    return Parser().parsestr(path.read_text(errors="replace"))
+    return parse_email(path.read_text(errors="replace"))[0]
 
 
 def requirements(tree: Path, python_version: str) -> list[str]:
@@ -83,11 +82,9 @@ def requirements(tree: Path, python_version: str) -> list[str]:
     These are run-time requirements, and the extras and dependency groups that are named after tests.
     """
     found = metadata(tree)
-    package = canonicalize_name(str(found.get("Name", "")))
-    texts = [str(value) for value in found.get_all("Requires-Dist") or []]
-    texts += _groups(tree)
-    needed: dict[str, str] = {}
-    for text in texts:
+    package = canonicalize_name(found.get("name", ""))
+    needed: list[str] = []
+    for text in (*found.get("requires_dist", ()), *_groups(tree)):
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
@@ -95,8 +92,8 @@ def requirements(tree: Path, python_version: str) -> list[str]:
         if canonicalize_name(requirement.name) == package or not _wanted(requirement, python_version):
             continue
         requirement.marker = None
-        needed[str(requirement)] = requirement.name
-    return list(needed)
+        needed.append(str(requirement))
+    return list(dict.fromkeys(needed))
 
 
 def _wanted(requirement: Requirement, python_version: str) -> bool:

@@ -45,7 +45,7 @@ def compare(old: Path, new: Path) -> Comparison:
     changed = sorted(_changed(old, new))
     packages = _packages(new) | _packages(old)
     tests = [path for path in changed if is_test(path)]
-    sources = [path for path in changed if not is_test(path) and _below(path, packages)]
+    sources = [path for path in changed if not is_test(path) and any(map(PurePosixPath(path).is_relative_to, packages))]
     modules = [path for path in tests if re.fullmatch(r"(test_.*|.*_tests?)\.py", PurePosixPath(path).name)]
     modules = [path for path in modules if (new / path).is_file()]
     if not sources:
@@ -83,22 +83,17 @@ def _packages(tree: Path) -> set[str]:
     return found
 
 
-def _below(path: str, packages: set[str]) -> bool:
-    return any(path == package or path.startswith(f"{package}/") for package in packages)
-
-
 def _changed(old: Path, new: Path) -> set[str]:
     before, after = _files(old), _files(new)
+    return {path for path in before | after if before.get(path) != after.get(path)}
+
+
+def _files(tree: Path) -> dict[str, bytes]:
+    """Return the content of each file, by its path."""
+    files = {path.relative_to(tree).as_posix(): path for path in tree.rglob("*") if path.is_file()}
     return {
-        path
-        for path in before | after
-        if path not in before or path not in after or (old / path).read_bytes() != (new / path).read_bytes()
+        name: path.read_bytes() for name, path in files.items() if not path.is_symlink() and not _IGNORED.search(name)
     }
-
-
-def _files(tree: Path) -> set[str]:
-    paths = (path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
-    return {path for path in paths if not _IGNORED.search(path)}
 
 
 def _patch(repository: Path, new: Path, paths: Iterable[str]) -> str:

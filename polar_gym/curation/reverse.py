@@ -16,7 +16,7 @@ _SIDE = re.compile(r'(?<=^)[ab](?=/)|(?<=^")[ab](?=/)')
 _KEYS = ("diff --git", "rename from", "rename to", "old mode", "new mode", "new file mode", "deleted file mode")
 _KEYS += ("index", "---", "+++")
 _OPPOSITE = {"new file mode": "deleted file mode", "deleted file mode": "new file mode"}
-_OPPOSITE |= {"old mode": "new mode", "new mode": "old mode"}
+_SWAPPED = {"old mode": "new mode", "new mode": "old mode", "rename from": "rename to", "rename to": "rename from"}
 
 
 def reversed_patch(patch: str) -> str:
@@ -42,10 +42,8 @@ def _reversed_head(lines: list[str]) -> Iterator[str]:
         key = next((key for key in _KEYS if line.startswith(f"{key} ")), "")
         if key == "diff --git" and "rename from" in said:
             yield f"diff --git {_sided('a', said['rename to'])} {_sided('b', said['rename from'])}"
-        elif key in ("rename from", "rename to"):
-            yield f"{key} {said['rename to' if key == 'rename from' else 'rename from']}"
-        elif key in ("old mode", "new mode"):
-            yield f"{key} {said[_OPPOSITE[key]]}"
+        elif key in _SWAPPED:
+            yield f"{key} {said[_SWAPPED[key]]}"
         elif key in _OPPOSITE:
             yield f"{_OPPOSITE[key]} {said[key]}"
         elif key == "index":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from polar_gym.curation.bench import Bench
@@ -47,12 +46,6 @@ async def validate(task: Task, bench: Bench) -> Verdict:
     except (EvaluatorError, SandboxError, UngradableError, VenvError, WorkspaceError, TimeoutError) as error:
         return Verdict(task=task, problem=str(error) or "timed out")
     return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
-
-
-async def validate_all(tasks: Sequence[Task], bench: Bench) -> AsyncIterator[Verdict]:
-    """Validate tasks one after another, so that a slow machine does not make fast tests time out."""
-    for task in tasks:
-        yield await validate(task, bench)
 
 
 def _problem(task: Task, gold: EvaluationResult, no_op: EvaluationResult) -> str:

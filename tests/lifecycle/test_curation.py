@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from polar_gym.cli import app
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.validation import validate_all
+from polar_gym.curation.validation import validate
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.schema import RuntimeSpec
@@ -146,7 +146,7 @@ def test_validation_names_what_is_wrong_with_a_task(made):
 async def validated(file: Path) -> dict[str, str]:
     async with Bench(RuntimeSpec(name="bubblewrap"), cache_dir()) as bench:
         tasks = load_tasks(file, Selection())
-        return {verdict.task.instance_id: verdict.problem async for verdict in validate_all(tasks, bench)}
+        return {task.instance_id: (await validate(task, bench)).problem for task in tasks}
 
 
 def test_no_row_runs_its_tests_output_on_the_gateways_machine(tmp_path: Path) -> None:
