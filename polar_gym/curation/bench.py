@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
-from polar_gym.evaluators.judge import judge
+from polar_gym.evaluators.blame import judge
 from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, RuntimeSpec, Session, TaskRequest

@@ -6,7 +6,7 @@ that sandbox.
 An evaluator is one module that defines `EVALUATOR`: a class with the method `evaluate` (`Evaluator` below), made from
 its validated `Options`. The evaluators are `swe`, `test_on_output`, `session_completion` and `composite`. The tools:
 
-- `judge`: decides who is at fault when grading fails;
+- `blame`: decides who is at fault when grading fails;
 - `grading`: carries the harness's diff into a grading sandbox; `patch` splits a diff into files;
 - `protected`: tells which files belong to the task;
 - `parsers`, `junit`, `swebench_report`: read the statuses of tests from logs and reports;

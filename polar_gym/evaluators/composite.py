@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from polar_gym.evaluators import EVALUATORS, EvaluationContext, Progress
-from polar_gym.evaluators.judge import judge
+from polar_gym.evaluators.blame import judge
 from polar_gym.registry import Options
 from polar_gym.schema import EvaluationResult, EvaluatorSpec
 

@@ -33,7 +33,7 @@ from typing import Protocol
 from polar_gym.registry import Makers
 from polar_gym.schema import RuntimeSpec
 
-GATEWAY_PORT = 8080
+PROXY_PORT = 8080
 """The gateway's port on the sandbox's own 127.0.0.1."""
 
 HOME = "/home/agent"
@@ -42,7 +42,7 @@ HOME = "/home/agent"
 TOOLCHAIN = "/opt/polar-gym"
 """The directory inside a sandbox at which read-only harness toolchains are mounted."""
 
-NODE = f"{TOOLCHAIN}/bin/node"
+NODEJS = f"{TOOLCHAIN}/bin/node"
 """The toolchain's node, where the harness is a program for it."""
 
 Serve = Callable[[socket.socket], Awaitable[asyncio.Server]]

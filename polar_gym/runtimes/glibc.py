@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from polar_gym.runtimes import NODE, TOOLCHAIN, ExecResult, Mount, SandboxError, SandboxRequest, agent
+from polar_gym.runtimes import NODEJS, TOOLCHAIN, ExecResult, Mount, SandboxError, SandboxRequest, agent
 
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 """The paths at which programs expect glibc's loader: one of them exists in an image with glibc."""
@@ -80,10 +80,10 @@ class NodeCheck:
 
         `run` runs a command in a sandbox of that image.
         """
-        needed = request.spec.image is not None and any(mount.inside == NODE for mount in request.mounts)
+        needed = request.spec.image is not None and any(mount.inside == NODEJS for mount in request.mounts)
         if not needed or image_id in self._starts_in:
             return
-        result = await run([NODE, "--version"])
+        result = await run([NODEJS, "--version"])
         if result.exit_code != 0:
             said = (result.stderr or result.stdout).decode(errors="replace").strip()
             raise SandboxError(

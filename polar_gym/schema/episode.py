@@ -37,7 +37,9 @@ class Failure(Record):
 
     stage: Status
     kind: str
-    """A short name, e.g. `harness_error`, `runtime_error`, `engine_error`, `evaluator_error`."""
+    """A short name. Of a node: `harness_error`, `engine_error`, `runtime_error`, `gateway_error`, `evaluator_error`,
+    `interrupted`. Of the rollout server: `request_error`, `node_died`, `no_reward`, `stale`, `early_stop`,
+    `cancelled`."""
     message: str
 
 

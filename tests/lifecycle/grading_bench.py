@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
-from polar_gym.evaluators.judge import judge
+from polar_gym.evaluators.blame import judge
 from polar_gym.runtimes import Command, ExecResult, Mount, Sandbox, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, RuntimeSpec, Session

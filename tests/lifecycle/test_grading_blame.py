@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from polar_gym.evaluators import EVALUATORS, EvaluationContext, EvaluatorError
+from polar_gym.evaluators.blame import MaskedError
 from polar_gym.evaluators.grading import carry
-from polar_gym.evaluators.judge import MaskedError
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, SandboxError
 from polar_gym.schema import EvaluationResult, EvaluatorSpec

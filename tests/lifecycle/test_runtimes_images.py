@@ -10,7 +10,7 @@ import pytest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
-from polar_gym.runtimes import HOME, NODE, Command, Mount, SandboxError
+from polar_gym.runtimes import HOME, NODEJS, Command, Mount, SandboxError
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
@@ -57,7 +57,7 @@ def named(make_runtime: MakeRuntime, docker_host: str, tmp_path: Path) -> Named:
 def node() -> Mount:
     need_node()
     mounts, _ = toolchain_mounts(HARNESSES.get("pi"), cache_dir())
-    return next(mount for mount in mounts if mount.inside == NODE)
+    return next(mount for mount in mounts if mount.inside == NODEJS)
 
 
 @with_images
@@ -78,7 +78,7 @@ async def test_the_toolchains_node_runs_in_an_image_without_any_library(named: N
     async with started(
         named.runtime, spec=named.spec(busybox), mounts=[node()], serve=gateway("heard in busybox")
     ) as sandbox:
-        result = await sandbox.exec(Command(argv=[NODE, "-e", FETCH]))
+        result = await sandbox.exec(Command(argv=[NODEJS, "-e", FETCH]))
         assert (result.stdout, result.stderr) == (b"heard in busybox", b"")
         assert (await sh(sandbox, "ls -l /bin/ls | cut -c1")).stdout == b"l\n", "the image's programs are its own"
     await named.runtime.close()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polar_gym.evaluators import EvaluationContext, EvaluatorError
-from polar_gym.evaluators.judge import judge
+from polar_gym.evaluators.blame import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.session.building import build, final_message

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar_gym.runtimes import GATEWAY_PORT, HOME, Mount, SandboxError, SandboxRequest, agent, glibc
+from polar_gym.runtimes import HOME, PROXY_PORT, Mount, SandboxError, SandboxRequest, agent, glibc
 from polar_gym.runtimes.apptainer import seccomp
 from polar_gym.runtimes.apptainer.images import CONTAINED, Image, as_nobody, environment
 from polar_gym.runtimes.kernel.listener import listen_inside
@@ -72,7 +72,7 @@ class Instance:
     async def listen(self) -> socket.socket:
         """Return the gateway's listening socket in the instance's network namespace. Raises `SandboxError`."""
         try:
-            return await listen_inside(self._pid, GATEWAY_PORT)
+            return await listen_inside(self._pid, PROXY_PORT)
         except OSError as error:
             raise SandboxError(f"the gateway may not enter the sandbox's network: {error}") from error
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polar_gym.runtimes import (
-    GATEWAY_PORT,
+    PROXY_PORT,
     Command,
     ExecResult,
     SandboxError,
@@ -37,7 +37,7 @@ class ApptainerSandbox:
     request: SandboxRequest
     limits: Sequence[str]
     """Argv prefix that limits each process of a command."""
-    base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
+    base_url: str = f"http://127.0.0.1:{PROXY_PORT}"
     cgroup: cgroups.Cgroup | None = None
     server: asyncio.Server | None = None
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)

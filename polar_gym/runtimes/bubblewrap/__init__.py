@@ -30,8 +30,8 @@ from pydantic import Field
 
 from polar_gym.registry import Names
 from polar_gym.runtimes import (
-    GATEWAY_PORT,
     HOME,
+    PROXY_PORT,
     Command,
     ExecResult,
     SandboxError,
@@ -177,7 +177,7 @@ class BubblewrapSandbox:
     request: SandboxRequest
     limits: Mapping[int, int]
     """Resource limit -> value, for every process."""
-    base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
+    base_url: str = f"http://127.0.0.1:{PROXY_PORT}"
     view: copy_on_write.View | None = None
     """The view of the workspace, where the workspace is copied on write."""
     cgroup: cgroups.Cgroup | None = None
@@ -204,7 +204,7 @@ class BubblewrapSandbox:
                 for kind, value in self.limits.items():
                     resource.prlimit(pid, kind, (value, value))
                 if self.request.served is not None and self.server is None:
-                    server = await self.request.served(await listen_inside(pid, GATEWAY_PORT))
+                    server = await self.request.served(await listen_inside(pid, PROXY_PORT))
                 process.release()
                 await process.communicate(command.stdin, stdout, stderr)
         except TimeoutError:

@@ -20,8 +20,8 @@ from docker import errors
 from docker import types as docker_types
 
 from polar_gym.runtimes import (
-    GATEWAY_PORT,
     HOME,
+    PROXY_PORT,
     Command,
     ExecResult,
     Mount,
@@ -63,7 +63,7 @@ REMOVE_SECONDS = 30
 class DockerSandbox:
     """A running container."""
 
-    base_url: str = f"http://127.0.0.1:{GATEWAY_PORT}"
+    base_url: str = f"http://127.0.0.1:{PROXY_PORT}"
 
     def __init__(self, daemon: Daemon, request: SandboxRequest, image: Image) -> None:
         self._daemon = daemon
@@ -176,7 +176,7 @@ class DockerSandbox:
                 # Daemon and gateway may count processes differently: then this number means another process here.
                 if self._name.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     raise ProcessLookupError(f"process {pid} is not the container's: is the gateway in one itself?")
-                return await listen_inside(pid, GATEWAY_PORT)
+                return await listen_inside(pid, PROXY_PORT)
             except OSError as error:
                 if gateway == "namespace":
                     raise SandboxError(
@@ -185,7 +185,7 @@ class DockerSandbox:
         assert self._relay_directory is not None
         listener = relay.listen(self._relay_directory / "socket")
         try:
-            exec_id = await self._create_exec(relay.argv(GATEWAY_PORT), "0", "/", {})
+            exec_id = await self._create_exec(relay.argv(PROXY_PORT), "0", "/", {})
             self._relay = await relay.begin(self._daemon.host, exec_id)
         except BaseException:
             listener.close()

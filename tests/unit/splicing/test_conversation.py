@@ -139,6 +139,18 @@ def test_whatever_else_differs_is_no_continuation_and_named(
     assert (found.parent, found.cause, found.new_messages) == (None, cause, messages)
 
 
+def test_white_space_in_a_known_tool_result_makes_another_history(session: Session) -> None:
+    """Guards against trimming what the model saw: the ids of the trimmed text are others."""
+    session.answered(None, ("a",))
+    turn: Message = {"role": "assistant", "content": None, "tool_calls": [tool_call("a")]}
+    session.history = [SYSTEM, USER, turn, result("a", "README.md\n")]
+    call = session.answered("Done.")
+    said: Message = {"role": "assistant", "content": "Done."}
+    assert session.ask([*session.history, said, USER]).parent is call
+    trimmed = session.ask([SYSTEM, USER, turn, result("a", "README.md"), said, USER])
+    assert trimmed.parent is not call
+
+
 def test_other_tools_are_no_continuation(session: Session) -> None:
     session.answered(None, ("a", "b"))
     assert session.ask([SYSTEM, USER, TURN, result("a"), result("b")], tools=[]).cause == "tools"
