@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from polar_gym.background_loop import BackgroundLoop
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.process import serving
@@ -45,48 +46,25 @@ class GatewayActor:
     ) -> None:
         listen = f"{ray.util.get_node_ip_address()}:0"
         settings = GatewaySettings(listen=listen, server=server, name=name, state=state / name, **allowing)
-        self._loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
-        self._started = threading.Event()
         self._over = threading.Event()
-        self._incarnation = ""
-        self._error: BaseException | None = None
-        threading.Thread(target=self._serve, args=(config, settings, key), name="gateway", daemon=True).start()
-        self._started.wait()
-        if self._error is not None:
-            raise self._error
-
-    def _serve(self, config: RunConfig, settings: GatewaySettings, key: str | None) -> None:
-        async def serve() -> None:
-            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-            async with serving(config, settings, key) as gateway:
-                self._incarnation = gateway.service.incarnation
-                self._started.set()
-                await self._stop.wait()
-
-        try:
-            asyncio.run(serve())
-        except BaseException as error:  # the constructor waits for the start, and must raise any error
-            self._error = error
-            log.exception("the gateway %s cannot go on", settings.name)
-        finally:
-            self._started.set()
-            self._over.set()
+        self._loop = BackgroundLoop()
+        self._serving = serving(config, settings, key)
+        self._gateway = self._loop.run(self._serving.__aenter__())
 
     def incarnation(self) -> str:
         """Return the incarnation of the node's process."""
-        return self._incarnation
+        return self._gateway.service.incarnation
 
     def run(self) -> None:
         """Return when the node has stopped. Where the process dies, Ray raises an error at the caller."""
         self._over.wait()
-        if self._error is not None:
-            raise self._error
 
     def stop(self) -> None:
         """Interrupt the node's sessions, deliver the episodes that can be delivered, and end."""
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._over.wait()
+        try:
+            self._loop.run(self._serving.__aexit__(None, None, None))
+        finally:
+            self._over.set()
 
 
 class RayCluster:
