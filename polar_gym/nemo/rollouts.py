@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import Pools, RunConfig
@@ -30,6 +30,7 @@ from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.nemo.verified import Mask, Row, verified, verified_episode
+from polar_gym.registry import Options
 from polar_gym.schema import Episode, Sampling, TaskRequest
 from polar_gym.tasks import Task
 
@@ -42,10 +43,8 @@ MAPPINGS = ("responses_create_params", "verifier_metadata", "instance_config")
 """The fields of a row that must be mappings."""
 
 
-class AgentSettings(BaseModel):
+class AgentSettings(Options):
     """The settings in an agent server's YAML."""
-
-    model_config = ConfigDict(extra="forbid")
 
     policy_base_url: str | list[str] | None = None
     """The URL of the policy; NeMo RL gives a list, one URL per data-parallel replica."""

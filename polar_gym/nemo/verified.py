@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from polar_gym.nemo.envelope import trained_spans, training_traces
 from polar_gym.nemo.output import Item, main_trace, message_item, output_items
-from polar_gym.schema import Episode, Failure, ModelCall, Trace
+from polar_gym.schema import Episode, ModelCall, Trace
 
 FAILURE_KINDS = {
     "harness_error": "agent_run_error",
@@ -111,15 +111,12 @@ def verified(
 def _mask(episode: Episode, trace: Trace | None) -> Mask | None:
     failure = episode.session.failure
     if failure is not None:
-        return Mask(_kind(failure), f"{failure.stage}: {failure.message}")
+        kind = FAILURE_KINDS.get(failure.kind, f"polar:{failure.kind}")
+        return Mask(kind, f"{failure.stage}: {failure.message}")
     if trace is None:
         excluded = ", ".join(f"{count} {reason}" for reason, count in episode.trajectory.fidelity.excluded.items())
         return Mask("polar:nothing_to_train", f"no sampled token may be trained on; excluded: {excluded or 'none'}")
     return None
-
-
-def _kind(failure: Failure) -> str:
-    return FAILURE_KINDS.get(failure.kind, f"polar:{failure.kind}")
 
 
 def _metrics(episode: Episode, consumed: int) -> dict[str, float]:

@@ -133,11 +133,8 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
         ) from error
     try:
         with pq.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=64):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:{number}", row
+            rows = (row for batch in file.iter_batches(batch_size=64) for row in batch.to_pylist())
+            yield from ((f"{path}:{number}", row) for number, row in enumerate(rows, start=1))
     except OSError as error:
         raise ValueError(f"{path}: cannot read the task file: {error.strerror or error}") from error
     except pa.ArrowInvalid as error:

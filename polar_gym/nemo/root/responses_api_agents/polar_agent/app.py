@@ -13,20 +13,13 @@ from fastapi import FastAPI
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, PrivateAttr
 
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others
 
 
-class PolarAgentConfig(BaseResponsesAPIAgentConfig):
+class PolarAgentConfig(AgentSettings, BaseResponsesAPIAgentConfig):
     model_config = ConfigDict(extra="allow")
-
-    policy_base_url: str | list[str] | None = None
-    policy_model_name: str | None = None
-    policy_api_key: str | None = None
-    concurrency: int = 16
-    recipe: str | None = None
-    polar: dict[str, Any] = Field(default_factory=dict)
 
 
 class PolarRunRequest(BaseRunRequest):
@@ -47,8 +40,7 @@ class PolarAgent(SimpleResponsesAPIAgent):
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
         check_others(self.config.model_extra or {})
-        settings = {name: getattr(self.config, name) for name in AgentSettings.model_fields}
-        self._rollouts = Rollouts(AgentSettings.model_validate(settings))
+        self._rollouts = Rollouts(self.config)
 
     def setup_webserver(self) -> FastAPI:
         app = super().setup_webserver()

@@ -1,4 +1,4 @@
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportCallIssue=false
 """The agent server's contract, with the embedded engine: no GPU, no network."""
 
 import asyncio
