@@ -81,10 +81,9 @@ class Canary:
 
 def make_canary() -> Canary:
     draw = random.SystemRandom()
-    names = []
+    names = set[str]()
     while len(names) < 4:
-        name = "_".join((draw.choice(_WHAT), draw.choice(_THING), draw.choice(_DOES), str(draw.randrange(10, 100))))
-        names += [name] * (name not in names)
+        names.add("_".join((draw.choice(_WHAT), draw.choice(_THING), draw.choice(_DOES), str(draw.randrange(10, 100)))))
     function, klass, method, other = names
     a, b, c = draw.sample(range(100, 1000), 3)
     title = "Test" + "".join(word.capitalize() for word in klass.split("_"))

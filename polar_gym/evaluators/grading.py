@@ -34,14 +34,9 @@ def _without_protected(
     diff: bytes, protects: Callable[[FileChange], bool] | None
 ) -> tuple[bytes, list[str], list[str]]:
     """Return the diff without the protected changes, the paths in it, and the paths that were dropped."""
-    sections: list[bytes] = []
-    kept: list[str] = []
-    dropped: list[str] = []
+    kept: list[FileChange] = []
+    dropped: list[FileChange] = []
     for change in file_changes(diff):
-        path = change.path.decode(errors="replace")
-        if protects is not None and protects(change):
-            dropped.append(path)
-        else:
-            kept.append(path)
-            sections.append(change.section)
-    return b"".join(sections), kept, dropped
+        (dropped if protects is not None and protects(change) else kept).append(change)
+    counted, not_counted = ([change.path.decode(errors="replace") for change in group] for group in (kept, dropped))
+    return b"".join(change.section for change in kept), counted, not_counted

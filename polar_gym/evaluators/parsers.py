@@ -56,8 +56,7 @@ def parse_unittest(log: str) -> dict[str, str]:
     statuses: dict[str, str] = {}
     current = ""
     lines = log.split("\n")
-    for number, line in enumerate(lines):
-        following = lines[number + 1] if number + 1 < len(lines) else ""
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
         match = _TEST.fullmatch(line)
         if match and (match[3] is not None or " ... " in following):
             current = _unittest_id(match[1], match[2])

@@ -9,8 +9,6 @@ _SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 """Exact: inside a section every line begins with a blank, a sign, a keyword or a letter of base 85 text."""
 
 _NEW = re.compile(rb"\Adiff --git [^\n]*\nnew file mode ")
-_ESCAPE = re.compile(rb'\\([0-7]{3}|[abtnvfr"\\])')
-_CONTROL = {b"a": b"\a", b"b": b"\b", b"t": b"\t", b"n": b"\n", b"v": b"\v", b"f": b"\f", b"r": b"\r"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +38,7 @@ def unquoted(name: bytes) -> bytes:
     """Return a file name that git printed, without the quoting that git uses for unusual names."""
     if len(name) < 2 or not (name.startswith(b'"') and name.endswith(b'"')):
         return name
-    return _ESCAPE.sub(
-        lambda match: bytes([int(match[1], 8)]) if len(match[1]) == 3 else _CONTROL.get(match[1], match[1]), name[1:-1]
-    )
+    return name[1:-1].decode("unicode_escape").encode("latin-1")  # git's escapes are a part of Python's
 
 
 def _path(section: bytes) -> bytes:

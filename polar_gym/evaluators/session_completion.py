@@ -10,8 +10,7 @@ from polar_gym.schema import EvaluationResult
 class SessionCompletion:
     Options = Options
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, options: Options) -> None: ...
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         problem = _problem(context)

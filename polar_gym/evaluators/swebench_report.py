@@ -67,8 +67,7 @@ async def reports(instance: dict[str, Any], logs: list[str]) -> list[Report]:
             stdout, stderr = await process.communicate(asked)
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await processes.kill(process)
     if process.returncode != 0:
         raise EvaluatorError(f"swebench's grading failed: {stderr.decode(errors='replace').strip()[-2000:]}")
     return [
