@@ -218,7 +218,8 @@ class Node:
         options = read("runtime", RUNTIMES, spec)
         key = f"{spec.name}:{options!r}"
         if key not in self._runtimes:
-            self._runtimes[key] = RUNTIMES.get(spec.name)(options)
+            made = RUNTIMES.get(spec.name)(options)
+            self._runtimes.setdefault(key, made)  # threads that look at once all get the first one made
         return self._runtimes[key]
 
     def _serve(self, capture: SessionCapture) -> Serve:
