@@ -29,14 +29,14 @@ class Work:
 async def read_work(sandbox: Sandbox, workspace_path: str, base: bytes) -> Work:
     """Return the agent's work. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read."""
     not_carried: Sequence[str] = ()
+    limit = asyncio.timeout(READ_SECONDS)
     try:
-        async with asyncio.timeout(READ_SECONDS):
+        async with limit:
             not_carried = await left_behind(sandbox, workspace_path)
             diff = await snapshot_diff(sandbox, workspace_path, base) if base else b""
     except UnreadableWorkspaceError as error:
         return Work(not_carried=not_carried, problem=str(error))
-    except TimeoutError:
-        return Work(not_carried=not_carried, failure=f"not done within {READ_SECONDS:g} seconds")
-    except (SandboxError, OSError) as error:
-        return Work(not_carried=not_carried, failure=f"the agent's changes could not be read: {error}")
+    except (SandboxError, OSError) as error:  # a runtime may raise a TimeoutError of its own
+        late, unread = f"not done within {READ_SECONDS:g} seconds", f"the agent's changes could not be read: {error}"
+        return Work(not_carried=not_carried, failure=late if limit.expired() else unread)
     return Work(not_carried=not_carried, diff=diff)
