@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import allowed_by, check_network
-from polar_gym.gateway.node.process import entered
 from polar_gym.gateway.node.process import serving as gateway_serving
+from polar_gym.gateway.node.process import unless
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure
 from polar_gym.http.listener import Listener
@@ -82,7 +82,7 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
             own = GatewaySettings(
                 listen="127.0.0.1:0", server=url, name="local", state=settings.state / "node", **settings.allowing
             )
-            gateway = await entered(stack, gateway_serving(config, own, keys.node), told)
+            gateway = await unless(told, stack.enter_async_context(gateway_serving(config, own, keys.node)))
             if gateway is None:
                 return
             say(f"node {gateway.service.node.name} listens on {gateway.url}")
@@ -92,8 +92,6 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
             cluster = RayCluster(settings, config, url, keys.node, service.node_died)
             await stack.enter_async_context(cluster)
             service.book.watch(cluster.watching)
-        stopping = asyncio.create_task(told.wait())
-        await asyncio.wait({stopping, service.book.failed}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if service.book.failed.done():
-            raise service.book.failed.result()
+        error = await unless(told, asyncio.shield(service.book.failed))
+        if error is not None:
+            raise error

@@ -187,7 +187,8 @@ async def test_a_node_that_waits_for_its_engine_can_be_stopped(tmp_path: Path) -
     await engine.down()
     async with AsyncExitStack() as stack:
         asyncio.get_running_loop().call_later(0.5, told.set)
-        assert await asyncio.wait_for(process.entered(stack, a_node(tmp_path, engine, **SERVER), told), 30) is None
+        entering = process.unless(told, stack.enter_async_context(a_node(tmp_path, engine, **SERVER)))
+        assert await asyncio.wait_for(entering, 30) is None
     await engine.up()
     async with a_node(tmp_path, engine):
         """Nothing of the first is in its way."""

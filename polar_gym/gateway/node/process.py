@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -105,33 +105,25 @@ async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, s
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (told_again if told.is_set() else told).set())
     async with AsyncExitStack() as stack:
-        gateway = await entered(stack, serving(config, settings, key), told)
+        gateway = await unless(told, stack.enter_async_context(serving(config, settings, key)))
         if gateway is None:
             return
         say(f"node {gateway.service.node.name} listens on {gateway.url}")
         await told.wait()
         say(f"draining: running sessions have {settings.grace_seconds:g} seconds (again: none)")
-        stopping = asyncio.create_task(gateway.service.stop(settings.grace_seconds))
-        hurry = asyncio.create_task(told_again.wait())
-        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (stopping, hurry):
-            task.cancel()
+        await unless(told_again, gateway.service.stop(settings.grace_seconds))
 
 
-async def entered(stack: AsyncExitStack, context: AbstractAsyncContextManager[T], told: asyncio.Event) -> T | None:
-    """Enter a context and return its value.
-
-    Return None where `told` is set before the context is entered; then the entering is cancelled.
-    """
-    entering = asyncio.create_task(stack.enter_async_context(context))
-    stopping = asyncio.create_task(told.wait())
+async def unless(told: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """Return the result of `work`. Return None where `told` is set before the work is done; then cancel the work."""
+    working, stopping = asyncio.ensure_future(work), asyncio.create_task(told.wait())
     try:
-        await asyncio.wait({entering, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return entering.result() if entering.done() else None
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        for task in (entering, stopping):
+        for task in (working, stopping):
             task.cancel()
-        await asyncio.wait({entering, stopping})
+        await asyncio.wait({working, stopping})
 
 
 async def _start(node: Node, stack: AsyncExitStack, wait_seconds: float) -> None:
