@@ -51,10 +51,6 @@ class Names(Enum):
 class UnknownNameError(LookupError):
     """A config names a plug-in that does not exist."""
 
-    def __init__(self, kind: str, name: str, known: list[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}, or package.module:attribute")
-        self.kind, self.name, self.known = kind, name, known
-
 
 RENAMED = {"polar_gym.engines": "polar_gym.inference", "polar_gym.builders": "polar_gym.trajectory"}
 """Entry-point group -> its name in earlier versions."""
@@ -100,7 +96,7 @@ class Registry(Generic[T]):
             if entry.name == name:
                 return entry.load()
         if not name.isidentifier() or not self._is_plugin(name):
-            raise UnknownNameError(self.kind, name, self.names())
+            raise self._unknown(name)
         return getattr(importlib.import_module(f"{self.group}.{name}"), self.attribute)
 
     def _is_plugin(self, name: str) -> bool:
@@ -118,12 +114,16 @@ class Registry(Generic[T]):
         accepted: type[BaseModel] = getattr(self.get(spec.name), "Options", Options)
         return accepted.model_validate(spec.options)
 
+    def _unknown(self, name: str) -> UnknownNameError:
+        known = ", ".join(self.names())
+        return UnknownNameError(f"unknown {self.kind} {name!r}; known: {known}, or package.module:attribute")
+
     def _import_path(self, name: str) -> T:
         module, _, attribute = name.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise UnknownNameError(self.kind, name, self.names()) from error
+            raise self._unknown(name) from error
 
 
 class Makers(Registry[Callable[[Any], T]]):

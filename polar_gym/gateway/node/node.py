@@ -25,7 +25,7 @@ from polar_gym.gateway.session.life import SessionLife, Surroundings
 from polar_gym.gateway.session.plugins import Plugins, ReadOptions, read_options
 from polar_gym.gateway.session.stages import Stages
 from polar_gym.harnesses import HARNESSES
-from polar_gym.providers import PROVIDERS, Provider
+from polar_gym.providers import PROVIDERS
 from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve
 from polar_gym.schema import Episode, PluginSpec, Session, Status, TaskRequest
 
@@ -60,7 +60,8 @@ class Node:
         self.cache = cache
         self._state = state
         self._scratch_root = scratch
-        self.proxy = Proxy(engine, _providers(), streaming=streaming, splice=splice, keep_reasoning=keep_reasoning)
+        providers = [PROVIDERS.get(name) for name in PROVIDERS.names()]
+        self.proxy = Proxy(engine, providers, streaming=streaming, splice=splice, keep_reasoning=keep_reasoning)
         self.stages = Stages(pools or Pools())
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
@@ -231,7 +232,3 @@ class Node:
             return await loop.create_server(factory, sock=listener)
 
         return serve
-
-
-def _providers() -> list[Provider]:
-    return [PROVIDERS.get(name) for name in PROVIDERS.names()]

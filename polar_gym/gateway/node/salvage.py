@@ -27,8 +27,8 @@ REAP_SECONDS = 60.0
 DIED = "the gateway process that ran it died"
 
 
-async def salvage(state: StateDirectory, runtime: Callable[[PluginSpec], Runtime]) -> list[Key]:
-    """Write an episode for every session that has none. Return the keys of these sessions."""
+async def salvage(state: StateDirectory, runtime: Callable[[PluginSpec], Runtime]) -> None:
+    """Write an episode for every session that has none."""
     left = await asyncio.to_thread(_unfinished, state)
     await _reap(left, runtime)
     for key, manifest in left.items():
@@ -36,7 +36,6 @@ async def salvage(state: StateDirectory, runtime: Callable[[PluginSpec], Runtime
         await asyncio.to_thread(state.finish, key, episode)
     if left:
         log.warning("salvaged %d sessions of a gateway process that died", len(left))
-    return list(left)
 
 
 def _unfinished(state: StateDirectory) -> dict[Key, Manifest]:

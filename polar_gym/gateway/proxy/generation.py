@@ -44,14 +44,11 @@ class GenerationGate:
             if not self.in_flight:
                 self._idle.set()
 
-    async def idle(self, timeout_seconds: float) -> bool:
-        """Wait until no call is in flight. Return False when the time is up before that."""
-        try:
+    async def idle(self, timeout_seconds: float) -> None:
+        """Wait until no call is in flight, or until the time is up."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def sleep(self, seconds: float) -> None:
         """Sleep until generation was not paused for `seconds` in total."""
