@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from polar_gym.chat import ChatRequest
@@ -20,43 +20,36 @@ class CaptureError(Exception):
     """A call could not be recorded."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SessionCapture:
     """The model calls of one session, recorded as they happen.
 
     Invariant: a call is in the journal before it is in `calls`, and in `calls` before its answer leaves.
     """
 
-    def __init__(
-        self,
-        *,
-        session_id: str,
-        model_name: str,
-        harness: Harness,
-        journal: Journal,
-        sampling: Sampling,
-        budget: Budget,
-    ) -> None:
-        self.session_id = session_id
-        self.model_name = model_name
-        """The name by which the harness knows the policy."""
-        self.key = f"pg-{secrets.token_urlsafe(32)}"
-        """The session's API key: a capability that opens the model calls of this session and nothing else."""
-        self.harness = harness
-        self.journal = journal
-        self.sampling = sampling
-        self.budget = budget
-        self.running = False
-        """The proxy answers only while this is true."""
-        self.calls: list[ModelCall] = []
-        self.memory = SessionMemory()
-        self.exhausted: asyncio.Future[Literal["calls", "tokens"]] = asyncio.get_running_loop().create_future()
-        """Done when the harness asked for more than its budget holds. Raises `CaptureError` when a call could not be
-        recorded, because then the session must end too."""
-        self.admitted = 0
-        """How many calls were let in."""
-        self._sampled_tokens = 0
-        self._in_flight: dict[asyncio.Task[Any], int] = {}
-        """The task that answers each call -> how many tokens of the budget the call may use."""
+    session_id: str
+    model_name: str
+    """The name by which the harness knows the policy."""
+    harness: Harness
+    journal: Journal
+    sampling: Sampling
+    budget: Budget
+    key: str = field(init=False, default_factory=lambda: f"pg-{secrets.token_urlsafe(32)}")
+    """The session's API key: a capability that opens the model calls of this session and nothing else."""
+    running: bool = False
+    """The proxy answers only while this is true."""
+    calls: list[ModelCall] = field(default_factory=list)
+    memory: SessionMemory = field(default_factory=SessionMemory)
+    exhausted: asyncio.Future[Literal["calls", "tokens"]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Done when the harness asked for more than its budget holds. Raises `CaptureError` when a call could not be
+    recorded, because then the session must end too."""
+    admitted: int = 0
+    """How many calls were let in."""
+    _sampled_tokens: int = 0
+    _in_flight: dict[asyncio.Task[Any], int] = field(default_factory=dict)
+    """The task that answers each call -> how many tokens of the budget the call may use."""
 
     @asynccontextmanager
     async def admit(self, request: ChatRequest) -> AsyncIterator[tuple[int, ChatRequest] | None]:
