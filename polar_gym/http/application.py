@@ -50,13 +50,11 @@ def _authorise(served: Served, keys: Mapping[str, str | None], url: str | None) 
     A port without keys asks for none: `polar_gym.http.keys.check_exposure` made sure that only this machine reaches the
     port, and `polar_gym.http.guard` keeps out web pages that are shown on this machine.
     """
-    routes = {(route.method, route.path): route for route in served}
+    routes = {handler: route for route, handler in served.items()}
 
     @web.middleware
     async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        method = "GET" if request.method == "HEAD" else request.method
-        route = routes.get((method, resource.canonical if resource is not None else ""))
+        route = routes.get(request.match_info.handler)
         names = tuple(keys) if route is None else route.keys
         if not names:
             return await handler(request)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
@@ -144,28 +142,21 @@ class _Handlers:
         last = whole_number("Last-Event-ID", http.headers.get("Last-Event-ID", "0"), MAX_EVENT_ID)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(http)
-        async with contextlib.aclosing(self._follow_events(task_id, last)) as events:
-            async for event in events:
-                line = b": still here\n\n" if event is None else _server_sent(event)
-                await response.write(line)
-        await response.write_eof()
-        return response
-
-    async def _follow_events(self, task_id: str, after: int) -> AsyncGenerator[Event | None]:
-        """Yield the events of a task, and None every `KEEP_ALIVE_SECONDS` without an event."""
         while True:
             news = self._service.book.news(task_id)
             live = task_id in self._service.book.live
-            events = await self._service.store.events(task_id, after)
+            events = await self._service.store.events(task_id, last)
             for event in events:
-                after = event.id
-                yield event
+                await response.write(_server_sent(event))
+                last = event.id
             if events:
                 continue
             if not live:
-                return
+                break
             if not await _set_within(news, KEEP_ALIVE_SECONDS):
-                yield None
+                await response.write(b": still here\n\n")
+        await response.write_eof()
+        return response
 
     # Episodes ---------------------------------------------------------------------------------------------------------
 
