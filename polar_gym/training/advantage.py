@@ -26,9 +26,10 @@ def advantages(rewards: Sequence[float | None], groups: Sequence[str], *, scale:
     """
     values = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float64)
     result = np.full(len(values), np.nan)
-    for members in _members(groups).values():
-        scored = [index for index in members if not np.isnan(values[index])]
-        if scored:
+    _, numbers = np.unique(np.array(groups), return_inverse=True)
+    for number in set(numbers.tolist()):
+        scored = (numbers == number) & ~np.isnan(values)
+        if scored.any():
             result[scored] = _over_mean(values[scored], scale)
     return result
 
@@ -47,10 +48,3 @@ def _over_mean(values: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]
         return np.zeros(len(values))  # exactly zero: the mean of equal numbers may differ from them in the last bit
     centred = values - values.mean()
     return centred if scale == "none" else centred / (values.std(ddof=1) + EPSILON)
-
-
-def _members(groups: Sequence[str]) -> dict[str, list[int]]:
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    return members
