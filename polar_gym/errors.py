@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+
+M = TypeVar("M", bound=BaseModel)
 
 SHOWN = 200
 """Characters of a wrong value that an error shows."""
@@ -17,6 +19,14 @@ _TYPE = re.compile(r"(str|int|float|bool|(list|dict)\[.*\])")
 
 class ConfigError(ValueError):
     """A config that cannot be run. The message names the key, the value and what is allowed."""
+
+
+def validated(model: type[M], values: Any, prefix: str = "") -> M:
+    """Return `values` as a checked `model`. Raises `ConfigError` with the lines of `explain`."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, prefix)) from error
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", also: Iterable[str] = ()) -> str:

@@ -9,17 +9,14 @@ from pydantic import ValidationError
 from polar_gym import registry
 from polar_gym.config.files import ROOMS, group_choices
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, explain
+from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import HarnessSpec, PluginSpec
 
 
 def check_config(values: Any) -> RunConfig:
     """Return the checked form of a composed config. Raises `ConfigError`, also for wrong options of a plug-in."""
-    try:
-        config = RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, RunConfig)) from error
+    config = validated(RunConfig, values)
     for key, found in ROOMS.items():
         # The options of `swe` come from each task (`make_request`), also within a `composite`.
         if key != "evaluator" or config.evaluator.name not in ("swe", "composite"):

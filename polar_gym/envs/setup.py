@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, explain
+from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.schema import TaskRequest, Workspace
@@ -82,10 +82,7 @@ def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str
 
 def _workspace(given: str | Path | Mapping[str, Any]) -> Workspace:
     fields = dict(given) if isinstance(given, Mapping) else {"source": str(given)}
-    try:
-        workspace = Workspace.model_validate(fields)
-    except ValidationError as error:
-        raise ConfigError(explain(error, Workspace, "workspace")) from error
+    workspace = validated(Workspace, fields, "workspace")
     if workspace.source is None:
         return workspace
     source = Path(workspace.source).expanduser().resolve()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from polar_gym.errors import ConfigError, explain
+from polar_gym.errors import ConfigError, validated
 from polar_gym.gateway.node.settings import ListenSettings, split_own
 from polar_gym.paths import shipped_dir
 from polar_gym.record import Record
@@ -73,15 +73,7 @@ def split_settings(arguments: Sequence[str]) -> tuple[ServeSettings, list[str]]:
     changes = [argument for argument in arguments if argument.startswith("cluster.")]
     own, others = split_own([argument for argument in arguments if argument not in changes], ServeSettings)
     cluster = _cluster(own.pop("cluster", "local"), [change.removeprefix("cluster.") for change in changes])
-    return serve_settings({**own, "cluster": cluster}), others
-
-
-def serve_settings(values: Mapping[str, Any]) -> ServeSettings:
-    """Return the checked settings. Raises `ConfigError`."""
-    try:
-        return ServeSettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, ServeSettings)) from error
+    return validated(ServeSettings, {**own, "cluster": cluster}), others
 
 
 def _cluster(name: str, changes: Sequence[str]) -> Any:

@@ -11,7 +11,7 @@ from polar_gym.client import RolloutClient
 from polar_gym.http.keys import Keys
 from polar_gym.service.process import serving
 from polar_gym.service.service import RolloutService
-from polar_gym.service.settings import serve_settings
+from polar_gym.service.settings import ServeSettings
 from tests.lifecycle.nodes import KEY as NODE_KEY
 
 SERVICE_KEY, CALLBACK_KEY = "service-key-0123456789", "callback-key-0123456789"
@@ -22,7 +22,7 @@ KEYS = Keys(SERVICE_KEY, NODE_KEY, CALLBACK_KEY)
 async def rollout_server(
     tmp_path: Path, keys: Keys = KEYS, **settings: Any
 ) -> AsyncIterator[tuple[RolloutService, RolloutClient]]:
-    chosen = serve_settings(
+    chosen = ServeSettings.model_validate(
         {"listen": "127.0.0.1:0", "state": tmp_path / "state", "cluster": {"name": "none"}, **settings}
     )
     async with serving(chosen, keys) as (service, url), RolloutClient(url, keys.service) as client:

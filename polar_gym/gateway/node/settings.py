@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, explain
+from polar_gym.errors import ConfigError, validated
 from polar_gym.http.keys import is_loopback
 from polar_gym.http.urls import is_http_url
 from polar_gym.record import Record
@@ -133,10 +133,7 @@ def split_own(arguments: Sequence[str], model: type[ListenSettings]) -> tuple[di
 
 def gateway_settings(values: Mapping[str, Any]) -> GatewaySettings:
     """Return the checked settings. Raises `ConfigError` that names the key, its value and the allowed values."""
-    try:
-        settings = GatewaySettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, GatewaySettings)) from error
+    settings = validated(GatewaySettings, values)
     if settings.server is not None and settings.url is None:
         if settings.host in ("0.0.0.0", "::"):
             raise ConfigError(f"url: is required with listen={settings.listen}: where the server reaches this node")
