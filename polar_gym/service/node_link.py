@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import aiohttp
-from pydantic import ValidationError
 
 from polar_gym.http import node_routes as routes
 from polar_gym.http.failures import error_text, reason
@@ -96,5 +95,5 @@ def _acknowledgement(status: int, answer: bytes) -> GenerationAnswer:
     _expect_success(status, answer)
     try:
         return GenerationAnswer.from_json(answer)
-    except (ValidationError, ValueError) as error:
+    except ValueError as error:
         raise NodeUnreachableError(f"not a GenerationAnswer: {error}") from error

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
-import orjson
 import tenacity
-from pydantic import ValidationError
 
 from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.state import Key
@@ -153,7 +151,7 @@ class Link:
             raise ServerRefusedError(f"{url} answered {response.status}: {error_text(answer)}")
         try:
             return route.gives.from_json(answer)
-        except (orjson.JSONDecodeError, ValidationError) as error:
+        except ValueError as error:
             raise ServerRefusedError(f"{url} answered, but not with a {route.gives.__name__}: {error}") from error
 
 
