@@ -53,6 +53,14 @@ def no_hints(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     return {}
 
 
+def system_prompt(body: Mapping[str, object]) -> str:
+    """Return the text of the system message that a chat request begins with, else "". The body may have any form."""
+    messages = body.get("messages")
+    first = messages[0] if isinstance(messages, list) and messages else None
+    content = first.get("content") if isinstance(first, dict) and first.get("role") == "system" else None
+    return content if isinstance(content, str) else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
     """The description of a harness."""

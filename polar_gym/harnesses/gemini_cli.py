@@ -67,7 +67,8 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     Only a sub-agent has a tool to report with. A request without streaming is housekeeping: a summary of the history,
     or a question to a smaller model.
     """
-    if "complete_task" in _functions(body):
+    declared = (each for tool in _dicts(body.get("tools")) for each in _dicts(tool.get("functionDeclarations")))
+    if any(each.get("name") == "complete_task" for each in declared):
         return {"kind": "subagent"}
     if body.get("stream") is not None:
         return {}
@@ -76,16 +77,8 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     return {"kind": "auxiliary"}
 
 
-def _functions(body: Mapping[str, object]) -> set[str]:
-    """Return the names of the functions that a request offers. The body may have any form."""
-    names = set()
-    for tool in _dicts(body.get("tools")):
-        for declaration in _dicts(tool.get("functionDeclarations")):
-            names.add(str(declaration.get("name")))
-    return names
-
-
 def _dicts(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a part of a request, which may have any form."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 

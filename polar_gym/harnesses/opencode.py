@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import Harness, Launch, LaunchContext
+from polar_gym.harnesses import Harness, Launch, LaunchContext, system_prompt
 from polar_gym.harnesses.lean import LEAN_PROMPT
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
@@ -92,17 +92,10 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     """
     named = {key.lower(): value for key, value in headers.items()}
     hints = {"thread": named["x-session-id"]} if "x-session-id" in named else {}
-    kinds = (kind for opening, kind in _PURPOSES.items() if _system_prompt(body).startswith(opening))
+    kinds = (kind for opening, kind in _PURPOSES.items() if system_prompt(body).startswith(opening))
     if kind := next(kinds, "subagent" if "x-parent-session-id" in named else None):
         hints["kind"] = kind
     return hints
-
-
-def _system_prompt(body: Mapping[str, object]) -> str:
-    messages = body.get("messages")
-    first = messages[0] if isinstance(messages, list) and messages else None
-    content = first.get("content") if isinstance(first, dict) and first.get("role") == "system" else None
-    return content if isinstance(content, str) else ""
 
 
 HARNESS = Harness(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from polar_gym.harnesses import Harness, Launch, LaunchContext
+from polar_gym.harnesses import Harness, Launch, LaunchContext, system_prompt
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
 
@@ -89,11 +89,7 @@ _SUMMARIZER = "You are a context summarization assistant."
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
     """Return `kind: compaction` for a request that has the summarizer's system prompt; Pi has no sub-agents."""
-    messages = body.get("messages")
-    first = messages[0] if isinstance(messages, list) and messages else None
-    if isinstance(first, dict) and first.get("role") == "system" and str(first.get("content")).startswith(_SUMMARIZER):
-        return {"kind": "compaction"}
-    return {}
+    return {"kind": "compaction"} if system_prompt(body).startswith(_SUMMARIZER) else {}
 
 
 HARNESS = Harness(
