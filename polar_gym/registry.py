@@ -111,8 +111,11 @@ class Registry(Generic[T]):
 
     def options(self, spec: PluginSpec) -> Any:
         """Return the plug-in's validated options. Raises `UnknownNameError` or `pydantic.ValidationError`."""
-        accepted: type[BaseModel] = getattr(self.get(spec.name), "Options", Options)
-        return accepted.model_validate(spec.options)
+        return self.accepted(spec.name).model_validate(spec.options)
+
+    def accepted(self, name: str) -> type[BaseModel]:
+        """Return the model of a plug-in's options. Raises `UnknownNameError`."""
+        return getattr(self.get(name), "Options", Options)
 
     def _unknown(self, name: str) -> UnknownNameError:
         known = ", ".join(self.names())

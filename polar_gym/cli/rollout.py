@@ -46,15 +46,14 @@ def rollout(
     _: Annotated[bool, help_option(print_run_settings)] = False,
 ) -> None:
     """Roll out tasks x samples and write one episode a line."""
-    recipe, overrides = split_recipe(arguments or [])
+    arguments = arguments or []
     if cfg is not None:
-        named = [*([f"recipe={recipe}"] if recipe else []), *overrides]
-        runs = sweep(named) if multirun else [SweepRun(named, [])]
+        runs = sweep(arguments) if multirun else [SweepRun(arguments, [])]
         _show_configs(cfg, runs, config_dir, resolve)
     elif multirun:
-        _sweep(recipe, overrides, config_dir)
+        _sweep(arguments, config_dir)
     else:
-        _roll_out(load_config(recipe, overrides, config_dir=config_dir))
+        _roll_out(load_config(*split_recipe(arguments), config_dir=config_dir))
 
 
 def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, resolve: bool) -> None:
@@ -62,8 +61,7 @@ def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, 
     if what != "job":
         raise ConfigError(f"--cfg={what!r}: only the job's config can be shown: --cfg job")
     for run in runs:
-        recipe, overrides = split_recipe(run.overrides)
-        composed = compose_config(recipe, overrides, config_dir)
+        composed = compose_config(*split_recipe(run.overrides), config_dir)
         if len(runs) > 1:
             typer.echo(f"--- # {' '.join(run.varied)}")
         try:
@@ -72,8 +70,8 @@ def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, 
             raise ConfigError(readable(error)) from error
 
 
-def _sweep(recipe: str | None, overrides: Sequence[str], config_dir: Path | None) -> None:
-    runs = plan(overrides, recipe, config_dir)
+def _sweep(arguments: Sequence[str], config_dir: Path | None) -> None:
+    runs = plan(arguments, config_dir)
     try:
         finished = run_sweep(runs, console)
     except KeyboardInterrupt as error:

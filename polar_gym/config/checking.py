@@ -45,5 +45,4 @@ def check_plugin(key: str, found: registry.Registry[Any], spec: PluginSpec) -> A
     except registry.UnknownNameError as error:
         raise ConfigError(f"{key}.name: {error}") from error
     except ValidationError as error:
-        accepted = getattr(found.get(spec.name), "Options", registry.Options)
-        raise ConfigError(explain(error, accepted, key, also=type(spec).model_fields)) from error
+        raise ConfigError(explain(error, found.accepted(spec.name), key, also=type(spec).model_fields)) from error

@@ -85,11 +85,16 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     return composed
 
 
-def sweep(overrides: Sequence[str]) -> list[SweepRun]:
-    """Return a run for every combination of the values that the overrides list. Raises `ConfigError`."""
+def sweep(arguments: Sequence[str]) -> list[SweepRun]:
+    """Return a run for every combination of the values that the arguments list. Raises `ConfigError`.
+
+    The arguments are those of `split_recipe`. `recipe=` may vary too.
+    """
+    recipe, overrides = split_recipe(arguments)
+    named = [*([f"recipe={recipe}"] if recipe else []), *overrides]
     with _hydra(shipped_dir("conf")):
-        values = [_values(override) for override in _parsed(overrides, GlobalHydra.instance().config_loader())]
-    if empty := [override for override, several in zip(overrides, values, strict=True) if not several]:
+        values = [_values(override) for override in _parsed(named, GlobalHydra.instance().config_loader())]
+    if empty := [override for override, several in zip(named, values, strict=True) if not several]:
         raise ConfigError(f"{empty[0]}: no value, so there is nothing to run")
     varying = [len(several) > 1 for several in values]
     runs = [list(chosen) for chosen in itertools.product(*values)]

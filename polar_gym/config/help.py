@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from polar_gym import registry
 from polar_gym.config.files import ROOMS, group_choices
 from polar_gym.config.loading import MISSING
 from polar_gym.config.run_config import RunConfig
@@ -61,7 +60,7 @@ def sections() -> Iterator[Section]:
         described = {choice: _first_sentence(name, choice) for choice in names}
         yield Section(name, documented.get(name) or _summary(model), described, own)
         for choice in names:
-            if (options := _options(name, choice)).model_fields:
+            if (options := ROOMS[name].accepted(choice)).model_fields:
                 keys = _keys(name, options, _shipped(f"{name}/{choice}"))
                 yield Section(f"{name}={choice}", described[choice], {}, list(keys))
 
@@ -95,10 +94,6 @@ def _first_sentence(group: str, choice: str) -> str:
     own = f"{ROOMS[group].group}.{choice}"
     text = inspect.cleandoc((sys.modules.get(own, module) or module).__doc__ or "")
     return " ".join(text.partition("\n\n")[0].split()).removesuffix(":")
-
-
-def _options(group: str, choice: str) -> type[BaseModel]:
-    return getattr(ROOMS[group].get(choice), "Options", registry.Options)
 
 
 def _keys(prefix: str, model: type[BaseModel], shipped: Mapping[str, Any]) -> Iterator[Key]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.config.composition import compose_config, split_recipe, sweep
+from polar_gym.config.composition import SweepRun, compose_config, split_recipe, sweep
 from polar_gym.config.loading import check_composed
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
@@ -27,16 +27,13 @@ from polar_gym.schema import Episode
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(SweepRun):
     """One run of a sweep, ready to start."""
 
     config: RunConfig
     """The config, whose relative paths are in `directory`."""
     composed: str
     """The composed config in YAML, before its paths were put in `directory`."""
-    overrides: list[str]
-    varied: list[str]
-    """The overrides whose values differ between the runs."""
     directory: Path
 
 
@@ -55,15 +52,14 @@ class FinishedRun:
         return self.error is not None or any(episode.session.failure is not None for episode in self.episodes)
 
 
-def plan(overrides: Sequence[str], recipe: str | None = None, config_dir: Path | None = None) -> list[PlannedRun]:
-    """Return the runs of a sweep. `recipe=` may vary too.
+def plan(arguments: Sequence[str], config_dir: Path | None = None) -> list[PlannedRun]:
+    """Return the runs of a sweep, whose arguments are those of `polar_gym.config.composition.sweep`.
 
     Raises `ConfigError` if one of the runs is wrong, or if two runs would write to one file.
     """
-    named = [*([f"recipe={recipe}"] if recipe else []), *overrides]
     runs: list[PlannedRun] = []
     base = None
-    for number, run in enumerate(sweep(named)):
+    for number, run in enumerate(sweep(arguments)):
         own_recipe, own_overrides = split_recipe(run.overrides)
         composed = compose_config(own_recipe, own_overrides, config_dir)
         with open_dict(composed):
@@ -76,7 +72,7 @@ def plan(overrides: Sequence[str], recipe: str | None = None, config_dir: Path |
         directory = base / composed.hydra.sweep.subdir
         config = check_composed(composed)
         text = OmegaConf.to_yaml(composed)
-        runs.append(PlannedRun(_inside(directory, config), text, run.overrides, run.varied, directory))
+        runs.append(PlannedRun(run.overrides, run.varied, _inside(directory, config), text, directory))
     _check_apart(runs)
     return runs
 

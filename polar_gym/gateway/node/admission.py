@@ -154,7 +154,7 @@ def _named(key: str, plugins: registry.Registry[Any], spec: PluginSpec) -> Itera
 def _marked(plugins: registry.Registry[Any], name: str) -> dict[str, tuple[Names, Any]]:
     """Return the options that name a part of the machine, with their defaults; none for a plug-in of nodes only."""
     try:
-        fields = getattr(plugins.get(name), "Options", registry.Options).model_fields
+        fields = plugins.accepted(name).model_fields
     except (registry.UnknownNameError, ImportError):
         return {}
     marks = {option: [mark for mark in field.metadata if isinstance(mark, Names)] for option, field in fields.items()}

@@ -45,7 +45,7 @@ def test_a_run_without_choices_is_a_sweep_of_one() -> None:
 
 
 def test_each_run_has_its_own_directory_with_its_files_in_it() -> None:
-    runs = plan(["harness=codex,pi", "rollout.state=journals", "hydra.sweep.dir=sweeps/one"], recipe="demo")
+    runs = plan(["demo", "harness=codex,pi", "rollout.state=journals", "hydra.sweep.dir=sweeps/one"])
     assert [run.directory for run in runs] == [Path("sweeps/one/0"), Path("sweeps/one/1")]
     for run in runs:
         assert run.config.rollout.output == run.directory / "demo.jsonl"
