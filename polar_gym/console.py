@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from rich.console import Console
+from rich.table import Table
 
 PIPED_WIDTH = 160
 """Columns of output to a file or a pipe. A table that is cut to 80 columns, rich's default, loses content."""
@@ -25,6 +26,15 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH
     return console
+
+
+def table(title: str, first: str, *headings: str) -> Table:
+    """Return a table of figures: a first column of names, and right-aligned columns."""
+    made = Table(title=title, title_justify="left", header_style="bold")
+    made.add_column(first, overflow="fold")
+    for heading in headings:
+        made.add_column(heading, justify="right", overflow="fold")
+    return made
 
 
 console = make_console()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.console import console, errors
+from polar_gym.console import console, errors, table
 from polar_gym.episodes.pass_at_k import Tally, pass_at_k, tally, usual_ks
 from polar_gym.episodes.reading import read_episodes
 from polar_gym.errors import ConfigError
@@ -74,6 +75,9 @@ def _is_file(argument: str) -> bool:
 
 
 def _report(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, Any]:
+    by_repo: defaultdict[str, list[Tally]] = defaultdict(list)
+    for each in tallies:
+        by_repo[each.repo].append(each)
     return {
         "tasks": len(tallies),
         "episodes": sum(each.scored + each.masked for each in tallies),
@@ -88,7 +92,7 @@ def _report(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, Any]:
                 "masked": sum(each.masked for each in members),
                 "pass_at_k": _estimates(members, ks),
             }
-            for repo, members in _by_repo(tallies).items()
+            for repo, members in by_repo.items()
         },
         "by_task": [asdict(each) for each in tallies],
     }
@@ -96,13 +100,6 @@ def _report(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, Any]:
 
 def _estimates(tallies: Sequence[Tally], ks: Sequence[int]) -> list[dict[str, Any]]:
     return [asdict(pass_at_k(tallies, k)) for k in ks]
-
-
-def _by_repo(tallies: Sequence[Tally]) -> dict[str, list[Tally]]:
-    by_repo: dict[str, list[Tally]] = {}
-    for each in tallies:
-        by_repo.setdefault(each.repo, []).append(each)
-    return by_repo
 
 
 def _print(tallies: Sequence[Tally], report: dict[str, Any]) -> None:
@@ -120,31 +117,24 @@ def _print(tallies: Sequence[Tally], report: dict[str, Any]) -> None:
 
 
 def _task_table(tallies: Sequence[Tally]) -> Table:
-    table = _table("tasks", "passed", "scored", "masked", "truncated", "mean reward")
+    tasks = table("tasks", "", "passed", "scored", "masked", "truncated", "mean reward")
     for each in tallies:
         mean = "" if each.mean_reward is None else f"{each.mean_reward:.3f}"
         numbers = (each.passed, each.scored, each.masked, each.truncated)
-        table.add_row(Text(each.task_id), *map(str, numbers), mean)
-    return table
+        tasks.add_row(Text(each.task_id), *map(str, numbers), mean)
+    return tasks
 
 
 def _repo_table(by_repo: dict[str, dict[str, Any]]) -> Table:
-    table = _table("repositories", "tasks", "scored", "masked", "pass@k")
+    repositories = table("repositories", "", "tasks", "scored", "masked", "pass@k")
     for repo, entry in by_repo.items():
         said = "\n".join(map(_interval, entry["pass_at_k"]))
-        table.add_row(Text(repo or "(none)"), *(str(entry[name]) for name in ("tasks", "scored", "masked")), said)
-    return table
+        figures = (str(entry[name]) for name in ("tasks", "scored", "masked"))
+        repositories.add_row(Text(repo or "(none)"), *figures, said)
+    return repositories
 
 
 def _interval(fields: Mapping[str, Any]) -> str:
     if fields["value"] is None:
         return f"@{fields['k']} unknown"
     return f"@{fields['k']} {fields['value']:.3f} (95 %: {fields['low']:.3f} to {fields['high']:.3f})"
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    return table

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from polar_gym.console import table
 from polar_gym.engines import EngineError
 from polar_gym.engines.local_tokenizer import local_tokenizer
 from polar_gym.episodes.reading import read_episodes
@@ -30,8 +30,11 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
     ordered = sorted(episodes, key=lambda episode: (episode.session.task_id, episode.session.sample_index))
     headings = ("reward", "calls", "traces", "sampled", "trainable", "excluded")
     stages = tuple(Timing.model_fields)
-    console.print(_table("episodes", headings, {_name(episode): _worth(episode) for episode in ordered}))
-    console.print(_table("seconds per stage", stages, {_name(episode): _seconds(episode) for episode in ordered}))
+    worths, times = table("episodes", "task", *headings), table("seconds per stage", "task", *stages)
+    for episode in ordered:
+        worths.add_row(_name(episode), *_worth(episode))
+        times.add_row(_name(episode), *_seconds(episode))
+    console.print(worths, times)
     fidelities = [episode.trajectory.fidelity for episode in episodes]
     sampled, trainable = _total(fidelities, "sampled_tokens"), _total(fidelities, "trainable_tokens")
     excluded = sum(sum(fidelity.excluded.values()) for fidelity in fidelities)
@@ -60,16 +63,6 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
 
 def _total(fidelities: Sequence[Fidelity], name: str) -> int:
     return sum(getattr(fidelity, name) for fidelity in fidelities)
-
-
-def _table(title: str, headings: Sequence[str], rows: dict[str, list[str]]) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("task", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    return table
 
 
 def _name(episode: Episode) -> str:
