@@ -82,21 +82,6 @@ def polar_gym() -> None:
     """Reinforcement learning over unmodified agent command-line harnesses."""
 
 
-def _explanation(error: Exception) -> Text | None:
-    """Return the line for an error of the user or of the engine, None for any other error.
-
-    The line is plain text, not markup: the user's own words may hold brackets.
-    """
-    from polar_gym.engines import EngineError  # these load much that `--help` does not need
-    from polar_gym.errors import ConfigError
-
-    if isinstance(error, ConfigError):
-        return Text.assemble(("error: ", "bold red"), str(error))
-    if isinstance(error, EngineError):
-        return Text.assemble(("engine: ", "bold red"), error.message)
-    return None
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script. Exit codes: 0 done, 1 some sessions failed, 2 a wrong request, 130 interrupted."""
     logging.basicConfig(
@@ -105,8 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=list(arguments) if arguments is not None else None)
     except Exception as error:
-        said = _explanation(error)
-        if said is None:
+        from polar_gym.engines import EngineError  # these load much that `--help` does not need
+        from polar_gym.errors import ConfigError
+
+        if not isinstance(error, ConfigError | EngineError):
             raise
-        errors.print(said, soft_wrap=True)
+        head, said = ("error: ", str(error)) if isinstance(error, ConfigError) else ("engine: ", error.message)
+        # Plain text, not markup: the user's own words may hold brackets.
+        errors.print(Text.assemble((head, "bold red"), said), soft_wrap=True)
         sys.exit(2)

@@ -18,10 +18,6 @@ from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, take_key
 app = typer.Typer()
 
 
-def _print_settings() -> None:
-    print_own_settings("gateway", GatewaySettings)
-
-
 @app.command(add_help_option=False)  # its own says more
 def gateway(
     settings: Annotated[
@@ -32,7 +28,7 @@ def gateway(
             "e.g. engine=vllm engine.url=... pools.run=8",
         ),
     ] = None,
-    _: Annotated[bool, help_option(_print_settings)] = False,
+    _: Annotated[bool, help_option(print_own_settings, "gateway", GatewaySettings)] = False,
 ) -> None:
     """Run the sessions that a rollout server gives out: sandboxes, harnesses, capture, grading.
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from polar_gym.errors import ConfigError
-from polar_gym.nemo import component_root_for, installed_gym, link_agent, recipes
-from polar_gym.paths import cache_dir
+from polar_gym.nemo import component_root_for, installed_gym, link_agent
+from polar_gym.paths import cache_dir, shipped_dir
 
 app = typer.Typer()
 
@@ -30,7 +30,7 @@ def nemo_root(
 @app.command()
 def nemo_recipes() -> None:
     """Print the directory of the configs for NeMo RL: --config "$(polar-gym nemo-recipes)/grpo_codex.yaml"."""
-    typer.echo(recipes())
+    typer.echo(shipped_dir("recipes") / "nemo_rl")
 
 
 @app.command()

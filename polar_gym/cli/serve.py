@@ -19,8 +19,8 @@ from polar_gym.service.settings import ServeSettings, split_settings
 app = typer.Typer()
 
 
-def _print_settings() -> None:
-    print_own_settings("serve", ServeSettings, {"cluster": {"name": "local"}})
+SHIPPED = {"cluster": {"name": "local"}}
+"""The choices of the server's own groups, where the user names none."""
 
 
 @app.command(add_help_option=False)  # its own says more
@@ -33,7 +33,7 @@ def serve(
             "nodes, e.g. engine=vllm engine.url=... pools.run=8",
         ),
     ] = None,
-    _: Annotated[bool, help_option(_print_settings)] = False,
+    _: Annotated[bool, help_option(print_own_settings, "serve", ServeSettings, SHIPPED)] = False,
 ) -> None:
     """Serve rollouts over HTTP: tasks in, episodes out, on many nodes; nothing is lost when a process dies.
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 import typer
+from omegaconf import MISSING
 from pydantic import BaseModel
 from rich.padding import Padding
 from rich.text import Text
 
 from polar_gym.config.files import recipe_names
 from polar_gym.config.help import Key, Section, section_of, sections
-from polar_gym.config.loading import MISSING
 from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console
 
@@ -25,13 +25,13 @@ interpolation ('rollout.output=out/${harness.name}.jsonl').
 With --multirun, a,b range(1,4) choice(a,b) glob(*) are runs one after another."""
 
 
-def help_option(print_settings: Callable[[], None]) -> Any:
-    """Return a `--help` option that prints typer's own help and then every setting."""
+def help_option(print_settings: Callable[..., None], *arguments: Any) -> Any:
+    """Return a `--help` option that prints typer's own help and then every setting, by `print_settings(*arguments)`."""
 
     def show(context: typer.Context, wanted: bool) -> None:
         if wanted:
             typer.echo(context.get_help())
-            print_settings()
+            print_settings(*arguments)
             raise typer.Exit
 
     return typer.Option("--help", "-h", is_eager=True, callback=show, help="Show this, with every setting.")
@@ -71,8 +71,4 @@ def _value(default: Any) -> str:
     """Return a default as a user would type it."""
     if default == MISSING:
         return "..."
-    if isinstance(default, bool) or default is None:
-        return {True: "true", False: "false", None: "null"}[default]
-    if isinstance(default, list | dict):
-        return orjson.dumps(default).decode()
-    return str(default)
+    return orjson.dumps(default).decode() if isinstance(default, bool | list | dict | None) else str(default)

@@ -15,7 +15,6 @@ from rich.text import Text
 from polar_gym.config.loading import load_config
 from polar_gym.console import console, errors
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.errors import CurationError
 from polar_gym.curation.prepare import prepare, read_overrides
 from polar_gym.curation.validation import Verdict, validate
 from polar_gym.errors import ConfigError
@@ -57,15 +56,11 @@ def from_pypi(
 
     async def run() -> None:
         async with Bench(config.runtime, cache_dir()) as bench:
-            _check(bench.check())
             task = await make_task(release, bench, out, lambda text: errors.print(Text(text, "dim")))
         counts = f"{len(task.FAIL_TO_PASS)} FAIL_TO_PASS, {len(task.PASS_TO_PASS)} PASS_TO_PASS"
         console.print(f"{task.instance_id}: {counts}, in {out}", soft_wrap=True)
 
-    try:
-        asyncio.run(run())
-    except CurationError as error:
-        raise ConfigError(str(error)) from error
+    asyncio.run(run())
 
 
 @app.command("prepare")
@@ -95,7 +90,7 @@ def prepare_rows(
     try:
         template = FileSelection(image=image).image
         prepared = prepare(file, form, read_overrides(overrides) if overrides else {}, cache_dir(), template)
-    except (CurationError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(str(error)) from error
     for problem in prepared.problems:
         errors.print(Text(problem, "red"), soft_wrap=True)
@@ -129,7 +124,6 @@ def validate_tasks(
 
     async def run() -> list[Verdict]:
         async with Bench(config.runtime, cache_dir()) as bench:
-            _check(bench.check())
             # One after another, so that a slow machine does not make fast tests time out.
             return [await validate(task, bench) for task in loaded]
 
@@ -152,8 +146,3 @@ def verdict_table(verdicts: Sequence[Verdict], runtime: str) -> Table:
         counts = [str(len(verdict.task.FAIL_TO_PASS)), str(len(verdict.task.PASS_TO_PASS))]
         table.add_row(verdict.task.instance_id, *counts, *worth, Text(verdict.problem, "red"))
     return table
-
-
-def _check(missing: list[str]) -> None:
-    if missing:
-        raise ConfigError("runtime: " + "; ".join(missing))

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
+from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
 from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest
@@ -23,26 +24,26 @@ from polar_gym.workspaces.venv import ensure_venv, inside, variables
 
 
 class Bench:
-    """A runtime to grade on. `async with Bench(...)` leaves only cached files behind, and no sandbox."""
+    """A runtime to grade on. `async with Bench(...)` leaves only cached files behind, and no sandbox.
 
-    def __init__(self, runtime: RuntimeSpec, cache: Path, timeout_seconds: float = 600.0) -> None:
+    `async with` raises `ConfigError` where the machine lacks a part that the runtime needs.
+    """
+
+    def __init__(self, runtime: RuntimeSpec, cache: Path) -> None:
         self.spec = runtime
         self.cache = cache
-        self._timeout_seconds = timeout_seconds
         self._runtime: Runtime = RUNTIMES.make(runtime)
         self._scratch = tempfile.TemporaryDirectory(prefix="polar-gym-bench-")
         self._repositories: dict[str, Path] = {}
 
     async def __aenter__(self) -> Self:
+        if missing := self._runtime.check():
+            raise ConfigError("runtime: " + "; ".join(missing))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with self._scratch:
             await self._runtime.close()
-
-    def check(self) -> list[str]:
-        """Return the parts that the runtime lacks on this machine."""
-        return self._runtime.check()
 
     async def evaluate(self, task: Task, diff: bytes) -> EvaluationResult:
         """Return the grade of a session that left `diff`."""
@@ -62,7 +63,7 @@ class Bench:
             fresh_sandbox=lambda: self.sandbox(task),
         )
         evaluator = EVALUATORS.make(request.evaluator)
-        return await judge(evaluator, context, self._timeout_seconds + request.runtime.init_timeout_seconds)
+        return await judge(evaluator, context, request.evaluator.timeout_seconds + request.runtime.init_timeout_seconds)
 
     @asynccontextmanager
     async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
@@ -80,10 +81,9 @@ class Bench:
         request = TaskRequest(
             task_id=task.instance_id,
             instruction=instruction(task),
-            timeout_seconds=self._timeout_seconds,
             runtime=self.spec,
             agent=HarnessSpec(name="command"),
-            evaluator=EvaluatorSpec(name="swe", timeout_seconds=self._timeout_seconds),
+            evaluator=EvaluatorSpec(name="swe"),
         )
         return with_task(request, task)
 

@@ -1,5 +1,9 @@
 """The error of a request to make or validate tasks."""
 
+from __future__ import annotations
 
-class CurationError(Exception):
+from polar_gym.errors import ConfigError
+
+
+class CurationError(ConfigError):
     """The input does not make a task. The message says why, and which input to try instead."""

@@ -19,7 +19,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from polar_gym import durable
-from polar_gym.paths import shipped_dir
 
 AGENT = Path("responses_api_agents") / "polar_agent"
 """The agent server's folder in a component root."""
@@ -68,11 +67,6 @@ def component_root_for(gym: str | None, cache: Path) -> Path:
         if file.name not in ("config.yaml", "environment_server.yaml"):
             _link(root / ENVIRONMENT / file.name, file)
     return root
-
-
-def recipes() -> Path:
-    """Return the directory of the configs for NeMo RL."""
-    return shipped_dir("recipes") / "nemo_rl"
 
 
 def link_agent(directory: Path) -> Path:

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.config.files import recipe_names
-from polar_gym.nemo import recipes
-from polar_gym.paths import cache_dir
+from polar_gym.paths import cache_dir, shipped_dir
 from tests.support.requirements import need_bubblewrap, need_node
 
 CHECKOUT = Path(__file__).parents[2]
@@ -113,7 +112,9 @@ def test_configs_and_recipes_are_in_the_package(installed: Installed) -> None:
         assert recipe in said
     directory = Path(installed.run([installed.binaries / "polar-gym", "nemo-recipes"]).strip())
     assert CHECKOUT not in directory.parents
-    assert {path.name for path in directory.iterdir()} == {path.name for path in recipes().iterdir()}
+    assert {path.name for path in directory.iterdir()} == {
+        path.name for path in (shipped_dir("recipes") / "nemo_rl").iterdir()
+    }
     root = Path(installed.run([installed.binaries / "polar-gym", "nemo-root"]).strip())
     assert (root / "environments" / "polar_swe" / "evaluation.yaml").is_file()
     assert "rollout:" in installed.run([installed.binaries / "polar-gym", "rollout", "demo", "--cfg", "job"])
