@@ -46,42 +46,24 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
         also = _say(error, control, deadline_seconds)
         raise MaskedError(f"{reason}; and without the harness's changes: {also}") from error
     if isinstance(failure, SandboxError | OSError) and not isinstance(failure, TimeoutError):
-        return await _once_more(evaluator, context, control, deadline_seconds)
-    return _worth(failure, control) if isinstance(failure, SuspectError) else _worthless(context, reason)
-
-
-def _worth(suspect: SuspectError, control: EvaluationContext) -> EvaluationResult:
-    """Return the result of a suspect run, after the grader came to its end without the harness's changes."""
-    return suspect.unwitnessed if suspect.unwitnessed and control.progress.unwitnessed else suspect.result
-
-
-async def _once_more(
-    evaluator: Evaluator, context: EvaluationContext, control: EvaluationContext, deadline_seconds: float
-) -> EvaluationResult:
-    """Grade once more after the sandbox with the diff was lost.
-
-    A sandbox can be lost by chance. The harness is at fault only if that happens twice.
-    """
-    try:
-        return await _attempt(evaluator, context, deadline_seconds)
-    except SuspectError as suspect:
-        return _worth(suspect, control)
-    except Exception as error:  # noqa: BLE001
-        return _worthless(context, _say(error, context, deadline_seconds))
-
-
-async def _attempt(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
-    async with asyncio.timeout(deadline_seconds):
-        return await evaluator.evaluate(context)
-
-
-def _worthless(context: EvaluationContext, reason: str) -> EvaluationResult:
+        # A sandbox can be lost by chance. The harness is at fault only if that happens twice.
+        try:
+            return await _attempt(evaluator, context, deadline_seconds)
+        except Exception as error:  # noqa: BLE001
+            failure, reason = error, _say(error, context, deadline_seconds)
+    if isinstance(failure, SuspectError):
+        return failure.unwitnessed if failure.unwitnessed and control.progress.unwitnessed else failure.result
     return EvaluationResult(
         evaluator=context.request.evaluator.name,
         reward=0.0,
         resolved=False,
         detail=f"grading fails with the harness's changes, and not without them: {reason}",
     )
+
+
+async def _attempt(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
+    async with asyncio.timeout(deadline_seconds):
+        return await evaluator.evaluate(context)
 
 
 def _say(error: Exception, context: EvaluationContext, deadline_seconds: float) -> str:
