@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,7 +31,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 from polar_gym.engines.vllm.own_grammar import CURE, own_grammar
 from polar_gym.errors import ConfigError
-from polar_gym.harnesses import HARNESSES, Harness, install
+from polar_gym.harnesses import HARNESSES, install
 from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import RUNTIMES
@@ -81,8 +82,8 @@ def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[C
     return [
         _python(),
         _node(),
-        *map(_runtime, RUNTIMES.names()),
-        *(_harness(name, cache) for name in HARNESSES.names()),
+        *(_plugin("runtime", name, _runtime) for name in RUNTIMES.names()),
+        *(_plugin("harness", name, partial(_harness, cache=cache)) for name in HARNESSES.names()),
         *([_engine(engine_url)] if engine_url else []),
         _program("git", "git", "workspaces and diffs"),
         _program("rg", "ripgrep", "searching; harnesses work without it, too"),
@@ -127,17 +128,14 @@ def _node() -> Check:
     return Check(
         name="node and npm",
         kind="node",
-        found=_output("node", "--version"),
+        found=_version("node"),
         needed_for=f"harnesses; {install.NODE_MAJOR} or newer",
         fix="\n".join(install.missing()),
     )
 
 
 def _runtime(name: str) -> Check:
-    try:
-        runtime = RUNTIMES.make(PluginSpec(name=name))
-    except ImportError as error:
-        return _broken_plugin(name, "runtime", error)
+    runtime = RUNTIMES.make(PluginSpec(name=name))
     lacking = runtime.check()
     found = "not usable" if lacking else "; ".join(["ready", *runtime.caveats()])
     return Check(
@@ -150,10 +148,7 @@ def _runtime(name: str) -> Check:
 
 
 def _harness(name: str, cache: Path) -> Check:
-    try:
-        harness: Harness = HARNESSES.get(name)
-    except ImportError as error:
-        return _broken_plugin(name, "harness", error)
+    harness = HARNESSES.get(name)
     if harness.npm_package is None:
         found = "needs no installation"
         return Check(name=f"harness {name}", kind="harness", found=found, needed_for=f"harness={name}")
@@ -168,14 +163,17 @@ def _harness(name: str, cache: Path) -> Check:
     )
 
 
-def _broken_plugin(name: str, kind: Literal["runtime", "harness"], error: ImportError) -> Check:
-    return Check(
-        name=f"{kind} {name}",
-        kind=kind,
-        found=f"cannot be imported: {error}",
-        needed_for=f"{kind}={name}",
-        fix="install what it imports, or remove the package that registers it",
-    )
+def _plugin(kind: Literal["runtime", "harness"], name: str, check: Callable[[str], Check]) -> Check:
+    try:
+        return check(name)
+    except ImportError as error:
+        return Check(
+            name=f"{kind} {name}",
+            kind=kind,
+            found=f"cannot be imported: {error}",
+            needed_for=f"{kind}={name}",
+            fix="install what it imports, or remove the package that registers it",
+        )
 
 
 def _engine(url: str) -> Check:
@@ -209,15 +207,15 @@ async def _own_grammar(url: str, model: str) -> tuple[str, str]:
 
 def _program(program: str, package: str, needed_for: str) -> Check:
     fix = "" if shutil.which(program) else f"apt-get install {package}"
-    return Check(name=package, found=_output(program, "--version"), needed_for=needed_for, fix=fix)
+    return Check(name=package, found=_version(program), needed_for=needed_for, fix=fix)
 
 
-def _output(program: str, argument: str) -> str:
-    """Return the first line that a program prints, or the reason why there is no line."""
+def _version(program: str) -> str:
+    """Return the first line that `program --version` prints, or the reason why there is no line."""
     found = shutil.which(program)
     if found is None:
         return "not on PATH"
-    done = subprocess.run([found, argument], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([found, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     return next(iter((done.stdout or done.stderr).splitlines()), f"{found} exits with {done.returncode}")
 
 

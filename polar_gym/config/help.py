@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from pydantic import BaseModel
 
 from polar_gym.config.files import ROOMS, group_choices
-from polar_gym.config.loading import MISSING
 from polar_gym.config.run_config import RunConfig
 from polar_gym.paths import shipped_dir
 
@@ -67,9 +66,9 @@ def sections() -> Iterator[Section]:
 
 def section_of(name: str, model: type[BaseModel], shipped: Mapping[str, Any]) -> Section:
     """Return the settings of a process. Keys have no prefix, and a nested model's `name` has the key of the model."""
-    keys = [replace(key, name=key.name.removeprefix(f"{name}.")) for key in _keys(name, model, shipped)]
-    keys = [replace(key, name=key.name.removesuffix(".name")) for key in keys]
-    return Section(name, _summary(model), {}, keys)
+    keys = _keys(name, model, shipped)
+    own = [replace(key, name=key.name.removeprefix(f"{name}.").removesuffix(".name")) for key in keys]
+    return Section(name, _summary(model), {}, own)
 
 
 def field_docstrings(model: type[BaseModel]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
@@ -15,9 +15,6 @@ from polar_gym.config.composition import compose_config, readable, without_hydra
 from polar_gym.config.files import group_choices
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
-
-MISSING = "???"
-"""The value of a key in a shipped config that the user must set."""
 
 
 def load_config(

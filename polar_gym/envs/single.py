@@ -20,7 +20,7 @@ from polar_gym.envs.spaces import action_space, observation_space
 from polar_gym.envs.transcript import transcript
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.life import SessionLife
-from polar_gym.schema import Episode, Sampling, TaskRequest
+from polar_gym.schema import Episode, Sampling, Session, TaskRequest
 
 Observation = dict[str, str]
 Action = Mapping[str, Any]
@@ -157,10 +157,13 @@ def observe(life: SessionLife, episode: Episode | None = None) -> Observation:
 
 def outcome(episode: Episode) -> tuple[float, bool, bool, dict[str, Any]]:
     """Return reward, terminated, truncated and info of an episode."""
-    info: dict[str, Any] = {"trajectory": episode, "session": episode.session}
-    if episode.session.failure is not None:
-        info["failure"] = episode.session.failure
+    info = {"trajectory": episode, **told(episode.session)}
     return episode.reward or 0.0, not episode.truncated, episode.truncated, info
+
+
+def told(session: Session) -> dict[str, Any]:
+    """Return the info about a session, with `failure` where the session has failed."""
+    return {"session": session} | ({"failure": session.failure} if session.failure is not None else {})
 
 
 def show(life: SessionLife | None) -> str:

@@ -33,6 +33,7 @@ from polar_gym.envs.single import (
     observe,
     outcome,
     show,
+    told,
 )
 from polar_gym.envs.spaces import OBSERVED, action_space, observation_space
 from polar_gym.errors import ConfigError
@@ -122,10 +123,7 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
             self._shown[place] = life
             self._observations[place] = observe(life)
             self._done[place] = False
-            info: dict[str, Any] = {"session": life.session}
-            if life.session.failure is not None:
-                info["failure"] = life.session.failure
-            infos = self._add_info(infos, info, place)
+            infos = self._add_info(infos, told(life.session), place)
         return infos
 
     def _apply(self, actions: Sequence[Action], places: Collection[int]) -> None:

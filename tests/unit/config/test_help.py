@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from omegaconf import MISSING
 from pydantic import BaseModel
 
 from polar_gym.cli import main
 from polar_gym.config.files import group_choices, recipe_names
 from polar_gym.config.help import Key, field_docstrings, section_of, sections
-from polar_gym.config.loading import MISSING
 from polar_gym.config.run_config import RunConfig
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.service.settings import ServeSettings
