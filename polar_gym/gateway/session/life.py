@@ -232,8 +232,7 @@ class SessionLife:
     async def _read_work(self, ready: Ready) -> Work:
         work = Work()
         with self._failing(Status.BUILDING, READ_SECONDS):
-            work = await read_work(ready.sandbox, self.request.runtime.workspace.path, ready.base)
-            self.artifacts.not_carried = list(work.not_carried)
+            work = await read_work(ready.sandbox, self.request.runtime.workspace.path, ready.base, self.artifacts)
             if work.failure:
                 self.fail(Status.BUILDING, "runtime_error", work.failure)
         return work

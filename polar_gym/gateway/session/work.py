@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polar_gym.runtimes import Sandbox, SandboxError
+from polar_gym.schema import Artifacts
 from polar_gym.workspaces.diff import UnreadableWorkspaceError, left_behind, snapshot_diff
 
 READ_SECONDS = 600.0
@@ -18,25 +18,25 @@ class Work:
 
     diff: bytes = b""
     """The agent's changes to its workspace."""
-    not_carried: Sequence[str] = ()
-    """Files that no diff carries, though they may be the agent's work."""
     problem: str = ""
     """Why no diff could be taken, through the agent's own doing."""
     failure: str = ""
     """Why no diff could be taken, through a fault of the sandbox."""
 
 
-async def read_work(sandbox: Sandbox, workspace_path: str, base: bytes) -> Work:
-    """Return the agent's work. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read."""
-    not_carried: Sequence[str] = ()
+async def read_work(sandbox: Sandbox, workspace_path: str, base: bytes, artifacts: Artifacts) -> Work:
+    """Return the agent's work. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read.
+
+    The files that no diff carries are noted in `artifacts` first, and stay there if the session is then cancelled.
+    """
     limit = asyncio.timeout(READ_SECONDS)
     try:
         async with limit:
-            not_carried = await left_behind(sandbox, workspace_path)
+            artifacts.not_carried = await left_behind(sandbox, workspace_path)
             diff = await snapshot_diff(sandbox, workspace_path, base) if base else b""
     except UnreadableWorkspaceError as error:
-        return Work(not_carried=not_carried, problem=str(error))
+        return Work(problem=str(error))
     except (SandboxError, OSError) as error:  # a runtime may raise a TimeoutError of its own
         late, unread = f"not done within {READ_SECONDS:g} seconds", f"the agent's changes could not be read: {error}"
-        return Work(not_carried=not_carried, failure=late if limit.expired() else unread)
-    return Work(not_carried=not_carried, diff=diff)
+        return Work(failure=late if limit.expired() else unread)
+    return Work(diff=diff)
