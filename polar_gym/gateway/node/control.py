@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TypeVar
+from functools import partial
 
 from aiohttp import web
 
@@ -19,14 +19,14 @@ from polar_gym.http import node_routes as routes
 from polar_gym.http.application import Served, application
 from polar_gym.http.edge import AnswerError, answer, answer_list, answer_metrics, read_record, whole_number
 from polar_gym.protocol import Dispatch, Generation, Weights
-from polar_gym.record import Record
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The size of the largest order."""
 
-R = TypeVar("R", bound=Record)
+_body = partial(read_record, empty=b"{}", invalid=400)
+"""Reads the checked body of an order. An empty body stands for the defaults of the record."""
 
 
 def control_app(service: NodeService, metrics: NodeMetrics, key: str | None) -> web.Application:
@@ -116,8 +116,3 @@ def _key(http: web.Request) -> Key:
     """Return the session and attempt that the path names. Raises `ValueError` for anything else."""
     attempt = whole_number("attempt", http.match_info["attempt"], MAX_ATTEMPT)
     return Key(http.match_info["session_id"], attempt)
-
-
-async def _body(http: web.Request, kind: type[R]) -> R:
-    """Return the checked body of an order. An empty body stands for the defaults of the record."""
-    return await read_record(http, kind, empty=b"{}", invalid=400)
