@@ -48,8 +48,7 @@ class Sessions:
         A sandbox that does not come up is noted in the session's `failure`. Raises `polar_gym.engines.EngineError` when
         the engine does not start; the caller may try again.
         """
-        loop = self._running_loop()
-        return loop.run(self._prepare(requests))
+        return self._running_loop().run(self._prepare(requests))
 
     def play(self, places: Collection[int]) -> dict[int, Episode]:
         """Run the open sessions of these places to their ends, all at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from polar_gym.schema import Message, ModelCall
@@ -31,13 +31,9 @@ def transcript(session: str, calls: Sequence[ModelCall]) -> str:
 def _said(message: Message) -> str:
     parts = [f"<{message['reasoning']}>"] if message.get("reasoning") else []
     parts += [_text(message["content"])] if message.get("content") else []
-    parts += [_called(tool_call) for tool_call in message.get("tool_calls") or []]
+    called = [tool_call["function"] for tool_call in message.get("tool_calls") or []]
+    parts += [f"-> {function['name']}({function['arguments']})" for function in called]
     return f"[{message['role']}] " + "\n".join(map(_cut, parts))
-
-
-def _called(tool_call: Mapping[str, Any]) -> str:
-    function = tool_call["function"]
-    return f"-> {function['name']}({function['arguments']})"
 
 
 def _text(content: Any) -> str:

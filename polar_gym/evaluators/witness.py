@@ -111,17 +111,16 @@ def heard(record: bytes, key: bytes, changed: Collection[str] = ()) -> Testimony
     """Return the testimony in a record that was begun with this key. Bytes that are not a record give a broken one."""
     testimony = Testimony(began=True)
     lines: list[str] = []
-    for line in record.splitlines():
-        seal, _, said = line.partition(b" ")
-        if not hmac.compare_digest(seal, hmac.new(key, said, "sha256").hexdigest().encode()):
-            testimony.broken = True
-            return testimony
-        key = hashlib.sha256(key).digest()
-        try:
+    try:
+        for line in record.splitlines():
+            seal, _, said = line.partition(b" ")
+            if not hmac.compare_digest(seal, hmac.new(key, said, "sha256").hexdigest().encode()):
+                raise ValueError("the line is not sealed")
+            key = hashlib.sha256(key).digest()
             _hear_line(json.loads(said), testimony, lines, tuple(f"/{path}" for path in changed))
-        except (KeyError, TypeError, ValueError):  # sealed, but not by the witness
-            testimony.broken = True
-            return testimony
+    except (KeyError, TypeError, ValueError):  # not sealed, or sealed, but not by the witness
+        testimony.broken = True
+        return testimony
     testimony.log = "\n".join(lines)
     return testimony
 
