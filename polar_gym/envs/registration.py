@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ REGISTRY = "gymnasium.envs.registration"
 def register_environments() -> None:
     """Register `polar/swe` and `polar/task` now, or as soon as gymnasium's registry is loaded."""
     if REGISTRY in sys.modules:
-        _register(sys.modules[REGISTRY])
+        _register(import_module(REGISTRY))  # waits for another thread that is still loading the registry
     else:
         sys.meta_path.insert(0, _RegistryFinder())
 

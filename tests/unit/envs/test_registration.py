@@ -39,3 +39,45 @@ def test_importing_the_package_again_registers_nothing_twice() -> None:
         [sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=120
     )
     assert "polar_gym.envs.task:TaskEnv" in done.stdout
+
+
+WHILE_ANOTHER_THREAD_LOADS_GYMNASIUM = """
+import sys, threading
+from importlib.machinery import PathFinder
+
+def import_polar_gym():
+    import polar_gym
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != "gymnasium.envs.registration":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+
+        def load_meanwhile(module):
+            other.start()
+            other.join(timeout=2)  # the other thread waits for the registry
+            load(module)
+
+        spec.loader.exec_module = load_meanwhile
+        return spec
+
+other = threading.Thread(target=import_polar_gym)
+sys.meta_path.insert(0, Finder())
+import gymnasium
+other.join()
+print(gymnasium.spec("polar/swe").entry_point)
+"""
+
+
+def test_the_package_is_imported_while_another_thread_imports_gymnasium() -> None:
+    """The registry is in `sys.modules` before it is loaded."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WHILE_ANOTHER_THREAD_LOADS_GYMNASIUM],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["polar_gym.envs.swe:SweEnv"]
