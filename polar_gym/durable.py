@@ -2,7 +2,7 @@
 
 A file is written beside its place, synced, and renamed. A reader therefore sees the old file or the new one, never a
 part of it, and the new file survives a stop of the machine. A process that is killed while it writes leaves a hidden
-file that matches `PARTIAL`. All functions here block: call them off the event loop.
+file, which `remove_partial` removes. All functions here block: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from polar_gym.errors import ConfigError, explain
 from polar_gym.record import Record
 
 R = TypeVar("R", bound=Record)
-
-PARTIAL = ".*.partial"
-"""The glob pattern of files that are being written."""
 
 
 @contextlib.contextmanager
@@ -54,6 +51,12 @@ def write(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a whole file as `replacing` does."""
     with replacing(path, mode) as file:
         file.write(data)
+
+
+def remove_partial(directory: Path) -> None:
+    """Remove the files below a directory that killed writers left. No process may write there meanwhile."""
+    for path in directory.rglob(".*.partial"):
+        path.unlink()
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:

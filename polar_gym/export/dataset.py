@@ -101,8 +101,7 @@ class SftDataset:
         for path in [*self.directory.glob("parquet/*"), *self.directory.glob("jsonl/*")]:
             if path.stem.rpartition("-")[2] not in committed:
                 path.unlink()
-        for path in self.directory.rglob(durable.PARTIAL):
-            path.unlink()
+        durable.remove_partial(self.directory)
 
 
 @contextlib.contextmanager

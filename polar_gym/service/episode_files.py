@@ -13,7 +13,7 @@ class EpisodeFiles:
     """The files, named by (session id, attempt). Methods block: call them in a thread."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
 
     def write(self, session_id: str, attempt: int, episode: bytes) -> int:
         """Write an episode, and return the bytes that it takes on the disk. The file is on the disk when this returns.
@@ -36,4 +36,4 @@ class EpisodeFiles:
         self._path(session_id, attempt).unlink(missing_ok=True)
 
     def _path(self, session_id: str, attempt: int) -> Path:
-        return self._directory / session_id[:2] / f"{session_id}.{attempt}.json.gz"
+        return self.directory / session_id[:2] / f"{session_id}.{attempt}.json.gz"

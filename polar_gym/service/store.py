@@ -82,6 +82,7 @@ class Store:
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = durable.locked(directory / "lock", wait=False)
+            durable.remove_partial(self.files.directory)
             self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level="IMMEDIATE", timeout=1)
             self._db.row_factory = sqlite3.Row
             self._db.execute("PRAGMA journal_mode=WAL")

@@ -59,7 +59,9 @@ def test_a_killed_writer_leaves_the_old_file_and_a_partial_one(tmp_path: Path) -
     killed = subprocess.run([sys.executable, "-c", HALF_WRITTEN, str(path)], check=False)
     assert killed.returncode == -9
     assert path.read_bytes() == b"old"
-    assert [left.read_bytes() for left in tmp_path.glob(durable.PARTIAL)] == [b"half"]
+    assert [left.read_bytes() for left in tmp_path.glob(".*")] == [b"half"]
+    durable.remove_partial(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("call", ["fsync", "write"])

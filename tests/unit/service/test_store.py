@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -67,6 +69,36 @@ async def test_a_change_is_written_whole_or_not_at_all(store: Store) -> None:
     assert (await store.find_episode(session_id, 1)) is None
     await store.apply(Change(events=[event(task, "session.status")]))
     assert len(await store.events("t", 0)) == 2, "the store goes on after a refused change"
+
+
+KILLED_IN_A_WRITE = """
+import os, signal, sys
+from pathlib import Path
+from polar_gym import durable
+path = Path(sys.argv[1])
+durable.make_directory(path.parent)
+with durable.replacing(path) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_in_a_write(path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_A_WRITE, str(path)], check=False)
+    assert killed.returncode == -9
+
+
+async def test_a_server_removes_the_half_episodes_of_killed_ones(tmp_path: Path) -> None:
+    """A node delivers again until its episode is stored: a server that is killed each time would fill the disk."""
+    whole = tmp_path / "episodes" / "ab" / "abc.0.json.gz"
+    for _ in range(2):
+        kill_in_a_write(whole)
+    assert len(list(whole.parent.iterdir())) == 2
+    store = Store(tmp_path)
+    store.files.write("abc", 0, b"{}")
+    assert list(whole.parent.iterdir()) == [whole]
+    await store.close()
 
 
 async def test_an_episode_that_nobody_fetched_is_never_evicted(store: Store) -> None:
