@@ -27,7 +27,7 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
         traces_per_request=sum(bool(len(call.response_ids)) and call.call_id not in excluded for call in calls),
         single_tool_call=sum(call.single_tool_call for call in calls),
     )
-    if not counted.balanced:
+    if not counted.exact:
         raise AssertionError(f"the builder lost tokens or trained some twice: {counted!r}")
     _check_each_call(calls, traces, excluded)
     _count_continuations(counted, calls)

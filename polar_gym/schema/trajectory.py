@@ -69,7 +69,7 @@ class Fidelity(Record):
     """Calls whose harness asked for at most one tool call. The engine was not told of this wish."""
 
     @property
-    def balanced(self) -> bool:
+    def exact(self) -> bool:
         return self.sampled_tokens == self.trainable_tokens + sum(self.excluded.values())
 
 

@@ -13,7 +13,7 @@ Arrays are numpy's until `to_torch`, which alone needs torch. This room uses `po
 uses it: it is for the user's training script. It has no plug-ins.
 """
 
-from polar_gym.training.batch import Balance, Batch, Row, make_batch
+from polar_gym.training.batch import Batch, BatchCounts, Row, make_batch
 from polar_gym.training.tensors import padded, to_torch
 
-__all__ = ["Balance", "Batch", "Row", "make_batch", "padded", "to_torch"]
+__all__ = ["Batch", "BatchCounts", "Row", "make_batch", "padded", "to_torch"]

@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Balance:
+class BatchCounts:
     """The counts of a batch. These hold exactly: `traces == rows + sum(traces_left_out.values())` and
     `trainable_tokens == tokens + sum(tokens_left_out.values())`.
 
@@ -105,7 +105,7 @@ class Balance:
 @dataclass(frozen=True, slots=True)
 class Batch:
     rows: list[Row]
-    balance: Balance
+    counts: BatchCounts
 
 
 def make_batch(
@@ -133,25 +133,25 @@ def make_batch(
     check_logprobs(episodes)
     rewards, groups = rewards_and_groups(episodes)
     flat = without_variance(rewards, groups)
-    balance = begin_balance(episodes)
+    counts = begin_counts(episodes)
     rows: list[Row] = []
     for episode, advantage in zip(episodes, advantages(rewards, groups, scale=scale), strict=True):
         for trace in episode.trajectory.traces:
-            balance.traces += 1
-            balance.trainable_tokens += trace.trainable_tokens
+            counts.traces += 1
+            counts.trainable_tokens += trace.trainable_tokens
             reason = _no_row(episode, trace, flat if zero_variance == "drop" else set())
             if reason is not None:
-                balance.leave_out(reason, traces=1, tokens=trace.trainable_tokens)
+                counts.leave_out(reason, traces=1, tokens=trace.trainable_tokens)
                 continue
             row = _fitted(_row(episode, trace, float(advantage)), max_tokens, overlong)
             left = row.trainable_tokens if row is not None else 0
             if (lost := trace.trainable_tokens - left) or row is None:
-                balance.leave_out("overlong", traces=int(row is None), tokens=lost)
+                counts.leave_out("overlong", traces=int(row is None), tokens=lost)
             rows += [row] if row is not None else []
-    balance.rows = len(rows)
-    balance.tokens = sum(row.trainable_tokens for row in rows)
-    balance.inert_rows = -len(rows) % multiple_of
-    return Batch([*_weighted(rows, weighting), *[_inert_row()] * balance.inert_rows], balance)
+    counts.rows = len(rows)
+    counts.tokens = sum(row.trainable_tokens for row in rows)
+    counts.inert_rows = -len(rows) % multiple_of
+    return Batch([*_weighted(rows, weighting), *[_inert_row()] * counts.inert_rows], counts)
 
 
 def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
@@ -159,10 +159,10 @@ def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None],
     return [episode.reward for episode in episodes], [episode.session.task_id for episode in episodes]
 
 
-def begin_balance(episodes: Sequence[Episode]) -> Balance:
+def begin_counts(episodes: Sequence[Episode]) -> BatchCounts:
     """Return the counts that are known before any trace is examined."""
     rewards, groups = rewards_and_groups(episodes)
-    return Balance(
+    return BatchCounts(
         episodes=len(episodes),
         masked_episodes=rewards.count(None),
         groups=len({group for group, reward in zip(groups, rewards, strict=True) if reward is not None}),

@@ -24,7 +24,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
     `group_ids` int64 (numbered in order; -1 in inert rows). Everything at position t is about token t itself.
     """
     if not rows:
-        raise ValueError("there is no row: see the batch's balance for why")
+        raise ValueError("there is no row: see the batch's counts for why")
     length = max(len(row.token_ids) for row in rows)
     length += -length % length_multiple_of
 

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from polar_gym.schema import Episode, Trace
-from polar_gym.training.batch import Balance, begin_balance, check_logprobs
+from polar_gym.training.batch import BatchCounts, begin_counts, check_logprobs
 
 NOTHING_ID = 0
 """The only token of a session without traces: TRL needs one token of prompt and one of completion."""
 
 
-def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], Balance]:
+def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], BatchCounts]:
     """Return TRL's columns, and the counts of the traces.
 
     The columns are `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`; TRL passes the two others, `reward` and
@@ -36,14 +36,14 @@ def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], B
     output: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
     }
-    balance = begin_balance(episodes)
+    counts = begin_counts(episodes)
     for episode in episodes:
         traces = episode.trajectory.traces
         main = max(traces, key=lambda trace: trace.trainable_tokens, default=None)
-        _count(balance, episode, main)
+        _count(counts, episode, main)
         for name, value in _entry(episode, main).items():
             output[name].append(value)
-    return output, balance
+    return output, counts
 
 
 def _entry(episode: Episode, trace: Trace | None) -> dict[str, Any]:
@@ -61,18 +61,18 @@ def _entry(episode: Episode, trace: Trace | None) -> dict[str, Any]:
     }
 
 
-def _count(balance: Balance, episode: Episode, main: Trace | None) -> None:
+def _count(counts: BatchCounts, episode: Episode, main: Trace | None) -> None:
     for trace in episode.trajectory.traces:
         tokens = trace.trainable_tokens
-        balance.traces += 1
-        balance.trainable_tokens += tokens
+        counts.traces += 1
+        counts.trainable_tokens += tokens
         if episode.reward is None:
-            balance.leave_out("no_reward", traces=1, tokens=tokens)
+            counts.leave_out("no_reward", traces=1, tokens=tokens)
         elif trace is not main:
-            balance.leave_out("other_trace", traces=1, tokens=tokens)
+            counts.leave_out("other_trace", traces=1, tokens=tokens)
         else:
-            balance.rows += 1
-            balance.tokens += tokens
+            counts.rows += 1
+            counts.tokens += tokens
 
 
 def episode_reward(*, reward: list[float | None], **_: Any) -> list[float | None]:

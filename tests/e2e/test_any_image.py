@@ -25,7 +25,7 @@ async def test_a_harness_solves_a_task_in_apptainer() -> None:
     with contextlib.ExitStack() as stack:
         episode = await run("pi", runtime_settings("apptainer", stack))
     assert episode.reward == 1.0, episode.session.failure
-    assert episode.trajectory.fidelity.balanced
+    assert episode.trajectory.fidelity.exact
 
 
 @pytest.mark.parametrize("kind", ["docker", "apptainer"])

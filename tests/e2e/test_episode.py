@@ -84,13 +84,13 @@ def solve_a_task(runtime: str, harness: str, tmp_path: Path) -> None:
     assert set(episode.evaluation.tests.values()) == {"PASSED"}
     assert "diff --git" in episode.artifacts.diff
 
-    balance = episode.trajectory.fidelity
+    fidelity = episode.trajectory.fidelity
     assert episode.artifacts.journal is not None
     calls = read_journal(Path(episode.artifacts.journal))
-    assert len(calls) == balance.calls >= 3
-    assert balance.sampled_tokens == sum(len(call.response_ids) for call in calls)
-    assert balance.balanced
-    assert set(balance.excluded) <= {"kind:auxiliary"}, "nothing but titles is left out"
+    assert len(calls) == fidelity.calls >= 3
+    assert fidelity.sampled_tokens == sum(len(call.response_ids) for call in calls)
+    assert fidelity.exact
+    assert set(fidelity.excluded) <= {"kind:auxiliary"}, "nothing but titles is left out"
     (trace,) = episode.trajectory.traces
     assert trace.kind == "main"
     verify_trace(trace, calls)
@@ -108,8 +108,8 @@ def test_a_real_harness_reads_along(bubblewrap: str, harness: str, tmp_path: Pat
         finally:
             env.close()
         assert (reward, terminated) == (1.0, True), episode.session.failure
-        balance = episode.trajectory.fidelity
-        assert balance.trainable_tokens == balance.sampled_tokens
+        fidelity = episode.trajectory.fidelity
+        assert fidelity.trainable_tokens == fidelity.sampled_tokens
         calls = read_journal(Path(str(episode.artifacts.journal)))
         records.append([(call.response_ids.tolist(), call.finish_reason, call.outcome) for call in calls])
     assert records[0] == records[1]

@@ -31,7 +31,7 @@ async def test_a_session_is_one_trace(harness: str) -> None:
     assert FINAL in shown.episode.artifacts.stdout
     assert set(shown.rewritten) == set(ANSWERS), "all of them came back"
     assert {change for changes in shown.rewritten.values() for change in changes} == REWRITES[harness]
-    balance = shown.episode.trajectory.fidelity
-    assert balance.traces_by_kind == {"main": 1}
-    assert (balance.spliced, balance.canonical, balance.breaks) == (len(ANSWERS), 0, [])
-    assert balance.trainable_tokens == balance.sampled_tokens
+    fidelity = shown.episode.trajectory.fidelity
+    assert fidelity.traces_by_kind == {"main": 1}
+    assert (fidelity.spliced, fidelity.canonical, fidelity.breaks) == (len(ANSWERS), 0, [])
+    assert fidelity.trainable_tokens == fidelity.sampled_tokens

@@ -32,11 +32,11 @@ def solved(tmp_path: Path, harness: str, profile: str, engine: str) -> tuple[Tra
         env.close()
     assert (reward, terminated, truncated) == (1.0, True, False), episode.session.failure
     calls = read_journal(Path(str(episode.artifacts.journal)))
-    balance = episode.trajectory.fidelity
-    assert balance.calls == len(calls)
-    assert balance.sampled_tokens == sum(len(call.response_ids) for call in calls)
-    assert balance.balanced
-    assert set(balance.excluded) <= {"kind:auxiliary"}, "nothing but titles is left out"
+    fidelity = episode.trajectory.fidelity
+    assert fidelity.calls == len(calls)
+    assert fidelity.sampled_tokens == sum(len(call.response_ids) for call in calls)
+    assert fidelity.exact
+    assert set(fidelity.excluded) <= {"kind:auxiliary"}, "nothing but titles is left out"
     for trace in episode.trajectory.traces:
         verify_trace(trace, calls)
     return episode.trajectory, calls

@@ -87,7 +87,7 @@ def test_sixteen_sessions_run_at_once(silence: None) -> None:
     episodes = infos["trajectory"]
     assert len({episode.session.node for episode in episodes}) == 1
     assert [episode.session.sample_index for episode in episodes] == list(range(PARTIES))
-    assert all(episode.trajectory.fidelity.balanced for episode in episodes)
+    assert all(episode.trajectory.fidelity.exact for episode in episodes)
 
 
 def test_it_does_what_gymnasiums_own_does(silence: None) -> None:

@@ -76,7 +76,7 @@ def counts_are_exact(found: Found) -> list[str]:
     for key, episode in found.episodes.items():
         fidelity, calls = episode.trajectory.fidelity, found.calls.get(key, [])
         tokens = sum(len(call.response_ids) for call in calls)
-        if not fidelity.balanced or (fidelity.calls, fidelity.sampled_tokens) != (len(calls), tokens):
+        if not fidelity.exact or (fidelity.calls, fidelity.sampled_tokens) != (len(calls), tokens):
             wrong.append(f"episode {key}: {fidelity!r} of {len(calls)} calls with {tokens} tokens")
         traced = {call_id for trace in episode.trajectory.traces for call_id in trace.call_ids}
         for call in calls:

@@ -88,8 +88,8 @@ async def test_a_call_cut_off_on_an_engine_that_ignores_its_prompt_is_not_called
             await response.content.readany()
         await capture.end()
         assert [call.continuation for call in capture.calls] == ["root", "canonical"]
-        balance = build_trajectory(capture.calls, BuilderSpec(name="prefix_merging")).fidelity
-        assert balance.excluded == {"abandoned": 1}
+        fidelity = build_trajectory(capture.calls, BuilderSpec(name="prefix_merging")).fidelity
+        assert fidelity.excluded == {"abandoned": 1}
 
 
 class GivesUp(EmbeddedEngine):
@@ -133,8 +133,8 @@ async def test_an_answer_that_the_engine_gave_up_is_asked_for_again(
         given_up, again = capture.calls
         assert (given_up.outcome, given_up.error_kind, len(given_up.response_ids)) == ("failed", "overloaded", 2)
         assert again.outcome == "delivered"
-        balance = build_trajectory(capture.calls, BuilderSpec(name="prefix_merging")).fidelity
-        assert (balance.excluded, balance.trainable_tokens) == ({"failed": 2}, len(again.response_ids))
+        fidelity = build_trajectory(capture.calls, BuilderSpec(name="prefix_merging")).fidelity
+        assert (fidelity.excluded, fidelity.trainable_tokens) == ({"failed": 2}, len(again.response_ids))
 
 
 class Patching(EmbeddedEngine):

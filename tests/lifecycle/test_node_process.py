@@ -63,7 +63,7 @@ async def test_what_a_killed_gateway_had_captured_is_salvaged(process: NodeProce
             session, fidelity = episode.session, episode.trajectory.fidelity
             assert session.failure is not None
             assert (session.status, session.failure.kind, episode.reward) == (Status.INTERRUPTED, "interrupted", None)
-            assert (fidelity.calls, len(episode.trajectory.traces), fidelity.balanced) == (calls, calls, True)
+            assert (fidelity.calls, len(episode.trajectory.traces), fidelity.exact) == (calls, calls, True)
             assert (await node.put(order(session_id)))[0] == 200, "it is known, and not run again"
         assert (await node.put(order("running", attempt=1)))[0] == 201
         assert (await node.episode("running", attempt=1)).session.status is Status.COMPLETED

@@ -134,7 +134,7 @@ async def test_cancelling_ends_a_session_in_whatever_stage_it_is(
             episode = await node.episode(session_id)
             assert (episode.session.status, episode.reward) == (Status.CANCELLED, None), session_id
             fidelity = episode.trajectory.fidelity
-            assert (fidelity.calls, len(episode.trajectory.traces), fidelity.balanced) == (captured, captured, True)
+            assert (fidelity.calls, len(episode.trajectory.traces), fidelity.exact) == (captured, captured, True)
         assert not any(held.held.model_dump().values())
         assert Watched.running == 0
         Watched.go_on.set()
@@ -179,7 +179,7 @@ async def test_a_plugin_that_raises_ends_its_own_session_only(
     assert (failure.kind, failure.stage, broken.reward) == ("gateway_error", stage, None)
     assert says in failure.message
     fidelity = broken.trajectory.fidelity
-    assert fidelity.balanced
+    assert fidelity.exact
     assert sum(fidelity.excluded.values()) == fidelity.sampled_tokens
 
 
@@ -198,7 +198,7 @@ async def test_a_disk_that_is_full_ends_the_session_and_counts_the_call(tmp_path
     assert failure is not None
     assert (failure.kind, "could not be written to" in failure.message) == ("gateway_error", True), failure
     fidelity = episode.trajectory.fidelity
-    assert (fidelity.calls >= 1, fidelity.balanced, fidelity.sampled_tokens > 0) == (True, True, True)
+    assert (fidelity.calls >= 1, fidelity.exact, fidelity.sampled_tokens > 0) == (True, True, True)
     assert fidelity.trainable_tokens == 0
 
 

@@ -50,7 +50,7 @@ async def test_cluster_local_serves_the_command_line(tmp_path: Path) -> None:
         assert code == 0, out
         episodes = [Episode.from_json(line) for line in output.read_bytes().splitlines()]
         assert sorted(episode.session.task_id for episode in episodes) == ["t0", "t0", "t1", "t1"]
-        assert all(episode.reward == 1.0 and episode.trajectory.fidelity.balanced for episode in episodes)
+        assert all(episode.reward == 1.0 and episode.trajectory.fidelity.exact for episode in episodes)
         assert all(episode.trajectory.fidelity.trainable_tokens for episode in episodes)
         (code, shown), (_, nodes), (again, ids), (_, wrong) = await asyncio.gather(
             command("status", "t0", "--json", *at),
@@ -96,6 +96,6 @@ async def test_a_killed_gateways_sessions_finish_on_another_node(tmp_path: Path)
                     excluded = [episode async for episode in client.episodes("t", excluded=True)]
             salvaged = [episode for episode in excluded if episode.session.attempt == 0]
             assert {episode.session.status for episode in salvaged} == {Status.INTERRUPTED}
-            assert all(episode.reward is None and episode.trajectory.fidelity.balanced for episode in salvaged)
+            assert all(episode.reward is None and episode.trajectory.fidelity.exact for episode in salvaged)
         finally:
             await asyncio.gather(slow.kill(), quick.kill())

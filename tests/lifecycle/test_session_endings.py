@@ -38,7 +38,7 @@ def _bubblewrap() -> None:
     need_bubblewrap()
 
 
-async def test_a_call_in_flight_when_the_time_is_up_is_in_the_balance(tmp_path: Path) -> None:
+async def test_a_call_in_flight_when_the_time_is_up_is_in_the_fidelity(tmp_path: Path) -> None:
     """Guards against building the trajectory before the calls that the deadline cut off are recorded."""
     async with node(tmp_path, delay_seconds=60) as local:
         episode = await local.rollout(task(timeout_seconds=1.5))

@@ -91,7 +91,7 @@ class Shown:
         finished, rewarded = self.row["end"] == FINISHED_TASK, self.episode.session.failure is None
         engine_failed = self.error is not None and self.error.status != 400  # 400 blames the request
         return {
-            EXACT: [name] * (not self.episode.trajectory.fidelity.balanced),
+            EXACT: [name] * (not self.episode.trajectory.fidelity.exact),
             FINISHED: [name] * (finished and not rewarded),
             MASKED: [name] * (engine_failed and not finished and rewarded),
         }

@@ -83,7 +83,7 @@ class Measured:
                 f"{load.name}: {session.session_id}: {session.failure}" for session, _ in counts if session.failure
             ],
             CALLS: [f"{load.name}: {missing}"] * bool(missing),
-            EXACT: [f"{load.name}: {session.session_id}" for session, fidelity in counts if not fidelity.balanced],
+            EXACT: [f"{load.name}: {session.session_id}" for session, fidelity in counts if not fidelity.exact],
         }
 
     def row(self) -> list[str]:

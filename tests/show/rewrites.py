@@ -45,8 +45,8 @@ class Shown:
         return self.episode.trajectory.fidelity.traces_by_kind.get("main", 0)
 
     def row(self) -> list[str]:
-        balance = self.episode.trajectory.fidelity
-        causes = Counter(broken.cause for broken in balance.breaks)
+        fidelity = self.episode.trajectory.fidelity
+        causes = Counter(broken.cause for broken in fidelity.breaks)
         broken = ", ".join(f"{count} broken ({cause})" for cause, count in causes.items()) or "0 broken"
         kept = [name for name, changes in self.rewritten.items() if not changes]
         missing = [f"{name}: never came back" for name in ANSWERS if name not in self.rewritten]
@@ -54,8 +54,8 @@ class Shown:
             self.harness,
             "\n".join([*self._changes(), *missing]) or "nothing",
             "\n".join(kept),
-            f"{balance.spliced} spliced\n{balance.canonical} templated anew\n{broken}",
-            "\n".join(f"{count} {kind}" for kind, count in balance.traces_by_kind.items()),
+            f"{fidelity.spliced} spliced\n{fidelity.canonical} templated again\n{broken}",
+            "\n".join(f"{count} {kind}" for kind, count in fidelity.traces_by_kind.items()),
         ]
 
     def _changes(self) -> list[str]:
@@ -98,7 +98,7 @@ def check(found: Sequence[Shown], result: Result) -> None:
     for each in found:
         fidelity = each.episode.trajectory.fidelity
         result.check(ONE_TRACE, [f"{each.harness}: {fidelity.traces_by_kind}"] * (each.main_traces != 1))
-        result.check(EXACT, [f"{each.harness}: {fidelity!r}"] * (not fidelity.balanced))
+        result.check(EXACT, [f"{each.harness}: {fidelity!r}"] * (not fidelity.exact))
         result.figures[each.harness] = {
             "rewritten": each.rewritten,
             "spliced": fidelity.spliced,

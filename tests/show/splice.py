@@ -144,8 +144,8 @@ async def _judge(
     session: Session,
     journal: Path,
 ) -> None:
-    trajectory = build_trajectory(calls, BuilderSpec(name="prefix_merging"))  # raises where the balance is not exact
-    balance = trajectory.fidelity
+    trajectory = build_trajectory(calls, BuilderSpec(name="prefix_merging"))  # raises where tokens are lost
+    fidelity = trajectory.fidelity
     episode = Episode(
         session=session,
         request=REQUEST,
@@ -161,10 +161,10 @@ async def _judge(
             found = await call_problems(outcome.splice, engine, call, calls, asked)
             problems += [f"call {call.index}: {problem}" for problem in found]
         problems += _verified(outcome, await verify([episode], engine))
-    if balance.traces != branches(calls):
-        problems.append(f"{balance.traces} traces, not {branches(calls)}")
-    if balance.trainable_tokens != sum(len(call.response_ids) for call in calls if call.outcome == "delivered"):
-        problems.append(f"what was delivered is not what is trained: {balance}")
+    if fidelity.traces != branches(calls):
+        problems.append(f"{fidelity.traces} traces, not {branches(calls)}")
+    if fidelity.trainable_tokens != sum(len(call.response_ids) for call in calls if call.outcome == "delivered"):
+        problems.append(f"what was delivered is not what is trained: {fidelity}")
     outcome.violations += [f"session {session.session_id}: {problem}" for problem in problems]
     _count(outcome, agent, calls, episode)
 
@@ -185,21 +185,21 @@ def _verified(outcome: Outcome, verification: Verification) -> list[str]:
 
 
 def _count(outcome: Outcome, agent: Agent, calls: Sequence[ModelCall], episode: Episode) -> None:
-    balance, traces = episode.trajectory.fidelity, episode.trajectory.traces
+    fidelity, traces = episode.trajectory.fidelity, episode.trajectory.traces
     outcome.sessions += 1
-    outcome.calls += balance.calls
+    outcome.calls += fidelity.calls
     outcome.rejected += agent.rejected
     outcome.abandoned += sum(call.outcome == "abandoned" for call in calls)
     outcome.continuations += sum(call.parent_id is not None and len(call.prompt_ids) > 0 for call in calls)
-    outcome.spliced += balance.spliced
-    outcome.canonical += balance.canonical
-    outcome.broken.update(each.cause for each in balance.breaks if each.parent_id is not None)
+    outcome.spliced += fidelity.spliced
+    outcome.canonical += fidelity.canonical
+    outcome.broken.update(each.cause for each in fidelity.breaks if each.parent_id is not None)
     outcome.not_spliced.update(str(call.splice_cause) for call in calls if call.continuation == "canonical")
-    outcome.forks.update(each.cause for each in balance.breaks if each.parent_id is None)
+    outcome.forks.update(each.cause for each in fidelity.breaks if each.parent_id is None)
     outcome.true_branches += tips(calls)
-    outcome.traces += balance.traces
-    outcome.sampled += balance.sampled_tokens
-    outcome.trainable += balance.trainable_tokens
+    outcome.traces += fidelity.traces
+    outcome.sampled += fidelity.sampled_tokens
+    outcome.trainable += fidelity.trainable_tokens
     outcome.trace_tokens += sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)
     for call in calls:
         message = call.response or {}

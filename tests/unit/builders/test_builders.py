@@ -31,9 +31,9 @@ def build(calls: list[ModelCall], name: str = "prefix_merging", **options: Any) 
 @given(name=BUILDERS, calls=sessions())
 def test_laws(name: str, calls: list[ModelCall]) -> None:
     trajectory = build(calls, name)
-    balance = trajectory.fidelity
-    assert balance.sampled_tokens == sum(len(call.response_ids) for call in calls)
-    assert balance.sampled_tokens == balance.trainable_tokens + sum(balance.excluded.values())
+    fidelity = trajectory.fidelity
+    assert fidelity.sampled_tokens == sum(len(call.response_ids) for call in calls)
+    assert fidelity.sampled_tokens == fidelity.trainable_tokens + sum(fidelity.excluded.values())
 
     trained: Counter[str] = Counter()
     by_id = {call.call_id: call for call in calls}

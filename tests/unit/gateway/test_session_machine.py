@@ -239,9 +239,9 @@ class Sessions(RuleBasedStateMachine):
     def check_laws(self, builder: str) -> None:
         spec = BuilderSpec(name=builder)
         trajectory = build_trajectory(self.calls, spec)
-        balance = trajectory.fidelity
-        assert balance.sampled_tokens == sum(len(call.response_ids) for call in self.calls)
-        assert balance.balanced
+        fidelity = trajectory.fidelity
+        assert fidelity.sampled_tokens == sum(len(call.response_ids) for call in self.calls)
+        assert fidelity.exact
         trained: Counter[str] = Counter()
         for trace in trajectory.traces:
             verify_trace(trace, self.calls)
@@ -260,8 +260,8 @@ class Sessions(RuleBasedStateMachine):
         assert {call_id for call_id, times in trained.items() if times} == delivered
         assert all(times <= 1 for times in trained.values())
         in_tree = sum(call.parent_id is not None for call in self.calls)
-        broken = sum(each.parent_id is not None for each in balance.breaks)
-        assert balance.spliced + balance.canonical + broken == in_tree
+        broken = sum(each.parent_id is not None for each in fidelity.breaks)
+        assert fidelity.spliced + fidelity.canonical + broken == in_tree
 
         shuffled = random.Random(0).sample(self.calls, len(self.calls))
         assert build_trajectory(shuffled, spec).to_json() == trajectory.to_json(), (
@@ -269,7 +269,7 @@ class Sessions(RuleBasedStateMachine):
         )
         again = build_trajectory(self.in_another_order(), spec)
         assert _paths(again) == _paths(trajectory), "nor that in which requests of different conversations arrived"
-        assert again.fidelity.excluded == balance.excluded
+        assert again.fidelity.excluded == fidelity.excluded
 
     def in_another_order(self) -> list[ModelCall]:
         """The same calls, had parallel conversations been faster and slower: each comes after what it goes on from."""

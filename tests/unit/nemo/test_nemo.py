@@ -118,7 +118,7 @@ def test_a_failure_is_masked_in_both_places(kind: str, shown: str) -> None:
     assert (answer["reward"], answer["failure_kind"]) == (0.0, shown)
     assert answer["failure_reason"] == "RUNNING: it broke"
     assert answer["consumed_fraction"] == 0.0
-    assert answer["sampled_tokens"] == answer["trainable_tokens"] == 1, "the balance stays the session's"
+    assert answer["sampled_tokens"] == answer["trainable_tokens"] == 1, "the fidelity stays the session's"
     assert "training_traces" not in answer, "nothing that a trainer could train on by mistake"
     said, placeholder = answer["response"]["output"]
     assert said["content"][0]["text"] == "Done."

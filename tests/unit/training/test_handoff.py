@@ -88,16 +88,16 @@ def test_every_trainable_token_appears_exactly_once(episodes: list[Episode]) -> 
 @given(episodes=sessions(), settings=SETTINGS)
 def test_nothing_is_lost_in_silence(episodes: list[Episode], settings: dict[str, Any]) -> None:
     batch = make_batch(episodes, **settings)
-    balance, rows = batch.balance, [row for row in batch.rows if not row.inert]
-    assert balance.holds
-    assert balance.trainable_tokens == len(trainable(episodes))
-    assert balance.tokens == len(trained(batch))
+    counts, rows = batch.counts, [row for row in batch.rows if not row.inert]
+    assert counts.holds
+    assert counts.trainable_tokens == len(trainable(episodes))
+    assert counts.tokens == len(trained(batch))
     assert set(trained(batch)) <= set(trainable(episodes))
-    assert balance.rows == len(rows)
-    assert len(batch.rows) == balance.rows + balance.inert_rows
+    assert counts.rows == len(rows)
+    assert len(batch.rows) == counts.rows + counts.inert_rows
     assert len(batch.rows) % settings["multiple_of"] == 0
-    assert balance.inert_rows < settings["multiple_of"]
-    assert balance.masked_episodes == sum(episode.reward is None for episode in episodes)
+    assert counts.inert_rows < settings["multiple_of"]
+    assert counts.masked_episodes == sum(episode.reward is None for episode in episodes)
     limit = settings["max_tokens"] or math.inf
     assert all(len(row.token_ids) <= limit for row in rows)
     assert not any(row.trainable_tokens for row in batch.rows if row.inert)
@@ -122,7 +122,7 @@ def test_weights(episodes: list[Episode], settings: dict[str, Any]) -> None:
         assert all(of_session[name] == pytest.approx(1 / len(trained_sessions)) for name in trained_sessions)
     else:
         weights = np.concatenate([row.weights[row.loss_mask == 1] for row in batch.rows])
-        assert weights == pytest.approx(1 / batch.balance.tokens)
+        assert weights == pytest.approx(1 / batch.counts.tokens)
 
 
 @effort(max_examples=30)
@@ -166,9 +166,9 @@ def test_a_masked_episode_is_in_no_mean() -> None:
     ]
     batch = make_batch(episodes)
     assert [row.advantage for row in batch.rows] == [0.5, -0.5]
-    assert batch.balance.traces_left_out == {"no_reward": 2}
-    assert batch.balance.tokens_left_out == {"no_reward": 6}
-    assert batch.balance.masked_episodes == 1
+    assert batch.counts.traces_left_out == {"no_reward": 2}
+    assert batch.counts.tokens_left_out == {"no_reward": 6}
+    assert batch.counts.masked_episodes == 1
 
 
 def test_equal_rewards_are_exactly_zero() -> None:
@@ -188,9 +188,9 @@ def test_overlong(overlong: Any, rows: list[int], tokens: int, traces_left_out: 
     batch = make_batch([short, long], max_tokens=4, overlong=overlong)
     assert [len(row.token_ids) for row in batch.rows] == rows
     assert batch.rows[0].advantage == 0.5
-    assert batch.balance.tokens == tokens
-    assert batch.balance.traces_left_out["overlong"] == traces_left_out
-    assert batch.balance.tokens_left_out["overlong"] == 7 - tokens
+    assert batch.counts.tokens == tokens
+    assert batch.counts.traces_left_out["overlong"] == traces_left_out
+    assert batch.counts.tokens_left_out["overlong"] == 7 - tokens
 
 
 def test_groups_without_variance() -> None:
@@ -199,8 +199,8 @@ def test_groups_without_variance() -> None:
     kept, dropped = make_batch([*flat, *steep]), make_batch([*flat, *steep], zero_variance="drop")
     assert [row.advantage for row in kept.rows] == [0.0, 0.0, 0.5, -0.5]
     assert [row.session_id for row in dropped.rows] == ["c", "d"]
-    assert dropped.balance.traces_left_out == {"zero_variance": 2}
-    assert (kept.balance.zero_variance_groups, dropped.balance.zero_variance_groups, dropped.balance.groups) == (
+    assert dropped.counts.traces_left_out == {"zero_variance": 2}
+    assert (kept.counts.zero_variance_groups, dropped.counts.zero_variance_groups, dropped.counts.groups) == (
         1,
         1,
         2,
@@ -297,8 +297,8 @@ def test_nemo_rls_train_data() -> None:
 @effort(max_examples=30)
 @given(episodes=sessions())
 def test_trl_gets_one_row_for_each_episode(episodes: list[Episode]) -> None:
-    output, balance = rollout_output(episodes)
-    assert balance.holds
+    output, counts = rollout_output(episodes)
+    assert counts.holds
     assert {len(values) for values in output.values()} == {len(episodes)}
     assert episode_reward(prompts=[], completions=[], **{"reward": output["reward"]}) == output["reward"]
     entries = zip(*(output[name] for name in ("completion_ids", "logprobs", "env_mask", "reward")), strict=True)
@@ -307,14 +307,14 @@ def test_trl_gets_one_row_for_each_episode(episodes: list[Episode]) -> None:
         assert len(completion) == len(logprobs) == len(mask) > 0
         assert reward is not None or not any(mask)
         tokens += sum(mask)
-    assert tokens == balance.tokens
+    assert tokens == counts.tokens
 
 
 def test_trl_gets_the_trace_with_most_to_train() -> None:
     calls = [make_call(0, [1], [2]), make_call(1, [5], [6, 7]), make_call(2, [5, 6, 7, 8], [9])]
-    output, balance = rollout_output([make_episode("a", 0.5, calls), make_episode("b", None)])
+    output, counts = rollout_output([make_episode("a", 0.5, calls), make_episode("b", None)])
     assert output["prompt_ids"] == [[5], [0]]
     assert output["completion_ids"] == [[6, 7, 8, 9], [0]]
     assert output["env_mask"] == [[1, 1, 0, 1], [0]]
     assert output["reward"] == [0.5, None]
-    assert balance.tokens_left_out == {"other_trace": 1}
+    assert counts.tokens_left_out == {"other_trace": 1}

@@ -85,7 +85,7 @@ def test_the_reward_rises(model_path: Path) -> None:
         episodes = asyncio.run(roll_out(model_path, update))
         rewards.append(np.mean([float(episode.reward or 0.0) for episode in episodes]))
         batch = make_batch(episodes, scale="std", multiple_of=5)
-        assert batch.balance.tokens == sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes)
+        assert batch.counts.tokens == sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes)
         tensors = to_torch(padded(batch.rows, pad_id=0))
         for step in range(STEPS):
             change = (logprobs_of(torch, model, tensors) - tensors["old_logprobs"]) * tensors["loss_mask"]
