@@ -38,6 +38,7 @@ class Bench:
 
     async def __aenter__(self) -> Self:
         if missing := self._runtime.check():
+            await self.__aexit__()  # Python calls it only for a context that was entered
             raise ConfigError("runtime: " + "; ".join(missing))
         return self
 
