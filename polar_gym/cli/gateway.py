@@ -37,9 +37,8 @@ def gateway(
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
     key = take_key(NODE_KEY)
-    take_key(
-        SERVICE_KEY
-    )  # removed from the environment: a node does not need it, and nothing that runs here may see it
+    # Remove the service key from the environment: a node does not need it, and no program that runs here may see it.
+    take_key(SERVICE_KEY)
     own, others = split_own(settings or [], GatewaySettings)
     config = load_config(None, others)
     asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))
