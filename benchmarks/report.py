@@ -82,7 +82,7 @@ class Section:
 
 
 Benchmark = Callable[[bool], Section]
-"""Whether to be quick -> the section of the report."""
+"""Makes a section of the report; the argument says whether to be quick."""
 
 
 def shown(figure: Figure) -> str:

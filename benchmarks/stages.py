@@ -130,7 +130,7 @@ class Load:
         drawn = zip(init, agent, evaluation, strict=True)
         self.sessions = [Simulated(*times, self.log) for times in drawn]
         self.end = sum(each.agent for each in self.sessions) / self.slots - 3 * AGENT.mean
-        """Until this time every place has work, under any schedule."""
+        """The end of the time in which every place has work, under any schedule."""
 
     @property
     def utilisation(self) -> float:
