@@ -10,7 +10,9 @@ its validated `Options`. The evaluators are `swe`, `test_on_output`, `session_co
 - `grading`: carries the harness's diff into a grading sandbox; `patch` splits a diff into files;
 - `protected`: tells which files belong to the task;
 - `parsers`, `junit`, `swebench_report`: read the statuses of tests from logs and reports;
-- `canary`, `witness` (with `in_sandbox/`): detect forged reports; `verdict` compares all reports of a run;
+- `hidden_tests`: puts the tests of a task into the sandbox;
+- `twins` (with `expectations`), `canary`, `witness` (with `in_sandbox/`): detect forged reports; `verdict` compares all
+  reports of a run;
 - `result`: shortens logs and words results.
 
 The room uses workspaces, runtimes, registry and schema. It does not import the gateway.
@@ -79,8 +81,12 @@ class EvaluationContext:
 
 
 class Evaluator(Protocol):
-    """A grader. For a class with `needs_sandbox = True`, the gateway makes the fresh sandbox while the harness runs, if
-    a place is free."""
+    """A grader.
+
+    For a class with `needs_sandbox = True`, the gateway makes the fresh sandbox while the harness runs, if a place is
+    free. A grader that runs its tests several times has the largest number as its attribute `runs`, and as many times
+    the time.
+    """
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         """Return the grade of a session.

@@ -29,7 +29,11 @@ class MaskedError(EvaluatorError):
 
 
 async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
-    """Return the grade of a session. Each attempt to grade has the deadline. Raises `MaskedError`."""
+    """Return the grade of a session. Raises `MaskedError`.
+
+    Each attempt to grade has the deadline, as many times as the evaluator says that it runs the tests (`runs`).
+    """
+    deadline_seconds *= getattr(evaluator, "runs", 1)
     try:
         return await _attempt(evaluator, context, deadline_seconds)
     except MaskedError:

@@ -7,11 +7,9 @@ names, newly chosen for every grading: a function, for runners that know only fu
 
 from __future__ import annotations
 
-import base64
 import random
 import re
-import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
@@ -39,19 +37,6 @@ class {klass}(__import__("unittest").TestCase):
 _SELECTS = re.compile(r"::|(?:^|\s)(?:-k|-x|-f|--maxfail\S*|--exitfirst|--failfast|--lf|--ff|--deselect\S*)(?=[\s=]|$)")
 """Matches a command that skips tests of its files or stops at the first failure. Such a command gets no canary."""
 
-_INSERT = r"""
-import sys
-path, text = sys.argv[1], sys.argv[2]
-with open(path, newline="") as file:
-    lines = file.read().splitlines(True)
-at = next((number for number, line in enumerate(lines) if line.startswith("if __name__")), len(lines))
-if at and not lines[at - 1].endswith("\n"):
-    lines[at - 1] += "\n"
-lines[at:at] = [text + "\n\n"]
-with open(path, "w", newline="") as file:
-    file.write("".join(lines))
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Canary:
@@ -60,14 +45,13 @@ class Canary:
     names: frozenset[str]
     text: str
 
-    def script(self, files: Collection[str]) -> str:
-        """Return shell commands that put the canaries into these Python files of the working directory."""
-        insert = f"exec(__import__('base64').b64decode('{base64.b64encode(_INSERT.encode()).decode()}'))"
-        text = shlex.quote(self.text)
-        return "\n".join(
-            f"[ ! -f {name} ] || $(command -v python3 || command -v python) -S -c {shlex.quote(insert)} {name} {text}"
-            for name in map(shlex.quote, files)
-        )
+    def inserted(self, source: bytes) -> bytes:
+        """Return a Python test file with the canaries at its end, before a `__main__` block."""
+        lines = source.splitlines(keepends=True)
+        at = next((number for number, line in enumerate(lines) if line.startswith(b"if __name__")), len(lines))
+        if at and not lines[at - 1].endswith(b"\n"):
+            lines[at - 1] += b"\n"
+        return b"".join([*lines[:at], self.text.encode(), b"\n\n", *lines[at:]])
 
     def problem(self, statuses: Mapping[str, str], source: str) -> str:
         """Return why `statuses` cannot be true; "" when a canary was reported and every reported canary has failed."""

@@ -51,6 +51,7 @@ class Composite:
     def __init__(self, options: CompositeOptions) -> None:
         self._options = options
         self._evaluators = {name: EVALUATORS.make(spec) for name, spec in options.components.items()}
+        self.runs = max(getattr(evaluator, "runs", 1) for evaluator in self._evaluators.values())
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         results: dict[str, EvaluationResult] = {}

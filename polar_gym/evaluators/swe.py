@@ -11,21 +11,25 @@ A row has either a `test_command` or an `eval_script`. With a `test_command`, th
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
+import random
 import re
-import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError
+from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, hidden_tests
 from polar_gym.evaluators.canary import Canary, make_canary, runs_whole_files
 from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.parsers import MISSING, get_parser
-from polar_gym.evaluators.patch import unquoted
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
-from polar_gym.evaluators.swebench_report import END, EXIT_CODE, INSTALL, START, known_parsers
+from polar_gym.evaluators.swebench_report import END, INSTALL, START, known_parsers
+from polar_gym.evaluators.twins import TwinPlaces, Twins, cover, draw_twins, rounds
 from polar_gym.evaluators.verdict import Verdict, read_reports
 from polar_gym.evaluators.witness import Testimony, Witness
 from polar_gym.registry import Names, Options
@@ -38,19 +42,6 @@ _ENVIRONMENT = {"PYTHONPYCACHEPREFIX": "/tmp/polar-gym-pycache", "PYTHONNOUSERSI
 hidden test."""
 
 _UNDER_WITNESS = 'export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"; shift; exec "$@"'
-
-_PLACE_HIDDEN_TESTS = """
-set -e
-git() { command git -c safe.directory='*' "$@"; }
-cat > /tmp/polar-gym-test.patch
-[ "$1" = list ] || git apply --whitespace=nowarn /tmp/polar-gym-test.patch
-export GIT_INDEX_FILE=/tmp/polar-gym-index
-git read-tree HEAD
-git apply --cached --whitespace=nowarn /tmp/polar-gym-test.patch
-git diff-index --cached --name-only --no-renames HEAD
-rm /tmp/polar-gym-test.patch
-"""
-"""Applies the test patch and lists the paths that the patch touches, old names of renamed files included."""
 
 _WITNESSED = re.compile(r"pytest|py\.test|unittest|runtests")
 """Matches commands of runners that the witness knows. `tox` is excluded: it runs the tests in another environment."""
@@ -86,6 +77,11 @@ class SweOptions(Options):
     canary: Literal["auto", "off"] = "auto"
     """`auto`: put tests that must fail among the hidden tests where the command runs whole Python test files."""
 
+    twins: TwinPlaces = Field(default_factory=dict)
+    """Test file -> test -> the places at which another text makes the test fail; made by `polar-gym tasks twins`."""
+    min_trust: Literal["low", "high"] = "low"
+    """`high`: refuse tasks of which a FAIL_TO_PASS test has no twins, because forged results would go unnoticed."""
+
     @field_validator("log_parser")
     @classmethod
     def _known(cls, value: str) -> str:
@@ -107,7 +103,14 @@ class SweOptions(Options):
             raise ValueError("eval_type: fail_only needs one of swebench's log parsers")
         if self.eval_script and not (START in self.eval_script and END in self.eval_script):
             raise ValueError(f"eval_script does not print {START!r} and {END!r}")
+        if self.min_trust == "high" and self.trust == "low":
+            raise ValueError("min_trust: high, but tests have no twins; run: polar-gym tasks twins FILE --out FILE")
         return self
+
+    @property
+    def trust(self) -> Literal["low", "high"]:
+        """Return whether a result that the tested code forged would be noticed for every FAIL_TO_PASS test."""
+        return "high" if cover(self.twins, self.FAIL_TO_PASS) else "low"
 
     @property
     def tests(self) -> list[str]:
@@ -123,67 +126,101 @@ class SweOptions(Options):
         return bool(_WITNESSED.search(self.command)) and "tox" not in self.command
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of the tests: its output, the witness's record, and the copies of tests that were put in."""
+
+    result: ExecResult
+    testimony: Testimony
+    canary: Canary | None
+    twins: Twins
+    changed: Sequence[str]
+    """Hidden test files that changed while the tests ran."""
+
+    def log(self) -> str:
+        """Return the log, with the originals of twins under their own names."""
+        return self.twins.own_names(full_log(self.result))
+
+
 class Swe:
     Options = SweOptions
     needs_sandbox = True
 
     def __init__(self, options: SweOptions) -> None:
         self._options = options
+        self.runs = rounds(options.twins)
+        """How often the tests run at most."""
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         if not context.control and not context.diff.strip():
             return self._worthless(context.diff_problem or "the harness changed nothing")
-        options, timeout = self._options, context.request.evaluator.timeout_seconds
+        chance = random.SystemRandom()
+        graded, doubt = None, None
+        for turn in range(1 if context.control else self.runs):
+            run = await self.run(
+                context, lambda sources, turn=turn: draw_twins(sources, self._options.twins, turn, chance)
+            )
+            if isinstance(run, EvaluationResult):
+                return run
+            try:
+                again = await self._grade(context, run, turn)
+            except SuspectError as error:
+                if error.unwitnessed is None:
+                    raise
+                again, doubt = error.unwitnessed, doubt or error
+            if graded is not None and not again.resolved:
+                detail = f"in run {turn + 1}, with other twins: {again.detail}"
+                return graded.model_copy(update={"reward": 0.0, "resolved": False, "detail": detail, "log": again.log})
+            graded = graded or again
+            if not graded.resolved:
+                break
+        assert graded is not None
+        if doubt is not None:
+            raise doubt
+        return graded
+
+    async def run(
+        self, context: EvaluationContext, draw: Callable[[Mapping[str, bytes]], Twins]
+    ) -> Run | EvaluationResult:
+        """Run the tests once, with the twins that `draw` makes of the test files' sources.
+
+        Return the result instead where the harness's diff does not apply. Raises `EvaluatorError`, `SandboxError`.
+        """
+        options, workspace = self._options, context.request.runtime.workspace.path
         witness = Witness()
         async with context.fresh_sandbox() as sandbox:
-            owned = await self._place_hidden_tests(sandbox)
+            owned = await hidden_tests.place(sandbox, options.test_patch, apply=not options.eval_script)
             files = TaskFiles(owned=owned, tests=options.tests, command=options.command)
-            canary, modules = self._canary(files.test_files)
-            if canary is not None and options.test_command:
-                await _shell(sandbox, "the canaries cannot be put into the tests", canary.script(modules))
+            modules = sorted(file for file in files.test_files if is_test_module(file))
+            canary = make_canary() if modules and self._wants_canary() else None
+            sources = await hidden_tests.read(sandbox, sorted({*modules, *options.twins}))
+            try:
+                twins = await asyncio.to_thread(draw, sources)
+            except ValueError as error:
+                raise EvaluatorError(str(error)) from error
+            texts = {**sources, **twins.texts}
+            if canary is not None:
+                texts |= {file: canary.inserted(texts[file]) for file in modules if file in texts}
+            if not options.eval_script:
+                await hidden_tests.write(sandbox, workspace, texts)
             await witness.place(sandbox)
             if problem := await carry(context, sandbox, files.protects):
                 return self._worthless(problem)
-            script = options.test_command or self._eval_script(context, canary, modules)
-            result = await self._run(sandbox, script, witness, timeout)
+            script = options.test_command or hidden_tests.eval_script(options.eval_script, workspace, texts)
+            result = await self._execute(sandbox, script, witness, context.request.evaluator.timeout_seconds)
             testimony = await witness.hear(sandbox, context.progress.counted)
-        return await self._grade(context, result, testimony, canary)
+            # An eval script puts the files of the base commit back after the tests.
+            changed = [] if options.eval_script else await hidden_tests.changed(sandbox, workspace, texts)
+        testimony.rename(twins.own_names)
+        if context.control:  # without the harness's changes, altered tests pass and fail as they like
+            twins = dataclasses.replace(twins, altered=())
+        return Run(result=result, testimony=testimony, canary=canary, twins=twins, changed=changed)
 
-    async def _place_hidden_tests(self, sandbox: Sandbox) -> set[str]:
-        """Apply the test patch to the pristine workspace, or leave that to the eval script. Return the paths in it."""
+    def _wants_canary(self) -> bool:
         options = self._options
-        if not options.test_patch.strip():
-            return set()
-        listed = await _shell(
-            sandbox,
-            "test_patch does not apply to the base commit",
-            _PLACE_HIDDEN_TESTS,
-            "list" if options.eval_script else "apply",
-            stdin=options.test_patch.encode(),
-        )
-        return {unquoted(name).decode(errors="surrogateescape") for name in listed.splitlines()}
+        return options.canary == "auto" and options.eval_type == "pass_and_fail" and runs_whole_files(options.command)
 
-    def _canary(self, test_files: set[str]) -> tuple[Canary | None, list[str]]:
-        """Return a canary and the files that it goes into."""
-        options = self._options
-        modules = sorted(file for file in test_files if is_test_module(file))
-        wanted = options.canary == "auto" and options.eval_type == "pass_and_fail" and runs_whole_files(options.command)
-        return (make_canary(), modules) if wanted and modules else (None, [])
-
-    def _eval_script(self, context: EvaluationContext, canary: Canary | None, modules: list[str]) -> str:
-        """Return swebench's script with the canaries before the tests and a line that prints the tests' exit code."""
-        lines = []
-        for line in self._options.eval_script.strip().splitlines():
-            if START in line and canary is not None:
-                workspace = shlex.quote(context.request.runtime.workspace.path)
-                lines += ["{ set +x; } 2> /dev/null", f"(cd {workspace}\n{canary.script(modules)}\n)", "set -x"]
-            if END in line:
-                lines += ["POLAR_GYM_EXIT_CODE=$?", line, f'echo "{EXIT_CODE}: $POLAR_GYM_EXIT_CODE"']
-            else:
-                lines.append(line)
-        return "\n".join(lines) + "\n"
-
-    async def _run(self, sandbox: Sandbox, script: str, witness: Witness, timeout: float) -> ExecResult:
+    async def _execute(self, sandbox: Sandbox, script: str, witness: Witness, timeout: float) -> ExecResult:
         run = ["sh", "-c", script]
         if self._options.eval_script:
             await write_files(sandbox, {f"{witness.directory}/eval.sh": script})
@@ -191,26 +228,25 @@ class Swe:
         argv = ["sh", "-c", _UNDER_WITNESS, "sh", witness.directory, *run]
         return await sandbox.exec(Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout))
 
-    async def _grade(
-        self, context: EvaluationContext, result: ExecResult, testimony: Testimony, canary: Canary | None
-    ) -> EvaluationResult:
-        """Return the result of a run. Raises `SuspectError` if no test ran, or if tests pass in a doubtful run."""
-        options, timeout = self._options, context.request.evaluator.timeout_seconds
-        log = full_log(result)
-        instance = options.model_dump(exclude={"canary", "test_command", "test_patch"})
-        context.progress.unwitnessed = testimony.silent and not options.witnessed and not result.timed_out
-        if context.progress.unwitnessed:
-            testimony = Testimony()
-        verdict = await read_reports(
-            {**instance, "instance_id": context.request.task_id, "image": ""}, log, testimony, canary
-        )
+    async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:
+        """Return the result of a run. Raises `SuspectError` if no test ran, or if tests pass in a doubtful run.
+
+        After the first turn only FAIL_TO_PASS counts: other tests, which may be flaky, have shown that they pass.
+        """
+        options, timeout, result = self._options, context.request.evaluator.timeout_seconds, run.result
+        context.progress.unwitnessed = run.testimony.silent and not options.witnessed and not result.timed_out
+        testimony = Testimony() if context.progress.unwitnessed else run.testimony
+        log = run.log()
+        verdict = await self.read(context, dataclasses.replace(run, testimony=testimony), all_tests=not turn)
         problem = verdict.problem or testimony.problem
         if options.witnessed and not testimony.began:
             problem = "the tests ran without the witness (a Python that ignores PYTHONPATH, or none?)"
+        if run.changed:
+            problem = f"hidden tests changed while they ran: {', '.join(run.changed[:5])}"
         ended = f"the tests {how_it_ended(result, timeout)}"
         if files := context.progress.not_counted:
             ended += f"; not counted: {', '.join(files[:5])}{', ...' if len(files) > 5 else ''}"
-        if result.timed_out or not verdict.any_status:
+        if result.timed_out or not verdict.statuses:
             problem = ended if result.timed_out else f"{ended} and reported nothing: {log.strip()[-300:]}"
             raise SuspectError(self._result(verdict, problem, log, ended))
         graded = self._result(verdict, problem, log, ended)
@@ -220,6 +256,14 @@ class Swe:
             doubt = "the witness heard of no test, which it does without the harness's changes"
             raise SuspectError(self._result(verdict, doubt, log, ended), unwitnessed=graded)
         return graded
+
+    async def read(self, context: EvaluationContext, run: Run, *, all_tests: bool = True) -> Verdict:
+        """Return the verdict on a run; `all_tests`: PASS_TO_PASS counts too. Raises `EvaluatorError`."""
+        instance = self._options.model_dump(exclude={"canary", "test_command", "test_patch", "twins", "min_trust"})
+        if not all_tests:
+            instance["PASS_TO_PASS"] = []
+        instance |= {"instance_id": context.request.task_id, "image": ""}
+        return await read_reports(instance, run.log(), run.testimony, run.canary, run.twins)
 
     def _result(self, verdict: Verdict, problem: str, log: str, ended: str) -> EvaluationResult:
         groups = {"FAIL_TO_PASS": self._options.FAIL_TO_PASS, "PASS_TO_PASS": self._options.PASS_TO_PASS}
@@ -234,20 +278,13 @@ class Swe:
             components={name.lower(): 1 - len(failed[name]) / len(group) for name, group in groups.items() if group},
             detail=f"all {len(verdict.tests)} tests passed" if resolved else problem or f"{'; '.join(counts)}; {ended}",
             log=kept_log(log),
+            trust=self._options.trust,
         )
 
     def _worthless(self, detail: str) -> EvaluationResult:
         tests = dict.fromkeys(self._options.tests, MISSING)
-        return EvaluationResult(evaluator="swe", reward=0.0, resolved=False, tests=tests, detail=detail)
-
-
-async def _shell(sandbox: Sandbox, problem: str, script: str, *arguments: str, stdin: bytes = b"") -> bytes:
-    """Return the output of a script that prepares a pristine sandbox. Raises `EvaluatorError`."""
-    result = await sandbox.exec(Command(argv=["sh", "-c", script, "sh", *arguments], stdin=stdin))
-    if result.exit_code != 0:
-        message = "timed out" if result.timed_out else result.stderr.decode(errors="replace").strip()
-        raise EvaluatorError(f"{problem}: {message}")
-    return result.stdout
+        trust = self._options.trust
+        return EvaluationResult(evaluator="swe", reward=0.0, resolved=False, tests=tests, detail=detail, trust=trust)
 
 
 EVALUATOR = Swe

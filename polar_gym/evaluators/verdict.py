@@ -10,6 +10,7 @@ from typing import Any
 from polar_gym.evaluators.canary import Canary
 from polar_gym.evaluators.parsers import FAILED, MISSING, PARSERS, PASSED, get_parser
 from polar_gym.evaluators.swebench_report import END, START, reports
+from polar_gym.evaluators.twins import Twins
 from polar_gym.evaluators.witness import Testimony
 
 
@@ -20,15 +21,20 @@ class Verdict:
     tests: dict[str, str]
     """Listed test -> its status; PASSED only if every report says so."""
     resolved: bool
-    any_status: bool
-    """The log holds the result of at least one test."""
+    statuses: Mapping[str, str]
+    """The status of every test in the log."""
     problem: str = ""
     """Why the reports cannot be believed."""
     passed: set[str] = field(default_factory=set)
 
 
-async def read_reports(instance: dict[str, Any], log: str, testimony: Testimony, canary: Canary | None) -> Verdict:
-    """Return the verdict on a run with this log. `instance` has swebench's field names. Raises `EvaluatorError`."""
+async def read_reports(
+    instance: dict[str, Any], log: str, testimony: Testimony, canary: Canary | None, twins: Twins
+) -> Verdict:
+    """Return the verdict on a run with this log. `instance` has swebench's field names. Raises `EvaluatorError`.
+
+    In the log and in the testimony, the originals of twins have their own names.
+    """
     tests = [*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]]
     name = instance["log_parser"]
     if name.startswith("parse_log_"):
@@ -45,13 +51,14 @@ async def read_reports(instance: dict[str, Any], log: str, testimony: Testimony,
     verdict = Verdict(
         tests={test: PASSED if test in passed else _failing(test, statuses, testimony) for test in tests},
         resolved=resolved,
-        any_status=bool(statuses),
+        statuses=statuses,
         passed=passed,
     )
-    if canary is not None and statuses:
-        verdict.problem = canary.problem(statuses, "the log")
-        if testimony.began:
-            verdict.problem = verdict.problem or canary.problem(testimony.tests, "the witness")
+    for judge in (canary, twins) if statuses else ():
+        if judge is not None:
+            verdict.problem = verdict.problem or judge.problem(statuses, "the log")
+            if testimony.began:
+                verdict.problem = verdict.problem or judge.problem(testimony.tests, "the witness")
     return verdict
 
 

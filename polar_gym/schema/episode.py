@@ -91,6 +91,8 @@ class EvaluationResult(Record):
     """One line for a person, which names the reason of the reward."""
     log: str = ""
     """The end of the grader's output."""
+    trust: Literal["high", "low"] | None = None
+    """`low`: code that forges results inside of the test process would go unnoticed; None: the evaluator cannot say."""
 
 
 OwnGrammar = Literal["none", "tools", "all"]

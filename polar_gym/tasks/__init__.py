@@ -52,6 +52,8 @@ class Task(BaseModel):
     log_parser: str = "unittest"
     """The name of a parser, never an import path: a task is data, and data names no code of the gateway's machine."""
     eval_type: str = "pass_and_fail"
+    twins: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    """Places in the hidden tests at which the tests can be altered; made by `polar-gym tasks twins`."""
     version: str = ""
     python_requirements: list[Annotated[str, AfterValidator(check_requirement)]] = []
     """Packages of an index that the tests need, installed from wheels only."""

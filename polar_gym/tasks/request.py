@@ -93,7 +93,16 @@ def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
 
 def swe_options(task: Task) -> dict[str, Any]:
     """Return the task's fields about grading, unchanged, as options of `swe`."""
-    names = {"test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "test_command", "eval_script", "log_parser", "eval_type"}
+    names = {
+        "test_patch",
+        "FAIL_TO_PASS",
+        "PASS_TO_PASS",
+        "test_command",
+        "eval_script",
+        "log_parser",
+        "eval_type",
+        "twins",
+    }
     if task.log_parser.startswith("parse_log_"):  # some of swebench's parsers differ by repository and version
         names |= {"repo", "version"}
     return {"log_parser": task.log_parser, **task.model_dump(include=names, exclude_defaults=True)}

@@ -17,6 +17,7 @@ import pytest
 
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
+from polar_gym.evaluators.expectations import find_tests
 from polar_gym.runtimes import Command, ExecResult, Mount, Sandbox, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, RuntimeSpec, Session
@@ -206,8 +207,15 @@ def prices_task(directory: Path, **fields: Any) -> Task:
         "log_parser": "pytest",
         "FAIL_TO_PASS": [f"{tests}::test_no_discount", f"{tests}::test_discount"],
         "PASS_TO_PASS": [f"{tests}::test_nothing_is_free"],
+        "twins": {tests: all_places(PRICES[tests] + HIDDEN_TESTS)},
     }
     return Task.model_validate({**values, **fields})
+
+
+def all_places(source: str) -> dict[str, list[tuple[int, int]]]:
+    """Return the places at which the tests of the solution can be altered."""
+    tests = {test.name: test.expectations for test in find_tests(source.encode())}
+    return {name: [(each.start, each.end) for each in tests[name]] for name in ("test_no_discount", "test_discount")}
 
 
 def scripted(task: Task) -> Task:

@@ -1,0 +1,317 @@
+"""Finds what a Python test expects, and other values that the test could expect just as well.
+
+An *expectation* is a piece of source: a literal that a result is compared with, a comparison, or the class of an
+expected exception. If a test passes, then the same test with another text in one of these places fails, whatever the
+tested code does, because a result cannot equal two values. The places are found in the source alone. Curation then
+keeps those at which the reference solution fails (`curation.twins`).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import random
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+_EQUAL = frozenset(
+    {
+        *("assertEqual", "assertEquals", "assertAlmostEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual"),
+        *("assertSetEqual", "assertSequenceEqual", "assertCountEqual", "assertMultiLineEqual"),
+    }
+)
+_OPPOSITES = (
+    *(("assertEqual", "assertNotEqual"), ("assertAlmostEqual", "assertNotAlmostEqual"), ("assertTrue", "assertFalse")),
+    *(("assertIs", "assertIsNot"), ("assertIsNone", "assertIsNotNone"), ("assertIn", "assertNotIn")),
+    *(("assertIsInstance", "assertNotIsInstance"), ("assertRegex", "assertNotRegex")),
+    *(("assertLess", "assertGreaterEqual"), ("assertGreater", "assertLessEqual")),
+)
+_OPPOSITE = {name: other for pair in _OPPOSITES for name, other in (pair, pair[::-1])}
+_OPERATORS: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Lt: ("<", ">="),
+    ast.GtE: (">=", "<"),
+    ast.Gt: (">", "<="),
+    ast.LtE: ("<=", ">"),
+    ast.Is: (r"is\b", "is not"),
+    ast.IsNot: (r"is\s+not\b", "is"),
+    ast.In: (r"in\b", "not in"),
+    ast.NotIn: (r"not\s+in\b", "in"),
+}
+"""Comparison -> a regular expression for its text, and the text of its opposite."""
+
+_OTHER_EMPTY = {"[]": "[None]", "()": "(None,)", "{}": "{None: None}"}
+_EXCEPTIONS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OSError, ZeroDivisionError)
+_KINDS = (string.ascii_lowercase, string.ascii_uppercase, string.digits, string.punctuation)
+MOST = 16
+"""How many texts a literal can have at most."""
+
+_HELPER = re.compile(r"_*(assert|check|expect|verify)")
+
+Draw = Callable[[int, random.Random], list[str]]
+"""(a power of two, source of randomness) -> so many texts, all different in meaning; the first one is the original."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A piece of a test's source, which could be another one."""
+
+    start: int
+    """Offset in bytes."""
+    end: int
+    capacity: int
+    """How many texts the piece could have, the original one included."""
+    draw: Draw
+
+
+@dataclass(frozen=True, slots=True)
+class TestFunction:
+    """A test in a Python file."""
+
+    qualified_name: str
+    """`Class.method` or `function`."""
+    start: int
+    """Offset in bytes of the first line, decorators included."""
+    end: int
+    name_start: int
+    """Offset in bytes of the function's name."""
+    expectations: list[Expectation]
+
+    @property
+    def name(self) -> str:
+        return self.qualified_name.rpartition(".")[2]
+
+
+def find_tests(source: bytes) -> list[TestFunction]:
+    """Return the tests of a Python file in its order; [] where this Python cannot parse the file as UTF-8."""
+    try:
+        tree = ast.parse(source.decode())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return list(_Finder(source).tests(tree.body, ""))
+
+
+class _Finder:
+    def __init__(self, source: bytes) -> None:
+        self._source = source
+        self._lines = [0]
+        for line in source.splitlines(keepends=True):
+            self._lines.append(self._lines[-1] + len(line))
+
+    def tests(self, body: list[ast.stmt], prefix: str) -> Iterator[TestFunction]:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                yield from self.tests(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+                start = self._lines[min([node, *node.decorator_list], key=lambda each: each.lineno).lineno - 1]
+                end = self._lines[node.end_lineno or node.lineno]
+                named = re.compile(rb"def\s+(" + node.name.encode() + rb")\b").search(self._source, start, end)
+                if named is not None:
+                    found = {(each.start, each.end): each for each in self._of_test(node)}
+                    yield TestFunction(prefix + node.name, start, end, named.start(1), _by_place(found.values()))
+
+    def _of_test(self, test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Expectation]:
+        for decorator in test.decorator_list:
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize"):
+                yield from self._last_of_rows(decorator.args[1] if len(decorator.args) > 1 else None)
+        known = {
+            node.targets[0].id: node.value
+            for node in ast.walk(test)
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+        }
+        for node in ast.walk(test):
+            if isinstance(node, ast.Assert):
+                yield from self._of_condition(node.test, known)
+            elif isinstance(node, ast.For | ast.AsyncFor):
+                table = known.get(node.iter.id) if isinstance(node.iter, ast.Name) else node.iter
+                yield from self._last_of_rows(table)
+            elif isinstance(node, ast.Call):
+                yield from self._of_call(node, known)
+
+    def _of_condition(self, node: ast.expr, known: dict[str, ast.expr]) -> Iterator[Expectation]:
+        """Yield the expectations of an `assert` statement with this condition."""
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+            for value in node.values:
+                yield from self._of_condition(value, known)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            right = node.comparators[0]
+            found = self._of_pair(node.left, right, known) if isinstance(node.ops[0], ast.Eq) else []
+            yield from found or self._of_operator(node.left, node.ops[0], right)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield self._either(node, f"bool({ast.unparse(node.operand)})")
+        else:
+            yield self._either(node, f"not ({ast.unparse(node)})")
+
+    def _of_call(self, node: ast.Call, known: dict[str, ast.expr]) -> Iterator[Expectation]:
+        """Yield the expectations of a call of `assertEqual`, `pytest.raises`, or a helper whose name says as much."""
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in _EQUAL and len(node.args) > 1:
+            found = self._of_pair(node.args[0], node.args[1], known)
+            yield from found or self._of_name(node.func, name)
+        elif name in _OPPOSITE:
+            yield from self._of_name(node.func, name)
+        elif name in ("raises", "assertRaises", "assertRaisesRegex") and node.args:
+            yield self._of_exception(node.args[0])
+        elif _HELPER.match(name) and node.args:
+            yield from self._literals(node.args[-1])
+
+    def _of_pair(self, left: ast.expr, right: ast.expr, known: dict[str, ast.expr]) -> list[Expectation]:
+        """Return the literals in the side of an equation that is the expected one."""
+        sides = [known.get(side.id, side) if isinstance(side, ast.Name) else side for side in (right, left)]
+        for side in sides:
+            if _is_literal(side):
+                return list(self._literals(side))
+        return list(self._literals(sides[0])) if _is_made_of_literals(sides[0]) else []
+
+    def _last_of_rows(self, table: ast.expr | None) -> Iterator[Expectation]:
+        """Yield the literals in the last column of a table of cases."""
+        for row in table.elts if isinstance(table, ast.List | ast.Tuple) else ():
+            cells = row.args if isinstance(row, ast.Call) else getattr(row, "elts", [])
+            if cells:
+                yield from self._literals(cells[-1])
+
+    def _literals(self, node: ast.expr) -> Iterator[Expectation]:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Constant) and not _inside_f_string(node, each):
+                drawn = _drawn(each.value)
+                if drawn is not None:
+                    yield Expectation(*self._span(each), *drawn)
+            elif other := _OTHER_EMPTY.get(
+                ast.unparse(each) if isinstance(each, ast.List | ast.Tuple | ast.Dict) else ""
+            ):
+                yield self._either(each, other)
+
+    def _of_operator(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Iterator[Expectation]:
+        text, other = _OPERATORS[type(operator)]
+        between = self._span(left)[1], self._span(right)[0]
+        if found := re.compile(text.encode()).search(self._source, *between):
+            yield Expectation(found.start(), found.end(), 2, _choice([found[0].decode(), other]))
+
+    def _of_name(self, function: ast.expr, name: str) -> Iterator[Expectation]:
+        if name in _OPPOSITE and isinstance(function, ast.Attribute):
+            end = self._span(function)[1]
+            yield Expectation(end - len(name), end, 2, _choice([name, _OPPOSITE[name]]))
+
+    def _of_exception(self, node: ast.expr) -> Expectation:
+        text = ast.unparse(node)
+        known = getattr(builtins, text, None)
+        mine = known if isinstance(known, type) and issubclass(known, BaseException) else ()
+        related = [each for each in _EXCEPTIONS if mine and (issubclass(each, mine) or issubclass(mine, each))]
+        others = [each.__name__ for each in _EXCEPTIONS if each not in related and each.__name__ != text]
+        return Expectation(*self._span(node), 1 + len(others), _choice([text, *others]))
+
+    def _either(self, node: ast.expr, other: str) -> Expectation:
+        return Expectation(*self._span(node), 2, _choice([ast.unparse(node), other]))
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        line, column, end_line, end_column = (
+            getattr(node, name) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")
+        )
+        return self._lines[line - 1] + column, self._lines[end_line - 1] + end_column
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _is_made_of_literals(node: ast.expr) -> bool:
+    """Return whether an expression consists of literals, containers and calls, such as `[Point(1, 2)]`."""
+    if isinstance(node, ast.Call):
+        parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+    elif isinstance(node, ast.Dict):
+        parts = [*filter(None, node.keys), *node.values]
+    elif isinstance(node, ast.List | ast.Tuple | ast.Set):
+        parts = node.elts
+    else:
+        return _is_literal(node)
+    return all(map(_is_made_of_literals, parts))
+
+
+def _inside_f_string(root: ast.expr, node: ast.Constant) -> bool:
+    return any(node in ast.walk(each) for each in ast.walk(root) if isinstance(each, ast.JoinedStr))
+
+
+def _choice(texts: list[str]) -> Draw:
+    def draw(number: int, chance: random.Random) -> list[str]:
+        return [texts[0], *chance.sample(texts[1:], number - 1)]
+
+    return draw
+
+
+def _drawn(value: object) -> tuple[int, Draw] | None:
+    """Return how many values like this one there are, and a way to draw some; None: the type has no such way.
+
+    The drawn values lie symmetrically: the original is neither their centre nor their end more often than the others.
+    """
+    if isinstance(value, bool) or value is None:
+        return 2, _choice([repr(value), {True: "False", False: "True", None: "False"}[value]])
+    if isinstance(value, int | float) and abs(value) < 1e15:
+        return MOST, partial(_numbers, value)
+    if isinstance(value, str):
+        return _capacity(value), partial(_strings, value, str)
+    if isinstance(value, bytes) and value.isascii():
+        text = value.decode()
+        return _capacity(text), partial(_strings, text, partial(bytes, encoding="ascii"))
+    return None
+
+
+def _capacity(value: str) -> int:
+    places = _places(value)
+    return 8 if len(places) == 1 and value[places[0]] in string.digits else MOST
+
+
+def _numbers(value: float, number: int, chance: random.Random) -> list[str]:
+    """Return numbers in equal steps, with `value` at a random place among them."""
+    step = 1 if isinstance(value, int) else max(1.0, abs(value) / 8)
+    place = chance.randrange(number if value < 0 else min(number, int(value / step) + 1))
+    others = [value + step * distance for distance in range(-place, number - place) if distance]
+    return [f"({each!r})" if each < 0 else repr(each) for each in (value, *others)]
+
+
+def _strings(value: str, made: Callable[[str], object], number: int, chance: random.Random) -> list[str]:
+    """Return texts that differ from each other in one to four letters or digits, in all combinations."""
+    places = _places(value)
+    if not places:
+        return [repr(made(value + letter)) for letter in ("", *chance.sample(string.ascii_lowercase, number - 1))]
+    doublings = number.bit_length() - 1
+    count = max(each for each in range(1, doublings + 1) if doublings % each == 0 and each <= len(places))
+    chosen = chance.sample(places, count)
+    texts = []
+    for letters in product(*(_like(value[place], 2 ** (doublings // count), chance) for place in chosen)):
+        characters = list(value)
+        for place, letter in zip(chosen, letters, strict=True):
+            characters[place] = letter
+        texts.append(repr(made("".join(characters))))
+    return texts
+
+
+def _places(value: str) -> list[int]:
+    """Return the places of the characters of a text that others can replace: letters and digits, else punctuation."""
+    places = [place for place, character in enumerate(value) if _kind(character)]
+    return [place for place in places if value[place] not in string.punctuation] or places
+
+
+def _like(character: str, number: int, chance: random.Random) -> list[str]:
+    """Return `number` characters of the same kind; the first one is the original."""
+    return [character, *chance.sample(_kind(character), number - 1)]
+
+
+def _kind(character: str) -> list[str]:
+    """Return the other characters of a character's kind; [] where there are too few of them."""
+    block = range(max(161, ord(character) - 32), ord(character) + 32) if character.isalpha() else ()
+    kinds = (*_KINDS, "".join(each for each in map(chr, block) if each.isalpha()))
+    others = [each for each in next((kind for kind in kinds if character in kind), "") if each != character]
+    return others if len(others) >= MOST or character in string.digits else []
+
+
+def _by_place(expectations: Iterable[Expectation]) -> list[Expectation]:
+    return sorted(expectations, key=lambda each: (each.start, each.end))

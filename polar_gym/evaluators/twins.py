@@ -1,0 +1,170 @@
+"""Puts tests with altered expectations, the *twins*, among the hidden tests: only the host knows which tests are right.
+
+Tested code runs in the process that judges it, so it can make any test pass. It cannot know which tests ought to pass.
+Each twinned test stands in its file in up to 16 copies, under random names and in random order. One copy is the
+original. Each other copy expects something else in at least one place (`expectations`). All combinations of a few
+places and texts occur, so that no copy is at the centre of the others. A run counts only if every original passes and
+every other copy fails. Code that forges results, empties tests, or answers with objects that equal everything makes
+the altered copies pass as well. A guess is right once in 16 for each test and run, and a resolved run is graded again
+with other copies (`rounds`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import string
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from polar_gym.evaluators.expectations import MOST, Expectation, TestFunction, find_tests
+from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
+
+Places = Mapping[str, Sequence[tuple[int, int]]]
+"""Qualified name of a test -> the places in its file, as offsets in bytes, at which another text makes it fail."""
+TwinPlaces = Mapping[str, Places]
+"""Test file -> its places; made by `curation.twins`."""
+Edit = tuple[Expectation, str]
+
+MOST_COPIES = 128
+"""How many copies of tests a run has at most, as long as 32 tests or fewer are twinned."""
+FEWEST = 4
+"""How many copies a test has at least, where its expectations have so many texts."""
+MOST_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of a test: its new name, and its edits; the original has edits that change nothing."""
+
+    name: str
+    edits: Sequence[Edit]
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """The twins of one run: the new texts of test files, and the names of their copies."""
+
+    texts: Mapping[str, bytes]
+    originals: Mapping[str, str]
+    """New name of an original -> its own name."""
+    altered: Collection[str]
+    """Names of the copies that must fail."""
+
+    def own_names(self, text: str) -> str:
+        """Return a log with the originals under their own names."""
+        if not self.originals:
+            return text
+        return re.sub("|".join(self.originals), lambda match: self.originals[match[0]], text)
+
+    def problem(self, statuses: Mapping[str, str], source: str) -> str:
+        """Return why the reports of `source` cannot be true; "" where every altered copy has failed."""
+        if not self.altered:
+            return ""
+        found: dict[str, list[str]] = {name: [] for name in self.altered}
+        names = re.compile("|".join(self.altered))
+        for test, status in statuses.items():
+            for name in names.findall(test):
+                found[name].append(status)
+        wrong = [said for said in found.values() if not {FAILED, ERROR} & set(said)]
+        if any(PASSED in said for said in wrong):
+            return f"{len(wrong)} tests with an altered expectation are reported as passed by {source}"
+        return f"{len(wrong)} tests with an altered expectation are not reported by {source}" if wrong else ""
+
+
+def rounds(places: TwinPlaces) -> int:
+    """Return how often a resolved session is graded: until each place had its turn, and a guess is unlikely."""
+    tests = [each for file in places.values() for each in file.values()]
+    longest = max(map(len, tests), default=0)
+    return min(max(2, math.ceil(longest / math.log2(MOST))), MOST_ROUNDS) if tests else 1
+
+
+def cover(places: TwinPlaces, tests: Iterable[str]) -> bool:
+    """Return whether each of these test ids names a test that has twins."""
+    twinned = [name.split(".") for file in places.values() for name in file]
+
+    def covered(test: str) -> bool:
+        return any(all(re.search(rf"\b{part}\b", test) for part in parts) for parts in twinned)
+
+    return all(map(covered, tests))
+
+
+def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chance: random.Random) -> Twins:
+    """Return twins for the tests in `places`. Raises `ValueError` where a place is not in its file.
+
+    `turn` counts the runs of one grading: each run begins with places that the runs before it did not have.
+    """
+    chosen = [(file, name) for file, tests in places.items() for name in tests]
+    chance.shuffle(chosen)
+    chosen = chosen[: MOST_COPIES // FEWEST]
+    copies = min(MOST, max(FEWEST, 2 ** int(math.log2(MOST_COPIES / max(1, len(chosen))))))
+    texts: dict[str, bytes] = {}
+    originals: dict[str, str] = {}
+    altered: set[str] = set()
+    for file in places:
+        tests = {test.qualified_name: test for test in find_tests(sources.get(file, b""))}
+        made: list[tuple[TestFunction, list[Copy]]] = []
+        for name in (name for at, name in chosen if at == file):
+            live = _live(tests.get(name), places[file][name], f"{file}: {name}")
+            variants = _variants(live, copies, turn, chance)
+            named = [Copy(new_name(tests[name], chance), edits) for edits in variants]
+            originals[named[0].name] = tests[name].name
+            altered.update(copy.name for copy in named[1:])
+            chance.shuffle(named)
+            made.append((tests[name], named))
+        texts[file] = rewritten(sources[file], made)
+    return Twins(texts, originals, altered)
+
+
+def rewritten(source: bytes, copies: Iterable[tuple[TestFunction, Sequence[Copy]]]) -> bytes:
+    """Return a test file with copies in place of tests."""
+    parts, at = [], 0
+    for test, each in sorted(copies, key=lambda pair: pair[0].start):
+        parts += [source[at : test.start], *(_copy_text(source, test, copy) for copy in each)]
+        at = test.end
+    return b"".join([*parts, source[at:]])
+
+
+def new_name(test: TestFunction, chance: random.Random) -> str:
+    return f"{test.name}_{''.join(chance.choices(string.ascii_lowercase, k=8))}"
+
+
+def _copy_text(source: bytes, test: TestFunction, copy: Copy) -> bytes:
+    changes = [(test.name_start, test.name_start + len(test.name.encode()), copy.name)]
+    changes += [(place.start, place.end, text) for place, text in copy.edits]
+    parts, at = [], test.start
+    for start, end, text in sorted(changes):
+        parts += [source[at:start], text.encode()]
+        at = end
+    last = source[at : test.end]
+    return b"".join([*parts, last, b"" if last.endswith(b"\n") else b"\n", b"\n"])
+
+
+def _live(test: TestFunction | None, places: Sequence[tuple[int, int]], name: str) -> list[Expectation]:
+    known = {(each.start, each.end): each for each in test.expectations} if test is not None else {}
+    if any(tuple(place) not in known for place in places):
+        raise ValueError(f"twins: {name} is not in the test file as the row says; run: polar-gym tasks twins FILE")
+    return [known[start, end] for start, end in places]
+
+
+def _variants(places: Sequence[Expectation], copies: int, turn: int, chance: random.Random) -> list[list[Edit]]:
+    """Return the edits of at most `copies` copies, all combinations of some texts at some places; the first is right.
+
+    The number of copies is a power of two.
+    """
+    first = turn * int(math.log2(MOST)) % len(places)
+    chosen: list[Expectation] = []
+    for place in [*places[first:], *places[:first]]:
+        if all(place.end <= other.start or other.end <= place.start for other in chosen):
+            chosen.append(place)
+    chosen = chosen[: int(math.log2(copies))]
+    sizes = [2] * len(chosen)
+    while math.prod(sizes) * 2 <= copies:
+        able = [at for at, place in enumerate(chosen) if sizes[at] * 2 <= place.capacity]
+        if not able:
+            break
+        sizes[min(able, key=sizes.__getitem__)] *= 2
+    texts = [place.draw(size, chance) for place, size in zip(chosen, sizes, strict=True)]
+    return [list(zip(chosen, combination, strict=True)) for combination in product(*texts)]

@@ -1,0 +1,233 @@
+"""Twins: the right copies of a test pass, every altered copy fails, and nothing tells them apart."""
+
+import ast
+import random
+import unittest
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polar_gym.evaluators.expectations import MOST, find_tests
+from polar_gym.evaluators.parsers import FAILED, PASSED
+from polar_gym.evaluators.twins import MOST_COPIES, Twins, _variants, cover, draw_twins, rounds
+
+FILE = "tests/test_shop.py"
+SOURCE = """\
+import unittest
+import pytest
+from shop import Basket, total
+
+CASES = [(1, 2)]
+
+@pytest.mark.parametrize("price, expected", [(1, "eins"), pytest.param(2, "zwei"), (3, "drei")])
+def test_table(price, expected):
+    assert total(price) == expected
+
+
+async def test_async(basket):
+    assert total([1, 2]) == -3.5 and "a" in total("b")  # Wörter
+
+
+class TestShop(unittest.TestCase):
+\tdef test_tabs(self):
+\t\texpected = {"a": [1, None], "b": ()}
+\t\tself.assertEqual(total(), expected)
+
+\t@unittest.skipIf(False, "no")
+\tdef test_words(self):
+\t\twith self.assertRaises(KeyError):
+\t\t\ttotal("x")
+\t\tself.assertEqual(
+\t\t\ttotal(1),
+\t\t\t"one"
+\t\t\t"two",
+\t\t)
+\t\tself.assertEqual(total(f"{1}"), [Basket(1), Basket(2, "big")])
+\t\tself.assertTrue(total(3)); assert not total(2) is None
+\t\tfor given, expected in [(1, b"x"), (2, b"y")]:
+\t\t\tself.assertEqual(total(given), expected)
+\t\tself.check_total(1, 17)
+
+def test_last(): assert total(1) != 2"""
+
+
+def places(source: str = SOURCE) -> dict[str, dict[str, list[tuple[int, int]]]]:
+    found = find_tests(source.encode())
+    return {FILE: {test.qualified_name: [(each.start, each.end) for each in test.expectations] for test in found}}
+
+
+def texts(source: str = SOURCE) -> dict[str, list[str]]:
+    data = source.encode()
+    return {
+        test.qualified_name: [data[each.start : each.end].decode() for each in test.expectations]
+        for test in find_tests(data)
+    }
+
+
+def test_expectations_are_found() -> None:
+    assert texts() == {
+        "test_table": ['"eins"', '"zwei"', '"drei"', "=="],
+        "test_async": ["3.5", "in"],
+        "TestShop.test_tabs": ['"a"', "1", "None", '"b"', "()"],
+        "TestShop.test_words": [
+            *("KeyError", '"one"\n\t\t\t"two"', "1", "2", '"big"', "assertTrue", "not total(2) is None"),
+            *('b"x"', 'b"y"', "assertEqual", "17"),
+        ],
+        "test_last": ["!="],
+    }
+
+
+@pytest.mark.parametrize(
+    "source", ["def test_x(: pass", "\x00", "print 'two'", "(" * 500, "\ud800".encode("utf-8", "surrogatepass")]
+)
+def test_file_that_python_cannot_parse_has_no_tests(source: Any) -> None:
+    assert find_tests(source if isinstance(source, bytes) else source.encode()) == []
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.integers(0, 2), st.sampled_from(["\n", "\r\n"]))
+def test_copies_differ_in_their_names_and_expectations_only(seed: int, turn: int, newline: str) -> None:
+    source = SOURCE.replace("\n", newline)
+    twins = draw_twins({FILE: source.encode()}, places(source), turn, random.Random(seed))
+    copies = {test.name: test for test in find_tests(twins.texts[FILE])}
+    own_names = sorted(test.name for test in find_tests(source.encode()))
+    assert sorted(twins.originals.values()) == own_names
+    assert {*twins.originals, *twins.altered} == set(copies)
+    assert len(copies) <= MOST_COPIES
+    before, after = functions(source), functions(twins.texts[FILE].decode())
+    for name, own in twins.originals.items():
+        assert after[name] == before[own]
+    assert len(set(after.values())) == len(after), "two copies are the same test"
+
+
+def functions(source: str) -> dict[str, str]:
+    """Return each test's text without its name, as Python understands it."""
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            own, node.name = node.name, "test"
+            found[own] = ast.unparse(node)
+            node.name = own
+    return found
+
+
+@given(
+    st.lists(
+        st.one_of(st.integers(-99, 10**9), st.text(), st.floats(-1e9, 1e9), st.booleans(), st.binary()),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 99),
+)
+def test_no_copy_can_be_told_by_its_distances(values: list[Any], seed: int) -> None:
+    """If one copy were at the centre of the others, code that compares the copies would know the original."""
+    body = "".join(f"    assert f({number}) == {value!r}\n" for number, value in enumerate(values))
+    (test,) = find_tests(f"def test_f():\n{body}".encode())
+    variants = _variants(test.expectations, MOST, 0, random.Random(seed))
+    assert len(variants) == 2 ** (len(variants).bit_length() - 1)
+    rows = [tuple(text for _, text in edits) for edits in variants]
+    assert len(set(rows)) == len(rows)
+    distances = {
+        tuple(sorted(sum(a != b for a, b in zip(mine, other, strict=True)) for other in rows)) for mine in rows
+    }
+    assert len(distances) == 1
+
+
+@given(
+    st.one_of(st.integers(), st.text(), st.floats(allow_nan=False), st.booleans(), st.none(), st.binary()),
+    st.integers(0, 99),
+)
+def test_drawn_texts_mean_different_values(value: Any, seed: int) -> None:
+    (test,) = find_tests(f"def test_f():\n    assert f() == {value!r}\n".encode())
+    place = test.expectations[0]
+    number = 2 ** (place.capacity.bit_length() - 1)
+    drawn = place.draw(number, random.Random(seed))
+    if drawn[0] == "==":
+        return
+    meant = [ast.literal_eval(text) for text in drawn]
+    negative = isinstance(value, int | float) and not isinstance(value, bool) and value < 0
+    assert meant[0] == (-value if negative else value)  # the place is behind the sign
+    assert len(set(map(repr, meant))) == len(meant) == number
+
+
+SHOP = """
+import unittest
+class Test(unittest.TestCase):
+    def test_total(self):
+        self.assertEqual(total(2), 20)
+        self.assertEqual(total(3), "thirty")
+        with self.assertRaises(KeyError):
+            total(None)
+"""
+
+
+def honest(price: Any) -> Any:
+    return {2: 20, 3: "thirty"}[price]
+
+
+class AlwaysEqual:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def always_equal(price: Any) -> Any:
+    return honest(price) if price != 3 else AlwaysEqual()
+
+
+def run(twins: Twins, total: Any) -> dict[str, str]:
+    """Return the statuses of the copies."""
+    module: dict[str, Any] = {"total": total}
+    exec(twins.texts[FILE], module)
+    suite = unittest.TestLoader().loadTestsFromTestCase(module["Test"])
+    names = [test.id().rpartition(".")[2] for test in suite]  # type: ignore[attr-defined]
+    result = unittest.TestResult()
+    suite.run(result)
+    failed = {test.id().rpartition(".")[2] for test, _ in [*result.failures, *result.errors]}
+    return {name: FAILED if name in failed else PASSED for name in names}
+
+
+@given(st.integers(0, 10**6), st.integers(0, 2))
+def test_correct_code_passes_the_originals_and_fails_the_altered_copies(seed: int, turn: int) -> None:
+    twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), turn, random.Random(seed))
+    statuses = run(twins, honest)
+    assert [name for name, status in statuses.items() if status == PASSED] == list(twins.originals)
+    assert twins.problem(statuses, "the log") == ""
+    assert twins.own_names(next(iter(twins.originals))) == "test_total"
+
+
+@given(st.integers(0, 10**6))
+def test_object_that_equals_everything_is_noticed_in_one_place_of_three(seed: int) -> None:
+    twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(seed))
+    assert "altered expectation are reported as passed" in twins.problem(run(twins, always_equal), "the log")
+
+
+def test_copy_that_is_not_reported_is_a_problem() -> None:
+    twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(1))
+    statuses = run(twins, honest)
+    statuses.pop(next(iter(twins.altered)))
+    assert twins.problem(statuses, "the log") == "1 tests with an altered expectation are not reported by the log"
+
+
+def test_place_that_is_not_in_the_file_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match="test_gone is not in the test file as the row says; run: polar-gym tasks twins"
+    ):
+        draw_twins({FILE: SHOP.encode()}, {FILE: {"test_gone": [(1, 2)]}}, 0, random.Random(1))
+
+
+def test_rounds_follow_from_the_longest_test() -> None:
+    assert rounds({}) == 1
+    assert rounds({"a": {"t": [(0, 1)]}}) == 2
+    assert rounds({"a": {"t": [(each, each + 1) for each in range(9)]}}) == 3
+
+
+def test_cover_needs_every_test() -> None:
+    twins = {FILE: {"TestShop.test_words": [(0, 1)], "test_last": [(2, 3)]}}
+    assert cover(twins, ["tests.test_shop.TestShop.test_words", f"{FILE}::test_last[1-2]"])
+    assert not cover(twins, [f"{FILE}::test_last_one"])
+    assert not cover(twins, [f"{FILE}::Other::test_words"])
