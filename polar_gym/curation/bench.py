@@ -48,8 +48,14 @@ class Bench:
 
     async def evaluate(self, task: Task, diff: bytes) -> EvaluationResult:
         """Return the grade of a session that left `diff`."""
+        context = self.context(task, diff)
+        limit = context.request.evaluator.timeout_seconds + context.request.runtime.init_timeout_seconds
+        return await judge(EVALUATORS.make(context.request.evaluator), context, limit)
+
+    def context(self, task: Task, diff: bytes) -> EvaluationContext:
+        """Return what an evaluator is told of a session that left `diff`."""
         request = self._request(task)
-        context = EvaluationContext(
+        return EvaluationContext(
             request=request,
             session=Session(
                 session_id=f"bench-{uuid.uuid4().hex[:12]}",
@@ -63,8 +69,6 @@ class Bench:
             final_message="",
             fresh_sandbox=lambda: self.sandbox(task),
         )
-        evaluator = EVALUATORS.make(request.evaluator)
-        return await judge(evaluator, context, request.evaluator.timeout_seconds + request.runtime.init_timeout_seconds)
 
     @asynccontextmanager
     async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:

@@ -25,6 +25,10 @@ new file mode 100644
 """A change that does nothing. Unlike an empty diff, which gets the reward 0 without a run, this change is graded."""
 
 
+GRADING_ERRORS = (EvaluatorError, SandboxError, UngradableError, VenvError, WorkspaceError, TimeoutError)
+"""What grading a task raises where the task or the machine is at fault."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The result of validating one task."""
@@ -43,7 +47,7 @@ async def validate(task: Task, bench: Bench) -> Verdict:
     try:
         gold = await bench.evaluate(task, task.patch.encode())
         no_op = await bench.evaluate(task, NO_OP)
-    except (EvaluatorError, SandboxError, UngradableError, VenvError, WorkspaceError, TimeoutError) as error:
+    except GRADING_ERRORS as error:
         return Verdict(task=task, problem=str(error) or "timed out")
     return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
 
