@@ -12,14 +12,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from polar_gym import durable
 from polar_gym.config.loading import load_config
 from polar_gym.console import console, errors
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.prepare import prepare, read_overrides
+from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import Verdict, validate
 from polar_gym.errors import ConfigError
+from polar_gym.evaluators.twins import cover
 from polar_gym.paths import cache_dir, check_writable
-from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks
+from polar_gym.tasks import Task
+from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks, read_rows
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -131,6 +135,53 @@ def validate_tasks(
     console.print(verdict_table(verdicts, config.runtime.name))
     if any(verdict.problem for verdict in verdicts):
         raise typer.Exit(1)
+
+
+@app.command("twins")
+def twin_tasks(
+    file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The JSONL file to write: the rows with the field `twins`. Default: FILE.")
+    ] = None,
+) -> None:
+    """Find where each task's hidden tests can be altered, so that forged results are noticed.
+
+    The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
+    """
+    config = load_config(None, settings or [])
+    if out is None and file.suffix == ".parquet":
+        raise ConfigError(f"{file}: twins are written as JSONL; set --out FILE.jsonl")
+    check_writable("--out", out or file)
+    try:
+        rows = [row for _, row in read_rows(file)]
+        loaded = load_tasks(file, Selection())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not loaded:
+        raise ConfigError(f"{file}: it holds no task")
+
+    async def run() -> list[Verdict]:
+        verdicts = []
+        async with Bench(config.runtime, cache_dir()) as bench:
+            for row, task in zip(rows, loaded, strict=True):
+                verdicts.append(await with_twins(task, bench))
+                row["twins"] = verdicts[-1].task.twins
+                console.print(f"{task.instance_id}: {twin_summary(verdicts[-1].task)}", soft_wrap=True)
+        return verdicts
+
+    verdicts = asyncio.run(run())
+    durable.write(out or file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    console.print(verdict_table(verdicts, config.runtime.name))
+    if any(verdict.problem for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def twin_summary(task: Task) -> str:
+    """Return how many tests of a task have twins, and at how many places."""
+    tests = [places for file in task.twins.values() for places in file.values()]
+    trust = "high" if cover(task.twins, task.FAIL_TO_PASS) else "low"
+    return f"{len(tests)} tests can be altered at {sum(map(len, tests))} places; trust: {trust}"
 
 
 def verdict_table(verdicts: Sequence[Verdict], runtime: str) -> Table:
