@@ -24,6 +24,9 @@ from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.registry import Makers
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
+UNREACHABLE = "unreachable"
+"""The kind of an `EngineError` where no connection could be made: no request can bring that about."""
+
 
 class EngineError(Exception):
     """The engine refused or failed. `status` is the HTTP status that vLLM answers (or would answer) with."""

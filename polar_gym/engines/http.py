@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 import tenacity
 
-from polar_gym.engines import EngineError
+from polar_gym.engines import UNREACHABLE, EngineError
 from polar_gym.http.failures import reason
 
 PATIENCE_SECONDS = 120.0
@@ -122,10 +122,11 @@ class Http:
                     raise _refusal(self.url + path, response.status, await response.read())
                 yield response
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            unconnected = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
             raise EngineError(
                 503,
                 f"{self.name} at {self.url} cannot be reached ({reason(error)}); is it running there?",
-                kind="overloaded",
+                kind=UNREACHABLE if unconnected else "overloaded",
             ) from error
         except aiohttp.ClientError as error:
             raise self.broken_off(repr(error)) from error

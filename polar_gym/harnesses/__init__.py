@@ -91,6 +91,8 @@ class Harness:
 
     `error`: with the provider's error event. `end`: silently, before the terminal event.
     """
+    acts_on_text: bool = False
+    """Whether the harness may act on the text of an answer. False: it acts on structured tool calls only."""
     Options: type[Options] = Options
 
 

@@ -143,15 +143,6 @@ done
 """
 
 
-_IS_INTACT = 'cd "$1" && for each in "$HOME" /tmp; do echo > "$each/.probe" && rm "$each/.probe" || exit; done'
-
-
-async def is_intact(sandbox: Sandbox, workspace_path: str) -> bool:
-    """Return whether programs can run and write where they could before the agent. Raises `SandboxError`."""
-    command = Command(argv=["sh", "-c", _IS_INTACT, "sh", workspace_path], workdir="/")
-    return (await sandbox.exec(command)).exit_code == 0
-
-
 async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
     """Return the names of files that no diff carries, though they may be the agent's work; at most `LEFT_BEHIND`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
+from polar_gym.harnesses.command import HARNESS as COMMAND
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
@@ -32,10 +34,12 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(source=str(source))
 
 
-async def run(tmp_path: Path, workspace: Workspace, rest: str, runtime: str = "bubblewrap") -> Episode:
+async def run(
+    tmp_path: Path, workspace: Workspace, rest: str, runtime: str = "bubblewrap", harness: str = "command"
+) -> Episode:
     """An episode of a harness that asks once, and then does this, graded by whether `made` is there."""
     spec = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
-    agent: HarnessSpec = asking(f"ask()\n{rest}")
+    agent: HarnessSpec = asking(f"ask()\n{rest}").model_copy(update={"name": harness})
     async with node(tmp_path) as local:
         return await local.rollout(
             task(agent=agent, evaluator=spec, runtime=RuntimeSpec(name=runtime, workspace=workspace))
@@ -67,8 +71,13 @@ async def test_what_a_killed_harness_left_is_graded(tmp_path: Path, workspace: W
     assert (episode.session.exit_code, episode.reward) == (137, 1.0)
 
 
-async def test_harness_that_gives_up_in_a_sound_sandbox_is_masked(tmp_path: Path, workspace: Workspace) -> None:
-    episode = await run(tmp_path, workspace, "sys.exit('no more ideas')")
+STRUCTURED = replace(COMMAND, acts_on_text=False)
+"""A harness that takes structured tool calls only, as all but two of ours."""
+
+
+async def test_harness_that_gives_up_before_the_agent_could_act_is_masked(tmp_path: Path, workspace: Workspace) -> None:
+    """Such a harness runs no text, and the policy has answered with nothing else."""
+    episode = await run(tmp_path, workspace, "sys.exit('no more ideas')", harness=f"{__name__}:STRUCTURED")
     assert episode.reward is None
     assert episode.session.failure is not None
     assert episode.session.failure.kind == "harness_error"

@@ -157,6 +157,7 @@ class Node:
         surroundings = Surroundings(
             serve=self._serve,
             generation=self.proxy.generation,
+            engine_answers=self.proxy.engine_answers,
             weight_version=lambda: self.engine.weight_version,
             engine=self.engine.info,
             cache=self.cache,

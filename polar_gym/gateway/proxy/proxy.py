@@ -31,7 +31,7 @@ from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes
 from polar_gym.providers.json_text import request_body
-from polar_gym.schema import ModelCall
+from polar_gym.schema import Message, ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Splicer
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ HEAD_SECONDS = 60.0
 """How long a connection may take for its first request's head."""
 BODY_SECONDS = 120.0
 """How long a request's body may take to come."""
+PROBE_SECONDS = 30.0
+"""How long a live engine may take for one token."""
 LOGGED = (401, 403, 408, 413)
 """Statuses of refusals that are logged, because a well-behaved client does not cause them."""
 
@@ -147,6 +149,20 @@ class Proxy:
                 raise  # a part of an answer was sent: aiohttp closes the connection
             log.exception("%s %s", http.method, http.path)
             return _error(provider, 500, "server", "the gateway failed; its log says why")
+
+    async def engine_answers(self) -> bool:
+        """Return whether the engine samples one token now for a request of the proxy's own. While generation is paused,
+        the request waits."""
+        hello: Message = {"role": "user", "content": "Hello"}
+        request = ChatRequest(model=self.engine.info.model, messages=[hello], max_tokens=1)
+        async with self.generation.call():
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await self.engine.chat(request, Sampling())
+            except Exception as error:  # noqa: BLE001 - an engine that fails by any error does not answer
+                log.warning("the engine does not answer a request of one token: %r", error)
+                return False
+        return True
 
     def _route(self, http: web.BaseRequest) -> tuple[Provider, Route | None]:
         """Return the provider and the route of a path. For an unknown path, guess the provider from the key header. A

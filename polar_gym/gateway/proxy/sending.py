@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from polar_gym.chat import Completion
-from polar_gym.engines import EngineError
+from polar_gym.engines import UNREACHABLE, EngineError
 from polar_gym.gateway.proxy.exchange import Exchange
 from polar_gym.providers import whole_answer
 from polar_gym.schema import ModelCall
@@ -96,7 +96,7 @@ async def _write(exchange: Exchange, response: web.StreamResponse, data: bytes) 
 
 
 def error_kind(error: EngineError) -> str:
-    if error.kind != "engine_error":
+    if error.kind not in ("engine_error", UNREACHABLE):
         return error.kind
     if error.status == 429 or error.status == 503:
         return "overloaded"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from polar_gym.engines import UNREACHABLE
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.harnesses import Launch, LaunchContext
@@ -13,8 +14,7 @@ from polar_gym.harnesses.today import told_today
 from polar_gym.runtimes import HOME, TOOLCHAIN, Command, ExecResult, Sandbox
 from polar_gym.runtimes.agent import PATH
 from polar_gym.runtimes.files import write_files
-from polar_gym.schema import Failure, Session, Status, TaskRequest
-from polar_gym.workspaces.diff import is_intact
+from polar_gym.schema import Failure, ModelCall, Session, Status, TaskRequest
 
 PAUSES_SECONDS = 24 * 3600.0
 """How long generation may be paused in total while one harness runs."""
@@ -37,6 +37,8 @@ class HarnessRun:
     session: Session
     capture: SessionCapture
     generation: GenerationGate
+    engine_answers: Callable[[], Awaitable[bool]]
+    """Tells whether the engine answers a request of the gateway's own."""
 
     def launch(self, executable: Sequence[str], context_length: int) -> Launch:
         """Return how to start the harness: `executable` begins its argv, `context_length` is the engine's."""
@@ -98,24 +100,21 @@ class HarnessRun:
     async def blame(self, output: ExecResult) -> Failure | None:
         """Return why the run cannot be scored; None: what the agent left is graded.
 
-        Exit codes lie in both directions, so the calls of the run decide too. The agent is to blame where a budget
-        ended the run, unless the harness was waiting for an engine that failed. The agent is also to blame where the
-        run outgrew the context, and where the agent killed the harness or made its work impossible. Once the agent has
-        acted, it is to blame for every other end: it can write to the harness's own files, and send requests that an
-        engine refuses. Where the sandbox itself was lost, the diff cannot be read, and that is a failure.
+        Exit codes lie in both directions, so the calls of the run decide. Once the agent has acted, it is to blame for
+        every end: it can kill the harness, write to the harness's own files, and send requests that an engine refuses.
+        The one exception is an engine that failed by itself (`_engine_failed`). Before that, the agent is to blame
+        where a budget ended the run, where the run outgrew the context, and where a signal ended the harness. Where
+        the sandbox itself was lost, the diff cannot be read, and that is a failure.
         """
         answered = [call for call in self.capture.calls if call.outcome != "abandoned"]
         outgrown = any(call.error_kind == "context_length" for call in answered)
-        acted = any(call.outcome == "delivered" and (call.response or {}).get("tool_calls") for call in answered)
-        agents_fault = ("context_length", "invalid_request") if acted else ("context_length",)
-        engine_failed = (
-            bool(answered) and answered[-1].outcome == "failed" and answered[-1].error_kind not in agents_fault
-        )
+        acted = any(map(self._is_act, self.capture.calls))
+        engine_failed = bool(answered) and await self._engine_failed(answered[-1], acted)
         if self.session.truncated_by is not None and not engine_failed:
             return None
         stderr = output.stderr.decode(errors="replace").strip()[-4000:]
         name, code = self.request.agent.name, self.session.exit_code
-        if not any(call.outcome == "delivered" for call in answered):
+        if not acted and not any(call.outcome == "delivered" for call in answered):
             reason = next((call.error for call in answered if call.error), None)
             said = reason or stderr or output.stdout.decode(errors="replace").strip()[-4000:]
             return Failure(
@@ -126,8 +125,30 @@ class HarnessRun:
         if engine_failed:
             message = f"the last model call failed: {answered[-1].error}"
             return Failure(stage=Status.RUNNING, kind="engine_error", message=message)
-        if code == 0 or acted or answered[-1].finish_reason == "length" or outgrown:  # some exit 1 after the last two
+        if acted or code == 0 or answered[-1].finish_reason == "length" or outgrown:  # some exit 1 after the last two
             return None
-        if (code is None or code <= SIGNALLED) and await is_intact(self.sandbox, self.request.runtime.workspace.path):
+        if code is None or code <= SIGNALLED:
             return Failure(stage=Status.RUNNING, kind="harness_error", message=f"{name} exited with {code}: {stderr}")
         return None
+
+    def _is_act(self, call: ModelCall) -> bool:
+        """Return whether the harness may have acted on the answer of a call. A harness that hung up in the middle of an
+        answer may have acted on the first part."""
+        if call.outcome == "failed" or call.response is None:
+            return False
+        return self.capture.harness.acts_on_text or bool(call.response.get("tool_calls"))
+
+    async def _engine_failed(self, call: ModelCall, acted: bool) -> bool:
+        """Return whether the last call failed by a fault of the engine.
+
+        An agent that has acted can provoke any answer of an engine, a broken connection too, by a request of its own.
+        It cannot provoke two things: that no connection can be made, and that the engine does not answer another
+        request (`engine_answers`). So an outage masks the run if it lasts until the end of the run, or if the last
+        call waited in vain for a connection. Failures of other sessions prove nothing: a policy that has learned a bad
+        request sends it in all sessions.
+        """
+        if call.outcome != "failed" or call.error_kind == "context_length":
+            return False
+        if not acted or call.error_kind == UNREACHABLE:
+            return True
+        return call.error_kind != "invalid_request" and not await self.engine_answers()

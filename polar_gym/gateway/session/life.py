@@ -11,7 +11,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ class Surroundings:
 
     serve: Callable[[SessionCapture], Serve]
     generation: GenerationGate
+    engine_answers: Callable[[], Awaitable[bool]]
     weight_version: Callable[[], str | None]
     engine: EngineInfo
     cache: Path
@@ -175,6 +176,7 @@ class SessionLife:
             session=self.session,
             capture=self.capture,
             generation=self._around.generation,
+            engine_answers=self._around.engine_answers,
         )
         with self._failing(Status.RUNNING, self.request.timeout_seconds):
             try:

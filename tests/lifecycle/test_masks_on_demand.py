@@ -1,0 +1,158 @@
+"""An agent that has failed would rather be masked than scored 0. After an act of its own it cannot bring that about.
+
+A fault of the machinery itself is masked all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.gateway.node.node import Node
+from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
+from polar_gym.splicing.plan import Splicer
+from tests.support.requirements import need_bubblewrap
+from tests.support.sessions import asking, task
+from tests.support.vllm_stand_in import MODELS, answer
+
+GRADE = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
+
+
+@pytest.fixture(autouse=True)
+def _bubblewrap() -> None:
+    need_bubblewrap()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("text\n")
+    return Workspace(source=str(source))
+
+
+async def run(local: Node, workspace: Workspace, rest: str) -> Episode:
+    """Return the episode of a harness that asks once, and then does this, graded by whether `made` is there."""
+    runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
+    return await local.rollout(task(agent=asking(f"ask()\n{rest}"), evaluator=GRADE, runtime=runtime))
+
+
+# engine ---------------------------------------------------------------------------------------------------------------
+
+
+class Fragile:
+    """A server that looks like vLLM. The field `response_format` of a request decides how it fails."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def up(self) -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def down(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response(MODELS)
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        how = body.get("response_format", {}).get("json_schema", {}).get("name")
+        if how == "status":
+            return web.json_response({"error": {"message": "the grammar cannot be compiled"}}, status=500)
+        if how == "nonsense":
+            return web.json_response({"choices": []})
+        if how is not None:
+            assert request.transport is not None
+            request.transport.abort()
+        if how == "death":
+            self._ending = asyncio.create_task(self.down())
+        return answer([5, 6], 2)
+
+
+@asynccontextmanager
+async def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    async def nothing_to_ask(self: Splicer) -> None:
+        """This server has no templates."""
+
+    monkeypatch.setattr(Splicer, "probe", nothing_to_ask)
+    server = Fragile()
+    await server.up()
+    engine = VllmEngine(VllmOptions(url=server.url, patience_seconds=0.5))
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        yield local
+    await server.down()
+
+
+def asking_for(how: str) -> str:
+    """Return lines that send a request by which the engine fails in this way."""
+    schema = {"type": "json_schema", "json_schema": {"name": how, "schema": {}}}
+    return f"try: ask(response_format={schema})\nexcept OSError: pass\nos.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize("how", ["status", "nonsense", "broken connection"])
+async def test_an_engine_error_that_the_agents_request_provokes_is_scored(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with fragile(tmp_path, monkeypatch) as local:
+        for before, reward in (("", 0.0), ("open('made', 'w')\n", 1.0)):
+            episode = await run(local, workspace, before + asking_for(how))
+            assert (episode.session.failure, episode.reward) == (None, reward)
+            assert episode.trajectory.fidelity.calls == 2
+
+
+async def test_an_engine_that_is_killed_masks(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fragile(tmp_path, monkeypatch) as local:
+        episode = await run(local, workspace, asking_for("death"))
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "engine_error"
+
+
+async def test_an_engine_that_cannot_be_reached_masks_though_it_is_back_at_the_end(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def back() -> bool:
+        return True
+
+    async with fragile(tmp_path, monkeypatch) as local:
+        monkeypatch.setattr(local.proxy, "engine_answers", back)
+        episode = await run(local, workspace, asking_for("death"))
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert "cannot be reached" in episode.session.failure.message
+
+
+# text -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_text_that_breaks_its_harness_is_scored(tmp_path: Path, workspace: Workspace) -> None:
+    """The answer of the policy is an act where the harness takes commands from text."""
+    engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message=r"printf '\377'; exit 1")]))
+    obey = """
+import subprocess
+said = json.loads(ask())["choices"][0]["message"]["content"]
+sys.exit(len(subprocess.run(said, shell=True, capture_output=True, text=True).stdout))
+"""
+    runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        episode = await local.rollout(task(agent=asking(obey), evaluator=GRADE, runtime=runtime))
+    assert "UnicodeDecodeError" in episode.artifacts.stderr
+    assert (episode.session.failure, episode.reward) == (None, 0.0)
