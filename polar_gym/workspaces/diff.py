@@ -3,8 +3,9 @@
 The agent owns its workspace's `.git` and its home: it may commit, add hooks and filters, or delete all of it. So the
 diff is taken by a repository of our own, which was packed before the agent started. Its index is read again, no
 configuration of the agent applies, and the base commit's `.gitattributes` say what a file's content is. Some things
-make `git add` give up, and are put right first: unreadable files, things that are neither file nor link, and names that
-git refuses. So are repositories inside the workspace, which git would record as links to nowhere.
+make `git add` give up, and are put right first: unreadable files, things that are neither file nor link, links named
+`.gitmodules`, and names that git refuses. So are repositories inside the workspace, which git would record as links to
+nowhere.
 
 The diff carries the content, mode and deletion of every file in the workspace, and symbolic links as links. It does not
 carry empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), and the
@@ -62,6 +63,7 @@ cd "$work"
 find . -type d ! -perm -700 -exec chmod u+rwx {} \;
 find . -type f ! -perm -400 -exec chmod u+r {} +
 find . ! -type d ! -type f ! -type l -exec rm -f {} +
+find . -type l -iname .gitmodules -exec rm -f {} +
 repository read-tree HEAD
 # Make a nested repository that the base commit does not know look like a plain directory.
 repository ls-files -s | sed -n 's/^160000 [^\t]*\t//p' > "$private/submodules"
@@ -133,7 +135,8 @@ async def snapshot_diff(sandbox: Sandbox, workspace_path: str, git_dir_archive: 
 
 _LEFT_BEHIND = r"""
 cd "$1" && {
-    git -c safe.directory='*' -c core.fsmonitor=false -c core.quotePath=false \
+    find . ! -type d ! -type f ! -type l -exec rm -f {} +
+    timeout -s KILL 10 git -c safe.directory='*' -c core.fsmonitor=false -c core.quotePath=false \
         ls-files --others --ignored --directory --exclude-per-directory=.gitignore 2> /dev/null |
         grep -v -e '__pycache__/$' -e '\.py[cod]$' -e '^\.pytest_cache/$'
 }
@@ -147,7 +150,8 @@ async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
     """Return the names of files that no diff carries, though they may be the agent's work; at most `LEFT_BEHIND`.
 
     These are ignored files (relative names), and files in the agent's home and in /tmp (absolute names), without hidden
-    ones. The names are for a person to read.
+    ones. The names are for a person to read. git reads the agent's own `.git`, which may lead it to a pipe that nothing
+    is written to: things that are neither file nor link are removed first, and git has ten seconds.
     """
     command = f"({_LEFT_BEHIND}) | head -n {LEFT_BEHIND}"
     argv = ["sh", "-c", command, "sh", workspace_path]

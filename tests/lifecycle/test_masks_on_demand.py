@@ -18,7 +18,7 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
 from polar_gym.splicing.plan import Splicer
 from tests.support.requirements import need_bubblewrap
-from tests.support.sessions import asking, task
+from tests.support.sessions import asking, node, task
 from tests.support.vllm_stand_in import MODELS, answer
 
 GRADE = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
@@ -156,3 +156,19 @@ sys.exit(len(subprocess.run(said, shell=True, capture_output=True, text=True).st
         episode = await local.rollout(task(agent=asking(obey), evaluator=GRADE, runtime=runtime))
     assert "UnicodeDecodeError" in episode.artifacts.stderr
     assert (episode.session.failure, episode.reward) == (None, 0.0)
+
+
+# files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pipe", [".gitignore", ".git/config"])
+async def test_a_pipe_in_place_of_a_file_that_git_reads_holds_nothing_up(
+    tmp_path: Path, workspace: Workspace, pipe: str
+) -> None:
+    """Reading it took until the limit of a command, a minute of a place in POSTRUN."""
+    rest = f"open('made', 'w')\nos.path.exists('{pipe}') and os.remove('{pipe}')\nos.mkfifo('{pipe}')"
+    async with node(tmp_path) as local:
+        episode = await run(local, workspace, rest)
+    assert (episode.session.failure, episode.reward) == (None, 1.0)
+    assert episode.session.timing.building is not None
+    assert episode.session.timing.building < 50

@@ -146,6 +146,7 @@ MISCHIEF = {
     "hides changes": "git update-index --assume-unchanged changed.py; git update-index --skip-worktree removed.py",
     "locks": "chmod 000 changed.py pkg",
     "leaves pipes": "mkfifo pipe pkg/pipe",
+    "leaves links that git refuses": "ln -s .gitmodules .gitmodules; mkdir -p new; ln -s nowhere new/.GITMODULES",
     "holds the index": "touch .git/index.lock .git/HEAD.lock",
     "sets attributes elsewhere": (
         "mkdir -p .git/info ~/.config/git; echo '* filter=x eol=crlf' > .git/info/attributes;"
