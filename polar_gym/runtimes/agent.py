@@ -9,7 +9,9 @@ from pathlib import Path
 from polar_gym.runtimes import HOME
 
 UID = 1000
-GID = 1000
+"""The agent's uid, and the number of its gid, where no uid is claimed for the sandbox. That is in a user namespace that
+was made without root, and in images that were made for another user than root."""
+
 NAME = "agent"
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,12 +41,12 @@ BACKSTOP_SECONDS = 30
 """How much later than its time limit a command ends when the gateway is dead."""
 
 ETC = {
-    "passwd": f"root:x:0:0:root:/root:/bin/sh\n{NAME}:x:{UID}:{GID}:{NAME}:{HOME}:/bin/sh\n",
-    "group": f"root:x:0:\n{NAME}:x:{GID}:\n",
+    "passwd": "root:x:0:0:root:/root:/bin/sh\n",
+    "group": "root:x:0:\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
     "hosts": "127.0.0.1 localhost\n",
 }
-"""The sandbox's own /etc: file name -> text."""
+"""The sandbox's own /etc: file name -> text. The agent's own lines are added when its uid is known."""
 
 _HOST_ETC = (
     "alternatives",
@@ -63,6 +65,11 @@ _HOST_ETC = (
     "ssl/certs",
     "ssl/openssl.cnf",
 )
+
+
+def accounts(uid: int) -> dict[str, str]:
+    """Return the lines of an agent in /etc: file name -> line."""
+    return {"passwd": f"{NAME}:x:{uid}:{uid}:{NAME}:{HOME}:/bin/sh\n", "group": f"{NAME}:x:{uid}:\n"}
 
 
 def exports(environment: Mapping[str, str]) -> str:

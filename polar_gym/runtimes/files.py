@@ -7,31 +7,31 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from polar_gym.runtimes import Command, Sandbox, SandboxError, agent
+from polar_gym.runtimes import Command, Sandbox, SandboxError
 
 MAX_FILE = 64 * 1024 * 1024
 TRANSFER_SECONDS = 300.0
 
 
 def pack(directory: Path) -> bytes:
-    """Return the content of a directory as a tar that the agent owns. Sockets, pipes and devices are left out."""
+    """Return the content of a directory as a tar. Sockets, pipes and devices are left out."""
     buffer = io.BytesIO()
     # The GNU format: the tar of small images knows no other format that holds long names.
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(directory.iterdir()):
-            tar.add(path, arcname=path.name, filter=_owned_by_agent)
+            tar.add(path, arcname=path.name, filter=_without_owner)
     return buffer.getvalue()
 
 
-def _owned_by_agent(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     if not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
         return None
-    entry.uid, entry.gid, entry.uname, entry.gname = agent.UID, agent.GID, agent.NAME, agent.NAME
+    entry.uid, entry.gid, entry.uname, entry.gname = 0, 0, "", ""
     return entry
 
 
 async def unpack(sandbox: Sandbox, archive: bytes, directory: str) -> None:
-    """Extract a tar into an existing directory of the sandbox. Raises `SandboxError`."""
+    """Extract a tar into an existing directory of the sandbox, as the agent's files. Raises `SandboxError`."""
     argv = ["tar", "-x", "-o", "-f", "-", "-C", directory]
     result = await sandbox.exec(Command(argv=argv, workdir="/", stdin=archive, timeout_seconds=TRANSFER_SECONDS))
     if result.exit_code != 0:
@@ -46,7 +46,7 @@ async def write_files(sandbox: Sandbox, files: Mapping[str, str | bytes]) -> Non
         for path, content in files.items():
             data = content.encode() if isinstance(content, str) else content
             entry = tarfile.TarInfo(path.lstrip("/"))
-            entry.size, entry.uid, entry.gid = len(data), agent.UID, agent.GID
+            entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
     await unpack(sandbox, buffer.getvalue(), "/")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 import os
@@ -13,64 +14,73 @@ from functools import cache
 from pathlib import Path
 
 from polar_gym.runtimes import SandboxError, agent, scratch_directory, tar
-from polar_gym.runtimes.kernel import cgroups, copy_on_write
+from polar_gym.runtimes.kernel import cgroups, copy_on_write, uids
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.threads import to_its_end
 
 log = logging.getLogger(__name__)
 
 
-async def make(session_id: str, root: Path | None) -> Path:
-    """Make a scratch directory with an empty home, /tmp and workspace for the agent. Raises `SandboxError`."""
-    try:
-        scratch = scratch_directory.make(session_id, root)  # before the first await, so that `remove` can be called
+async def make(session_id: str, root: Path | None) -> tuple[Path, uids.Claim]:
+    """Make a scratch directory with an empty home, /tmp and workspace for the agent; return it with the agent's uid.
+
+    Without root, no uid is claimed: outside of the sandbox, the agent has the gateway's uid. Raises `SandboxError`.
+    """
+    with contextlib.ExitStack() as on_error:
+        claim = uids.claim() if os.geteuid() == 0 else uids.Claim(agent.UID)
+        on_error.callback(claim.release)
         try:
-            await to_its_end(_fill, scratch)
-        except BaseException:
-            await to_its_end(remove, scratch)
-            raise
-    except OSError as error:
-        raise SandboxError(f"no scratch directory could be made: {error}; set runtime.scratch") from error
-    return scratch
+            scratch = scratch_directory.make(session_id, root)  # before the first await, so that `remove` can be called
+            try:
+                await to_its_end(_fill, scratch, claim.uid)
+            except BaseException:
+                await to_its_end(remove, scratch)
+                raise
+        except OSError as error:
+            raise SandboxError(f"no scratch directory could be made: {error}; set runtime.scratch") from error
+        on_error.pop_all()
+    return scratch, claim
 
 
-def _fill(scratch: Path) -> None:
+def _fill(scratch: Path, uid: int) -> None:
     for name in ("home", "tmp", "etc", "workspace", "upper", "work"):
         (scratch / name).mkdir()
+    accounts = agent.accounts(uid)
     for name, text in agent.ETC.items():
-        (scratch / "etc" / name).write_text(text)
+        (scratch / "etc" / name).write_text(text + accounts.get(name, ""))
     if os.geteuid() == 0:
         for name in ("home", "tmp", "workspace", "upper"):
-            os.chown(scratch / name, agent.UID, agent.GID)
+            os.chown(scratch / name, uid, uid)
 
 
-async def show_workspace(source: Path, scratch: Path) -> copy_on_write.View | None:
+async def show_workspace(source: Path, scratch: Path, uid: int) -> copy_on_write.View | None:
     """Put a writable copy of `source` into the scratch directory; return the view where the copy is made on write.
 
     Raises `SandboxError`.
     """
     try:
-        return await copy_on_write.view(source.resolve(), scratch / "upper", scratch / "work", scratch / "workspace")
+        places = (source.resolve(), scratch / "upper", scratch / "work", scratch / "workspace")
+        return await copy_on_write.view(*places, uid=uid)
     except copy_on_write.OverlayError as error:
         say_once(f"workspaces are copied, because no overlay can be mounted here: {error}")
-    await copy_workspace(source, scratch)
+    await copy_workspace(source, scratch, uid)
     return None
 
 
-async def copy_workspace(source: Path, scratch: Path) -> None:
+async def copy_workspace(source: Path, scratch: Path, uid: int) -> None:
     """Copy `source` into the scratch directory. Raises `SandboxError`."""
     try:
-        await to_its_end(_copy, source, scratch / "workspace")
+        await to_its_end(_copy, source, scratch / "workspace", uid)
     except (OSError, shutil.Error) as error:
         raise SandboxError(f"the workspace {source} could not be copied: {error}") from error
 
 
-def _copy(source: Path, destination: Path) -> None:
+def _copy(source: Path, destination: Path, uid: int) -> None:
     shutil.copytree(source, destination, symlinks=True, dirs_exist_ok=True)
-    give_to_agent(destination)
+    give_to_agent(destination, uid)
 
 
-def unpack_workspace(archive: bytes | None, scratch: Path) -> None:
+def unpack_workspace(archive: bytes | None, scratch: Path, uid: int) -> None:
     """Extract a tar as the workspace; None: the workspace stays empty. Blocks. Raises `SandboxError`."""
     if archive is None:
         return
@@ -80,15 +90,15 @@ def unpack_workspace(archive: bytes | None, scratch: Path) -> None:
             tar.unpack(files, workspace, "tar")
     except (OSError, tarfile.TarError) as error:
         raise SandboxError(f"the image's workspace could not be unpacked: {error}") from error
-    give_to_agent(workspace)
+    give_to_agent(workspace, uid)
 
 
-def give_to_agent(directory: Path) -> None:
+def give_to_agent(directory: Path, uid: int) -> None:
     """Make the agent's uid the owner of all files below; without root, it already is."""
     if os.geteuid() == 0:
         for parent, directories, files in os.walk(directory):
             for name in (".", *directories, *files):
-                os.lchown(Path(parent, name), agent.UID, agent.GID)
+                os.lchown(Path(parent, name), uid, uid)
 
 
 def limit(scratch: Path, limits: LimitOptions) -> cgroups.Cgroup | None:
@@ -109,6 +119,8 @@ def remove(scratch: Path) -> None:
 def caveats(limits: LimitOptions) -> list[str]:
     """Return the limits that this machine cannot keep, and whether workspaces are copied. Blocks."""
     found = []
+    if (uid := os.geteuid()) != 0:
+        found.append(f"all sandboxes share the uid {uid}: what the kernel limits for each uid, one may use up for all")
     try:
         cgroups.make(f"polar-gym-trial-{os.getpid()}", limits).remove()
     except cgroups.CgroupError as error:
@@ -125,7 +137,7 @@ async def _try_overlay() -> None:
         places = [Path(directory, name) for name in ("lower", "upper", "work", "at")]
         for place in places:
             place.mkdir()
-        await (await copy_on_write.view(*places)).close()
+        await (await copy_on_write.view(*places, uid=agent.UID)).close()
         await asyncio.to_thread(scratch_directory.remove, Path(directory, "work"))
 
 

@@ -15,7 +15,7 @@ import docker
 from polar_gym.runtimes import HOME, agent
 
 _DIRECTORIES = {
-    **dict.fromkeys(("dev", "etc", "etc/ssl", "home", "opt", "proc", "run", "sys", "usr", "var"), 0o755),
+    **dict.fromkeys(("dev", "etc", "etc/ssl", "home", HOME[1:], "opt", "proc", "run", "sys", "usr", "var"), 0o755),
     "root": 0o700,
     "tmp": 0o1777,
     "var/tmp": 0o1777,
@@ -32,9 +32,6 @@ def skeleton() -> bytes:
             link = _entry(path.lstrip("/"), tarfile.SYMTYPE, 0o777)
             link.linkname = target
             tar.addfile(link)
-        home = _entry(HOME.lstrip("/"), tarfile.DIRTYPE, 0o755)
-        home.uid, home.gid = agent.UID, agent.GID
-        tar.addfile(home)
         for name, text in agent.ETC.items():
             file = _entry(f"etc/{name}", tarfile.REGTYPE, 0o644)
             file.size = len(text)

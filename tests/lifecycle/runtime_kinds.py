@@ -109,7 +109,11 @@ class Marked:
         self.command = f"sleep {self.seconds}"
 
     def alive(self) -> bool:
-        return any(self.seconds.encode() in arguments for arguments in _command_lines())
+        return bool(self.pids())
+
+    def pids(self) -> list[int]:
+        """The processes with this `sleep` as an argument, as the host counts."""
+        return [pid for pid, arguments in _command_lines() if self.seconds.encode() in arguments]
 
     async def until(self, alive: bool) -> None:
         """Wait until there is (or is no) such process."""
@@ -119,11 +123,11 @@ class Marked:
             await asyncio.sleep(0.01)
 
 
-def _command_lines() -> Iterator[list[bytes]]:
+def _command_lines() -> Iterator[tuple[int, list[bytes]]]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                yield (process / "cmdline").read_bytes().split(b"\0")
+                yield int(process.name), (process / "cmdline").read_bytes().split(b"\0")
 
 
 def host_python() -> str:

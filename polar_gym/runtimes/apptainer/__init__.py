@@ -77,8 +77,8 @@ class Apptainer:
         if not (program := shutil.which(self.options.program)):
             raise SandboxError(f"{self.options.program} is missing; see: polar-gym doctor")
         image = await to_its_end(self._images.get, request.spec.image)
-        scratch = await sandbox_files.make(request.session_id, self.options.scratch)
-        instance = Instance(program, scratch, self._images.cache)
+        scratch, claim = await sandbox_files.make(request.session_id, self.options.scratch)
+        instance = Instance(program, scratch, self._images.cache, claim)
         limits = process_limits(self.options.memory_mb, self.options.file_mb)
         sandbox = ApptainerSandbox(instance=instance, image=image, request=request, limits=limits)
         try:
@@ -114,15 +114,15 @@ class Apptainer:
 
     async def _start_instance(self, instance: Instance, image: Image, request: SandboxRequest) -> None:
         """Start the instance with its workspace. A view of the workspace ends here: the instance has it mounted."""
-        view = None
+        view, uid = None, instance.claim.uid
         if request.workspace is None:
             if request.spec.image is not None:
                 content = await to_its_end(self._images.read, image, request.spec.workspace.path)
-                await to_its_end(sandbox_files.unpack_workspace, content, instance.scratch)
+                await to_its_end(sandbox_files.unpack_workspace, content, instance.scratch, uid)
         elif os.geteuid() == 0:
-            view = await sandbox_files.show_workspace(request.workspace, instance.scratch)
+            view = await sandbox_files.show_workspace(request.workspace, instance.scratch, uid)
         else:  # in the user namespace that Apptainer makes, the view would belong to root
-            await sandbox_files.copy_workspace(request.workspace, instance.scratch)
+            await sandbox_files.copy_workspace(request.workspace, instance.scratch, uid)
         try:
             await instance.start(image, request, view.enter if view is not None else ())
         finally:

@@ -49,6 +49,8 @@ def as_nobody() -> tuple[str, ...]:
 FACTS = f"""
 cat /etc/passwd
 printf '\\0'
+cat /etc/group
+printf '\\0'
 for loader in {" ".join(LOADERS)}; do [ ! -e "$loader" ] || printf yes; done
 printf '\\0'
 command -v git
@@ -67,7 +69,8 @@ class Image:
     name: str
     path: Path
     environment: dict[str, str]
-    passwd: str
+    accounts: dict[str, str]
+    """The files of /etc that name users and groups: file name -> text."""
     glibc: bool
     """Whether programs that were built for glibc find their loader in it."""
     git: bool
@@ -148,16 +151,15 @@ class Images:
 
     def _look_into(self, name: str, path: Path, *, own_usr: bool) -> Image:
         if not own_usr:
-            return Image(
-                name=name, path=path, environment=agent.ENVIRONMENT, passwd=agent.ETC["passwd"], glibc=True, git=True
-            )
+            return Image(name=name, path=path, environment=agent.ENVIRONMENT, accounts=agent.ETC, glibc=True, git=True)
         done = self._run("exec", *CONTAINED, *as_nobody(), str(path), "/bin/sh", "-c", FACTS)
-        if done.returncode != 0 or done.stdout.count(b"\0") < 3:
+        if done.returncode != 0 or done.stdout.count(b"\0") < 4:
             raise SandboxError(f"runtime.image: {name!r} does not run here; it needs /bin/sh and cat: {_said(done)}")
-        passwd, loader, git, environment = done.stdout.decode(errors="replace").split("\0", 3)
+        passwd, group, loader, git, environment = done.stdout.decode(errors="replace").split("\0", 4)
         pairs = (entry.partition("=") for entry in environment.split("\0") if not entry.startswith(_APPTAINERS_OWN))
         known = {variable: value for variable, equals, value in pairs if equals and variable not in _NOT_THE_IMAGES}
-        return Image(name=name, path=path, environment=known, passwd=passwd, glibc=bool(loader), git=bool(git))
+        accounts = {"passwd": passwd, "group": group}
+        return Image(name=name, path=path, environment=known, accounts=accounts, glibc=bool(loader), git=bool(git))
 
     def _run(self, *arguments: str, scratch: str | None = None) -> subprocess.CompletedProcess[bytes]:
         with contextlib.ExitStack() as stack:

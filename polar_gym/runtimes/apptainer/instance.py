@@ -16,6 +16,7 @@ from polar_gym.runtimes import HOME, PROXY_PORT, Mount, SandboxError, SandboxReq
 from polar_gym.runtimes.apptainer import seccomp
 from polar_gym.runtimes.apptainer.images import CONTAINED, Image, as_nobody, environment
 from polar_gym.runtimes.kernel.listener import listen_inside
+from polar_gym.runtimes.kernel.uids import Claim
 
 NAME = "sandbox"
 END_SECONDS = 30
@@ -29,8 +30,9 @@ ISOLATION = (
 class Instance:
     """An instance, not yet started. `end` may be called at any time, and twice."""
 
-    def __init__(self, program: str, scratch: Path, cache: Path) -> None:
+    def __init__(self, program: str, scratch: Path, cache: Path, claim: Claim) -> None:
         self.scratch = scratch
+        self.claim = claim
         self._program = program
         self._environment = environment(str(scratch / "apptainer"), cache)
         self._pid = 0
@@ -41,7 +43,8 @@ class Instance:
         """Start the instance; `through` is an argv prefix of the command that does. Raises `SandboxError`."""
         for name in ("apptainer", "overlay", "overlay/upper", "overlay/work"):
             (self.scratch / name).mkdir()
-        (self.scratch / "etc" / "passwd").write_text(_with_agent(image.passwd))
+        for name, line in agent.accounts(self.claim.uid).items():
+            (self.scratch / "etc" / name).write_text(_with_account(image.accounts[name], line))
         (profile := self.scratch / "apptainer" / "seccomp.json").write_text(seccomp.profile())
         network = () if request.spec.network == "full" else ("--net", "--network", "none")
         overlay = ("--overlay", str(self.scratch / "overlay"))
@@ -65,7 +68,8 @@ class Instance:
         if self._init is None or _readable(self._init, 0):
             raise SandboxError("the sandbox is gone: its instance has ended")
         root = os.geteuid() == 0
-        identity = ("--setuid", str(agent.UID), "--setgid", str(agent.GID)) if root else _OWN_USER_NAMESPACE
+        uid = str(self.claim.uid)
+        identity = ("--setuid", uid, "--setgid", uid) if root else _OWN_USER_NAMESPACE
         spaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--root")
         return [*seccomp.launcher(), "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
 
@@ -89,7 +93,7 @@ class Instance:
         Raises `SandboxError`.
         """
         mounts = glibc.mounts_of(request, has_glibc=image.glibc, has_git=image.git)
-        mounts.append(Mount(self.scratch / "etc" / "passwd", "/etc/passwd"))
+        mounts += [Mount(self.scratch / "etc" / name, f"/etc/{name}") for name in agent.accounts(self.claim.uid)]
         own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
         writable = [(self.scratch / name, inside, "rw") for name, inside in own.items()]
         binds = [*writable, *((mount.host, mount.inside, "ro") for mount in mounts)]
@@ -160,8 +164,8 @@ def _readable(descriptor: int, seconds: float) -> bool:
     return bool(select.select([descriptor], [], [], seconds)[0])
 
 
-def _with_agent(passwd: str) -> str:
-    """Return the image's passwd file with a line for the agent's uid, which is added where the image has none."""
-    if any(line.split(":")[2:3] == [str(agent.UID)] for line in passwd.splitlines()):
-        return passwd
-    return f"{passwd.rstrip()}\n{agent.NAME}:x:{agent.UID}:{agent.GID}:{agent.NAME}:{HOME}:/bin/sh\n"
+def _with_account(text: str, account: str) -> str:
+    """Return an image's file of users or groups with this line, which is added where no other has its number."""
+    if any(line.split(":")[2:3] == account.split(":")[2:3] for line in text.splitlines()):
+        return text
+    return f"{text.rstrip()}\n{account}"

@@ -69,6 +69,7 @@ class ApptainerSandbox:
             self.server.close()
         await self.end()
         await to_its_end(sandbox_files.remove, self.instance.scratch)
+        self.instance.claim.release()
 
     async def _run(
         self, argv: Sequence[str], environment: dict[str, str], stdin: bytes, stdout: Output, stderr: Output

@@ -4,8 +4,12 @@ The workspace, home and /tmp must outlive a command: they lie in the scratch dir
 Everything else is made for each command in a few milliseconds: all namespaces, a read-only root on tmpfs with the
 host's /usr, a minimal /etc, private /proc and /dev. No process outlives its command, so none has to be searched for and
 killed. The sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and
-`exec` waits for that. As root, no user namespace stands between a command and the kernel. Then the filter of system
-calls keeps the command from what the kernel holds for a uid on the whole machine, such as keyrings.
+`exec` waits for that. As root, no user namespace stands between a command and the kernel. Then the agent has a uid that
+no other sandbox has. The filter of system calls keeps commands from what the kernel holds for a uid beyond a sandbox's
+end, such as keyrings.
+
+Sandboxes see the same files of the machine, such as /usr. One of them can lock such a file (`flock`) and another one can
+see that. Only a filter that breaks honest programs would stop this slow channel, as also in Docker with shared mounts.
 
 The command is held back until the gateway listens inside the new network namespace. With `network: full`, the sandbox
 has no network namespace: it shares the machine's network, its loopback included.
@@ -42,7 +46,7 @@ from polar_gym.runtimes import (
     scratch_directory,
 )
 from polar_gym.runtimes.bubblewrap.bwrap import BwrapProcess, system_call_filter
-from polar_gym.runtimes.kernel import cgroups, copy_on_write
+from polar_gym.runtimes.kernel import cgroups, copy_on_write, uids
 from polar_gym.runtimes.kernel.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.output import Output
@@ -54,7 +58,7 @@ ISOLATION = (
     *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
 )
 
-AS_USER = ("--unshare-user", "--uid", str(agent.UID), "--gid", str(agent.GID))
+AS_USER = ("--unshare-user", "--uid", str(agent.UID), "--gid", str(agent.UID))
 """Without root, the agent's uid exists in a user namespace; outside, it is the gateway's own uid."""
 
 AS_ROOT = tuple(
@@ -64,17 +68,10 @@ AS_ROOT = tuple(
 )
 """As root, the sandbox has no user namespace. In one, the agent would still be the host's uid 0 wherever the kernel
 asks for a uid and not for a capability. It does so for /proc/sys: `core_pattern` alone would give the whole machine.
-These capabilities are for `bwrap`, to enter the agent's directory, and for STEP_DOWN."""
-
-STEP_DOWN = (
-    *("/usr/bin/setpriv", f"--reuid={agent.UID}", f"--regid={agent.GID}", "--clear-groups"),
-    *("--inh-caps=-all", "--bounding-set=-all", "--"),
-)
-"""The argv prefix of a command in root's sandbox: it leaves uid 0 and the last capabilities."""
-
+These capabilities are for `bwrap`, to enter the agent's directory, and for `step_down`."""
 
 START = f'{agent.SET_ENVIRONMENT}; exec "$@"'
-"""The script of `sh -c` that starts the command, after STEP_DOWN: its dynamic loader must see nothing of a task."""
+"""The script of `sh -c` that starts the command, after `step_down`: its dynamic loader must see nothing of a task."""
 
 
 class BubblewrapOptions(LimitOptions):
@@ -110,11 +107,11 @@ class Bubblewrap:
                 f"runtime.image={request.spec.image!r}: bubblewrap runs no images; set runtime=docker or "
                 "runtime=apptainer"
             )
-        scratch = await sandbox_files.make(request.session_id, self._options.scratch)
-        sandbox = BubblewrapSandbox(bwrap=bwrap, scratch=scratch, request=request, limits=self._limits())
+        scratch, claim = await sandbox_files.make(request.session_id, self._options.scratch)
+        sandbox = BubblewrapSandbox(bwrap=bwrap, scratch=scratch, claim=claim, request=request, limits=self._limits())
         try:
             if request.workspace is not None:
-                sandbox.view = await sandbox_files.show_workspace(request.workspace, scratch)
+                sandbox.view = await sandbox_files.show_workspace(request.workspace, scratch, claim.uid)
             sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self._options)
             if request.spec.network == "full" and request.served is not None:
                 sandbox.base_url, sandbox.server = await serve_on_host(request.served)
@@ -138,11 +135,11 @@ class Bubblewrap:
 
     def _check_namespaces(self) -> list[str]:
         links = [part for link, target in agent.host_root_links().items() for part in ("--symlink", target, link)]
-        options, prefix = (AS_ROOT, STEP_DOWN) if os.geteuid() == 0 else (AS_USER, ())
+        options = AS_ROOT if os.geteuid() == 0 else AS_USER
         bwrap = ["bwrap", *ISOLATION, "--unshare-net", *options, *links]
         try:
             with system_call_filter() as calls:
-                trial = [*bwrap, "--seccomp", str(calls), "--", *prefix, "/usr/bin/true"]
+                trial = [*bwrap, "--seccomp", str(calls), "--", *step_down(agent.UID), "/usr/bin/true"]
                 done = subprocess.run(trial, pass_fds=[calls], capture_output=True, text=True, timeout=20, check=False)
         except SandboxError as error:
             return [str(error)]
@@ -174,6 +171,7 @@ class BubblewrapSandbox:
 
     bwrap: str
     scratch: Path
+    claim: uids.Claim
     request: SandboxRequest
     limits: Mapping[int, int]
     """Resource limit -> value, for every process."""
@@ -190,7 +188,7 @@ class BubblewrapSandbox:
     async def exec(self, command: Command) -> ExecResult:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
-        argv = [*(STEP_DOWN if os.geteuid() == 0 else ()), "/bin/sh", "-c", START, "sh", *command.argv]
+        argv = [*step_down(self.claim.uid), "/bin/sh", "-c", START, "sh", *command.argv]
         through = [part for each in (self.cgroup, self.view) if each is not None for part in each.enter]
         process = await BwrapProcess.spawn([*through, self.bwrap], self._arguments(command), argv)
         gone = self._running[process] = asyncio.get_running_loop().create_future()
@@ -244,6 +242,7 @@ class BubblewrapSandbox:
         if self.view is not None:
             await self.view.close()
         await to_its_end(sandbox_files.remove, self.scratch)
+        self.claim.release()
 
     def _arguments(self, command: Command) -> list[str]:
         """Return the options of `bwrap` for a command; a later mount lies on top of an earlier one."""
@@ -267,6 +266,17 @@ class BubblewrapSandbox:
             arguments += _mount("--ro-bind", mount.host, mount.inside)
         arguments += ["--setenv", "PATH", agent.PATH, "--setenv", agent.EXPORTS, agent.exports(environment)]
         return [*arguments, "--remount-ro", "/", "--chdir", command.workdir or workspace]
+
+
+def step_down(uid: int) -> tuple[str, ...]:
+    """Return the argv prefix of a command in root's sandbox, which leaves uid 0 and the last capabilities.
+
+    Without root, there is nothing to leave.
+    """
+    if os.geteuid() != 0:
+        return ()
+    identity = ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    return (*identity, "--inh-caps=-all", "--bounding-set=-all", "--")
 
 
 async def _expire(limit: asyncio.Timeout, end: asyncio.Event) -> None:

@@ -30,6 +30,8 @@ class Image:
     glibc: bool
     """Whether programs that were built for glibc find their loader in it."""
     git: bool
+    own_user: bool = False
+    """Whether the image was made for another user than root, whose files no other uid may read or change."""
 
 
 class Images:
@@ -39,8 +41,8 @@ class Images:
         self._policy: PullPolicy = policy
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._pulled: set[str] = set()
-        self._has: dict[str, tuple[bool, bool]] = {}
-        """Image id -> whether it has glibc, and git."""
+        self._has: dict[str, tuple[bool, bool, bool]] = {}
+        """Image id -> whether it has glibc, git, and another user than root."""
 
     def get(self, client: docker.DockerClient, name: str) -> Image:
         """Return the image called `name`, pulled if the policy says so. Raises `SandboxError`."""
@@ -58,8 +60,8 @@ class Images:
                 )
             if found not in self._has:
                 self._has[found] = _look_into(client, found)
-            has_glibc, has_git = self._has[found]
-        return Image(name=name, id=found, glibc=has_glibc, git=has_git)
+            has_glibc, has_git, own_user = self._has[found]
+        return Image(name=name, id=found, glibc=has_glibc, git=has_git, own_user=own_user)
 
     def _pull(self, client: docker.DockerClient, name: str) -> None:
         try:
@@ -78,12 +80,16 @@ class Images:
             return None
 
 
-def _look_into(client: docker.DockerClient, image: str) -> tuple[bool, bool]:
-    """Return whether an image has glibc, and git. They are looked for in a container that is never started."""
+def _look_into(client: docker.DockerClient, image: str) -> tuple[bool, bool, bool]:
+    """Return whether an image has glibc, git, and another user than root.
+
+    The files are looked for in a container that is never started.
+    """
+    user = client.api.inspect_image(image)["Config"].get("User") or "root"
     container = client.api.create_container(image, entrypoint=["/bin/sh"], network_disabled=True)["Id"]
     try:
         glibc, git = (any(_has_file(client, container, path) for path in paths) for paths in (LOADERS, GITS))
-        return glibc, git
+        return glibc, git, user.split(":")[0] not in ("root", "0")
     finally:
         client.api.remove_container(container, force=True, v=True)
 

@@ -35,6 +35,7 @@ from polar_gym.runtimes import (
 from polar_gym.runtimes.docker import relay, streams
 from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import Image
+from polar_gym.runtimes.kernel import uids
 from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
@@ -42,7 +43,6 @@ from polar_gym.runtimes.time_limit import until_its_end
 
 SESSION_LABEL = "polar-gym.session"
 NODE_LABEL = "polar-gym.node"
-AGENT = f"{agent.UID}:{agent.GID}"
 
 WAIT = "while :; do sleep 3600 & wait $!; done"
 """The script of PID 1. It is a shell, because a shell also reaps the orphans that it inherits."""
@@ -51,9 +51,10 @@ PREPARE = """
 set -e
 mkdir -p "$1" "$2"
 [ -d /tmp ] || mkdir -m 1777 /tmp
-chown 1000:1000 "$1"
-chown -R 1000:1000 "$2"
-grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo "agent:x:1000:1000:agent:$1:/bin/sh" >> /etc/passwd
+chown "$3:$3" "$1"
+chown -R "$3:$3" "$2"
+grep -q "^[^:]*:[^:]*:$3:" /etc/passwd || printf %s "$4" >> /etc/passwd
+grep -q "^[^:]*:[^:]*:$3:" /etc/group || printf %s "$5" >> /etc/group
 """
 
 EXIT_POLLS = 200
@@ -69,6 +70,8 @@ class DockerSandbox:
         self._daemon = daemon
         self._request = request
         self._image = image
+        self._claim = uids.Claim(agent.UID) if image.own_user else uids.claim()
+        self._agent = f"{self._claim.uid}:{self._claim.uid}"
         self._name = f"polar-gym-{uuid.uuid4().hex[:16]}"
         self._relay_directory: Path | None = None
         self._relay: asyncio.StreamWriter | None = None
@@ -81,14 +84,15 @@ class DockerSandbox:
         if self._request.served is not None and self._daemon.options.gateway != "namespace":
             self._relay_directory = await to_its_end(self._make_relay_directory)
         pid = await self._daemon.begin(self._create)
-        prepared = await self._run(["/bin/sh", "-c", PREPARE, "sh", HOME, workspace], user="0")
+        arguments = [HOME, workspace, str(self._claim.uid), *agent.accounts(self._claim.uid).values()]
+        prepared = await self._run(["/bin/sh", "-c", PREPARE, "sh", *arguments], user="0")
         if prepared.exit_code != 0:
             raise SandboxError(
                 f"runtime.image: {self._image.name!r} could not be prepared ({_said(prepared)}); an image needs sh, "
                 "tar, timeout, mkdir, chown and grep (busybox has them all)"
             )
         await self._daemon.node_check.check(
-            self._request, self._image.name, self._image.id, lambda argv: self._run(argv, user=AGENT)
+            self._request, self._image.name, self._image.id, lambda argv: self._run(argv, user=self._agent)
         )
         if self._request.workspace is not None:
             archive = await asyncio.to_thread(files.pack, self._request.workspace)
@@ -103,7 +107,7 @@ class DockerSandbox:
         workdir = command.workdir or self._request.spec.workspace.path
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
         async with self._one_at_a_time:
-            exec_id = await self._create_exec(argv, AGENT, workdir, environment)
+            exec_id = await self._create_exec(argv, self._agent, workdir, environment)
             running = asyncio.create_task(
                 streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
             )
@@ -122,6 +126,7 @@ class DockerSandbox:
             self._relay.close()
         if self._relay_directory is not None:
             await to_its_end(scratch_directory.remove, self._relay_directory)
+        self._claim.release()
 
     def _make_relay_directory(self) -> Path:
         directory = scratch_directory.make(self._request.session_id, self._daemon.options.scratch)
@@ -223,7 +228,7 @@ class DockerSandbox:
         )
 
     async def kill_agent(self) -> None:
-        await self._run(agent.KILL, user=AGENT)
+        await self._run(agent.KILL, user=self._agent)
 
     async def end(self) -> None:
         await self._daemon.call(lambda client: remove_container(client, self._name))

@@ -42,9 +42,10 @@ class View:
         await self.holder.wait()
 
 
-async def view(lower: Path, upper: Path, work: Path, at: Path) -> View:
+async def view(lower: Path, upper: Path, work: Path, at: Path, *, uid: int) -> View:
     """Show `lower` at `at`, and keep in `upper` what is written there. All four directories must exist.
 
+    `uid`: the agent's, to whom everything in the view is given as root.
     Raises `OverlayError`.
     """
     unshare, nsenter = shutil.which("unshare"), shutil.which("nsenter")
@@ -54,7 +55,7 @@ async def view(lower: Path, upper: Path, work: Path, at: Path) -> View:
         raise OverlayError(f"no overlay can be made of a path with a comma, colon or backslash: {lower}")
     root = os.geteuid() == 0
     options = f"lowerdir={lower},upperdir={upper},workdir={work},{'metacopy=on' if root else 'userxattr'}"
-    owner = f"{agent.UID}:{agent.GID}" if root else ""
+    owner = f"{uid}:{uid}" if root else ""
     user = () if root else ("--user", "--map-root-user")
     holder = await processes.start(
         [unshare, *user, "--mount", "--propagation", "slave", "/bin/sh", "-c", MOUNT, "sh", options, str(at), owner],
