@@ -175,3 +175,48 @@ async def test_image_that_was_made_for_a_user_keeps_the_uid_1000(docker_host: st
         result = await sh(sandbox, "id -u; id -g; touch /opt/tools/new && echo made")
     assert result.stdout.split() == [b"1000", b"1000", b"made"], result.stderr
     await runtime.close()
+
+
+SHARE = """
+import multiprocessing, sys
+from multiprocessing import shared_memory
+def work(queue, name):
+    memory = shared_memory.SharedMemory(name)
+    memory.buf[:5] = b"child"
+    memory.close()
+    queue.put("done")
+if __name__ == "__main__":
+    memory = shared_memory.SharedMemory(create=True, size=1 << 20)
+    queue = multiprocessing.Queue()
+    child = multiprocessing.Process(target=work, args=(queue, memory.name))
+    child.start()
+    print(queue.get(), bytes(memory.buf[:5]).decode())
+    child.join()
+    memory.close()
+    memory.unlink()
+"""
+
+
+async def test_processes_of_a_sandbox_share_memory_and_no_other_sandbox_sees_it(runtime: Runtime):
+    """/dev/shm was there and could not be written: `multiprocessing` failed."""
+    holding = Marked()
+    async with started(runtime) as sandbox, started(runtime, session_id="other") as other:
+        shared = await sandbox.exec(Command(argv=["python3", "-c", SHARE]))
+        assert shared.stdout == b"done child\n", shared.stderr
+        task = asyncio.create_task(sh(sandbox, f"echo secret > /dev/shm/mine && {holding.command}"))
+        await holding.until(alive=True)
+        assert (await sh(other, "ls -A /dev/shm; ls -ld /dev/shm | cut -c1-10")).stdout == b"drwxrwxrwt\n"
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert not any(Path("/dev/shm").glob("mine"))
+
+
+@pytest.mark.parametrize("make_runtime", ["bubblewrap", "docker"], indirect=True)
+async def test_shared_memory_is_bounded(make_runtime: MakeRuntime):
+    """Apptainer's is bounded by the memory of the sandbox alone."""
+    runtime = make_runtime()
+    async with started(runtime) as sandbox:
+        filled = await sh(sandbox, "head -c 100000000 /dev/zero > /dev/shm/big; stat -c %s /dev/shm/big")
+    assert int(filled.stdout) == 64 << 20
+    await runtime.close()

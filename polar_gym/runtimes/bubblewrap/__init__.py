@@ -2,14 +2,14 @@
 
 The workspace, home and /tmp must outlive a command: they lie in the scratch directory on the gateway's machine.
 Everything else is made for each command in a few milliseconds: all namespaces, a read-only root on tmpfs with the
-host's /usr, a minimal /etc, private /proc and /dev. No process outlives its command, so none has to be searched for and
-killed. The sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that PID 1 is gone, and
-`exec` waits for that. As root, no user namespace stands between a command and the kernel. Then the agent has a uid that
-no other sandbox has. The filter of system calls keeps commands from what the kernel holds for a uid beyond a sandbox's
-end, such as keyrings.
+host's /usr, a minimal /etc, private /proc, /dev and /dev/shm. No process outlives its command, so none has to be
+searched for and killed. The sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that
+PID 1 is gone, and `exec` waits for that. As root, no user namespace stands between a command and the kernel. Then the
+agent has a uid that no other sandbox has. The filter of system calls keeps commands from what the kernel holds for a
+uid beyond a sandbox's end, such as keyrings.
 
-Sandboxes see the same files of the machine, such as /usr. One of them can lock such a file (`flock`) and another one can
-see that. Only a filter that breaks honest programs would stop this slow channel, as also in Docker with shared mounts.
+Sandboxes see the same files of the machine, such as /usr. One of them can lock such a file (`flock`), and another one
+can see that. Only a filter that breaks honest programs would stop this slow channel.
 
 The command is held back until the gateway listens inside the new network namespace. With `network: full`, the sandbox
 has no network namespace: it shares the machine's network, its loopback included.
@@ -56,6 +56,7 @@ ISOLATION = (
     *("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox"),
     *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
+    *("--perms", "1777", "--size", str(64 * MEBIBYTE), "--tmpfs", "/dev/shm"),
 )
 
 AS_USER = ("--unshare-user", "--uid", str(agent.UID), "--gid", str(agent.UID))
@@ -151,6 +152,8 @@ class Bubblewrap:
                 f"the kernel takes no system call filter ({reason}); use one that was built with "
                 "CONFIG_SECCOMP_FILTER, or set runtime=docker"
             ]
+        if "--size" in reason:
+            return [f"bwrap is too old, or setuid ({reason}); install bubblewrap >= 0.7, or set runtime=docker"]
         return [
             f"bwrap cannot make a sandbox here ({reason}); allow user namespaces with: "
             "sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 "
