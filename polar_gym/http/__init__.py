@@ -5,8 +5,9 @@ made;
 - `application`: an application that serves routes, asks for their keys, and answers every error in one form;
 - `edge`: reads bodies and parameters, and writes answers; `failures`: describes why a request failed;
 - `keys`: the keys of the ports; `guard`: refuses web pages; `urls`: checks URLs;
+- `careful`: what aiohttp's servers must not do with bodies and heads;
 - `listener`: an application on a port; `silence`: ends connections that send nothing.
 
 The room uses `polar_gym.protocol` and the rooms below it. The proxy, which has the wire formats' own routes and errors,
-uses `guard` and `silence`.
+uses `careful`, `guard` and `silence`.
 """

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from polar_gym.errors import explain
+from polar_gym.http.careful import compression
 from polar_gym.record import Record
 
 R = TypeVar("R", bound=Record)
@@ -56,6 +57,8 @@ async def read_record(request: web.Request, record: type[R], *, empty: bytes = b
     `empty`: the text that an empty body stands for. `invalid`: the status of a body that is not such a record. A large
     body is parsed on a thread, so that other requests do not wait.
     """
+    if problem := compression(request):
+        raise AnswerError(415, problem)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = await request.read() or empty

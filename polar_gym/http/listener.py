@@ -7,6 +7,7 @@ import socket
 
 from aiohttp import web
 
+from polar_gym.http.careful import SERVER_OPTIONS
 from polar_gym.http.silence import SilentConnections
 
 HEAD_SECONDS = 15.0
@@ -35,10 +36,10 @@ class Listener:
         app.middlewares.insert(0, self._silent.middleware)  # type: ignore[union-attr]
         self._runner = web.AppRunner(
             app,
-            access_log=None,
             keepalive_timeout=IDLE_SECONDS,
             lingering_time=lingering_seconds,
             shutdown_timeout=SHUTDOWN_SECONDS,
+            **SERVER_OPTIONS,
         )
 
     async def __aenter__(self) -> Listener:

@@ -27,6 +27,7 @@ from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.exchange import Exchange
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.proxy.sending import error_kind, send_stream, send_whole
+from polar_gym.http.careful import SERVER_OPTIONS, compression
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes
@@ -101,8 +102,7 @@ class Proxy:
             self._silent.heard(request.protocol)
             return await self._handle(request, bound)
 
-        # No access log: some clients send their key in the URL.
-        server = web.Server(handle, handler_cancellation=True, access_log=None)  # pyright: ignore[reportArgumentType]
+        server = web.Server(handle, handler_cancellation=True, **SERVER_OPTIONS)  # pyright: ignore[reportArgumentType]
         return self._silent.watched(server)
 
     async def _handle(self, http: web.BaseRequest, bound: SessionCapture | None) -> web.StreamResponse:
@@ -135,13 +135,6 @@ class Proxy:
             return _error(provider, error.status, error.kind, error.message)
         except EngineError as error:
             return _error(provider, error.status, error_kind(error), error.message)
-        except web.RequestPayloadError as error:  # the body is not compressed as its headers say
-            http.content.feed_eof()  # else aiohttp reads on, meets the same error and logs it as a server error
-            answer = _error(
-                provider, 400, "invalid_request", f"the body cannot be read: {' '.join(str(error).split())}"
-            )
-            answer.force_close()
-            return answer
         except ConnectionError as gone:  # the client left; aiohttp logs all but a cancellation as a server error
             raise asyncio.CancelledError from gone
         except Exception:
@@ -288,6 +281,8 @@ def _given_up(exchange: Exchange, completion: Completion) -> EngineError:
 
 
 async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
+    if problem := compression(http):
+        raise CallRefusedError(415, "invalid_request", problem)
     raw = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
