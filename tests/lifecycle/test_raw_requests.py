@@ -1,7 +1,9 @@
-"""Compressed bodies on the three ports: nothing is inflated."""
+"""Compressed bodies and malformed heads on the three ports: nothing is inflated, and no log has a key."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -62,3 +64,29 @@ async def test_a_compressed_body_is_refused_and_never_inflated(tmp_path: Path, n
                     assert response.status == expected, said
                     assert inflated == []
         assert "Content-Encoding: zstd: compressed bodies are refused" in said
+
+
+@pytest.mark.parametrize("name", PORTS)
+async def test_a_malformed_head_leaves_no_key_in_the_log(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with port(name, tmp_path) as (method, url, _):
+        place, _, path = url.removeprefix("http://").partition("/")
+        host, _, number = place.partition(":")
+        for line in (
+            "Authorization: Bearer sesame-sesame\x01",
+            "Authorization sesame-sesame",
+            "x-api-key\x00: sesame-",
+        ):
+            reader, writer = await asyncio.open_connection(host, int(number))
+            writer.write(f"{method} /{path} HTTP/1.1\r\nHost: {host}\r\n{line}\r\n\r\n".encode())
+            assert b" 400 " in await asyncio.wait_for(reader.readline(), 60), line
+            writer.close()
+        for start in ("POST /v1/tasks?key=sesame-\x01 HTTP/1.1", "sesame-sesame"):
+            reader, writer = await asyncio.open_connection(host, int(number))
+            writer.write(f"{start}\r\n\r\n".encode())
+            assert b" 400 " in await asyncio.wait_for(reader.readline(), 60), start
+            writer.close()
+    assert "sesame" not in caplog.text
+    assert "Error handling request from 127.0.0.1" in caplog.text, "the refusal itself is in the log"
