@@ -13,7 +13,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.console import errors
 from polar_gym.gateway.node.process import serve
 from polar_gym.gateway.node.settings import GatewaySettings, gateway_settings, split_own
-from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, take_key
+from polar_gym.http.keys import NODE_KEY, hide_keys, take_key
 
 app = typer.Typer()
 
@@ -37,8 +37,7 @@ def gateway(
     The key between server and nodes is in POLAR_GYM_NODE_KEY, or in the file that POLAR_GYM_NODE_KEY_FILE names.
     """
     key = take_key(NODE_KEY)
-    # Remove the service key from the environment: a node does not need it, and no program that runs here may see it.
-    take_key(SERVICE_KEY)
     own, others = split_own(settings or [], GatewaySettings)
     config = load_config(None, others)
+    hide_keys(config.engine.options.get("api_key"))
     asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))

@@ -20,6 +20,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
 from polar_gym.episodes.report import print_summary
 from polar_gym.errors import ConfigError
+from polar_gym.http.keys import hide_keys
 from polar_gym.runs.run import roll_out
 from polar_gym.runs.sweep import plan, print_sweep, run_sweep
 from polar_gym.schema import Episode
@@ -72,6 +73,7 @@ def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, 
 
 def _sweep(arguments: Sequence[str], config_dir: Path | None) -> None:
     runs = plan(arguments, config_dir)
+    hide_keys(*(run.config.engine.options.get("api_key") for run in runs))
     try:
         finished = run_sweep(runs, console)
     except KeyboardInterrupt as error:
@@ -85,6 +87,7 @@ def _sweep(arguments: Sequence[str], config_dir: Path | None) -> None:
 
 def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
     """Roll out and return the episodes. Where the user interrupts, print where episodes and captured calls are."""
+    hide_keys(config.engine.options.get("api_key"))
     try:
         return asyncio.run(roll_out(config, progress))
     except KeyboardInterrupt as error:

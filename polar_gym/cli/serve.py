@@ -12,7 +12,7 @@ from polar_gym.cli.settings_help import help_option, print_own_settings
 from polar_gym.config.loading import load_config
 from polar_gym.console import errors
 from polar_gym.errors import ConfigError
-from polar_gym.http.keys import load_keys
+from polar_gym.http.keys import hide_keys, load_keys
 from polar_gym.service import process
 from polar_gym.service.settings import ServeSettings, split_settings
 
@@ -48,4 +48,5 @@ def serve(
         raise ConfigError(f"{others[0]}: unknown setting; with cluster=none the nodes have their own")
     config = load_config(None, others) if own.cluster.name != "none" else None
     keys = load_keys()
+    hide_keys(config.engine.options.get("api_key") if config else None)
     asyncio.run(process.serve(own, config, keys, lambda line: errors.print(Text(line), soft_wrap=True)))

@@ -1,10 +1,16 @@
-"""Reads the keys of the rollout service's HTTP ports, and checks requests and addresses against them."""
+"""Reads the keys of the rollout service's HTTP ports, checks requests and addresses against them, and hides keys.
+
+/proc/PID/environ and /proc/PID/cmdline show the memory that the kernel filled when the program started. `os.environ`
+and `sys.argv` are copies of that memory: a change of them changes neither file.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import hmac
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +25,10 @@ CALLBACK_KEY = "POLAR_GYM_CALLBACK_KEY"
 """The variable with the key that signs callbacks."""
 MIN_LENGTH = 16
 """Characters of a key, at least."""
+MIN_HIDDEN = 8
+"""A shorter value, such as EMPTY or 1, is no secret, and may also be the value of other variables."""
+STAT_BOUNDS = ((45, 46), (47, 48))
+"""The fields of /proc/PID/stat, counted behind the program's name, with the bounds of arguments and environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +51,34 @@ def load_keys() -> Keys:
 
 
 def take_key(name: str) -> str | None:
-    """Read a key like `read_key`, and remove its variable, so that no process started from here inherits the key."""
+    """Read a key like `read_key`, and hide the variable with the key from other processes."""
     key = read_key(name)
-    os.environ.pop(name, None)
+    _hide(os.environ.get(name, ""))
     return key
+
+
+def hide_keys(*others: str | None) -> None:
+    """Hide all keys of the rollout service, and other keys, from other processes, before this process runs sessions."""
+    for key in (*map(os.environ.get, (SERVICE_KEY, NODE_KEY, CALLBACK_KEY)), *others):
+        _hide(key or "")
+
+
+def _hide(secret: str) -> None:
+    """Remove the environment variables whose value is `secret`, so that no child inherits the secret. Overwrite that
+    value, and the arguments KEY=`secret`, where /proc shows them.
+
+    A value shorter than `MIN_HIDDEN` is left alone.
+    """
+    if len(secret) < MIN_HIDDEN:
+        return
+    for name in [name for name, value in os.environ.items() if value == secret]:
+        del os.environ[name]
+    value = os.fsencode(secret)
+    stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    for first, last in STAT_BOUNDS:
+        start, end = int(stat[first]), int(stat[last])
+        for found in re.finditer(b"=" + re.escape(value) + b"\0", ctypes.string_at(start, end - start)):
+            ctypes.memset(start + found.start() + 1, ord("*"), len(value))
 
 
 def read_key(name: str) -> str | None:

@@ -27,6 +27,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.process import serving
 from polar_gym.gateway.node.settings import GatewaySettings
+from polar_gym.http.keys import hide_keys
 from polar_gym.service.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class GatewayActor:
     def __init__(
         self, config: RunConfig, name: str, state: Path, server: str, key: str | None, allowing: dict[str, Any]
     ) -> None:
+        hide_keys()
         listen = f"{ray.util.get_node_ip_address()}:0"
         settings = GatewaySettings(listen=listen, server=server, name=name, state=state / name, **allowing)
         self._over = threading.Event()

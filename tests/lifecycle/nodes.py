@@ -6,9 +6,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import aiohttp
 from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.process import Gateway, serving
 from polar_gym.gateway.node.settings import gateway_settings
+from polar_gym.http.keys import NODE_KEY
 from polar_gym.protocol import Dispatch
 from polar_gym.schema import Episode, TaskRequest
 from tests.support.sessions import task
@@ -100,6 +101,7 @@ class NodeProcess:
     port: int
     settings: tuple[str, ...] = ()
     delay_seconds: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=lambda: {NODE_KEY: KEY})
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -120,7 +122,7 @@ class NodeProcess:
                 *("engine=embedded", "runtime=bubblewrap"),
                 *(f"engine.scripts={scripts}", f"engine.delay_seconds={self.delay_seconds}"),
                 *(f"listen=127.0.0.1:{self.port}", f"state={self.directory / 'state'}", *self.settings),
-                env={**os.environ, "POLAR_GYM_NODE_KEY": KEY, "TMPDIR": str(scratch), "COLUMNS": "300"},
+                env={**os.environ, **self.environment, "TMPDIR": str(scratch), "COLUMNS": "300"},
                 stdout=log,
                 stderr=log,
             )
