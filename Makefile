@@ -10,7 +10,7 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs
 
 SHOWS := show-attacks show-errors show-faults show-fuzz show-load show-matrix show-nemo show-pypi-tasks show-ray \
-	show-rewrites show-sandboxes show-sft show-splice show-utilisation
+	show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo image clean core dev dev,swe
@@ -62,6 +62,7 @@ show-pypi-tasks: ## Make ten real tasks out of package releases, and grade them 
 show-ray: ## Lose one of three machines of a Ray cluster while sessions run (1 min)
 show-rewrites: ## Give every harness answers that are hard to hand back (2 min)
 show-sandboxes: ## Start and stop 200 sandboxes of each runtime, and kill gateways (3 min)
+show-search: ## Search for combinations of attacks that are rewarded (60 min)
 show-sft: ## Export SFT data, and compare its ids with the captured ones (10 min)
 show-splice: ## Prove token-in/token-out on a real vLLM, with and without splicing (10 min)
 show-utilisation: ## Compare staged pools with one pool for everything (3 min)
