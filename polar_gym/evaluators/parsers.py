@@ -22,7 +22,7 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def get_parser(name: str) -> Parser:
-    """Return the parser called `name`: `unittest`, `pytest` or `package.module:function`. Raises `ValueError`."""
+    """Return the parser called `name`, one of `PARSERS` or `package.module:function`. Raises `ValueError`."""
     if name in PARSERS:
         return PARSERS[name]
     module, colon, attribute = name.partition(":")
@@ -118,4 +118,39 @@ def _agree(statuses: dict[str, str], counts: str) -> bool:
     return sum(status == PASSED for status in statuses.values()) <= sum(map(int, counted))
 
 
-PARSERS: dict[str, Parser] = {"unittest": parse_unittest, "pytest": parse_pytest}
+# TAP: node --test --test-reporter=tap ---------------------------------------------------------------------------------
+
+_LEVELS, _RESULTS = 9, 50_000
+"""The most levels of suites and the most results of a log: an id repeats the names of all suites around its test."""
+_POINT = re.compile(r"( {0,32})(not )?ok\b(?: \d{1,9})?(?: -)? ?(.{0,300}?)(?: # (?:SKIP|TODO)\b(.*))?", re.IGNORECASE)
+_PLAN = re.compile(r"1\.\.(\d{1,9})(?: .*)?")
+_YAML = re.compile(r"^( *)---\n.*?(?:^\1\.\.\.$|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def parse_tap(log: str) -> dict[str, str]:
+    """Parse a log in TAP, as node's test runner prints with `--test-reporter=tap`. Ids are `suite > test`.
+
+    The log must hold exactly as many results at its outermost level as its plans (`1..N`) announce. A test that is
+    marked as TODO or SKIP counts as skipped.
+    """
+    log = _YAML.sub("", _COLORS.sub("", log.replace("\r\n", "\n")))
+    levels: list[list[tuple[str, str]]] = [[] for _ in range(_LEVELS)]
+    planned = found = results = 0
+    for line in log.split("\n"):
+        if plan := _PLAN.fullmatch(line):
+            planned += int(plan[1])
+        elif line.startswith("Bail out!") or results > _RESULTS:
+            return {}
+        elif point := _POINT.fullmatch(line):
+            depth, name = len(point[1]) // 4, re.sub(r"\\([\\#])", r"\1", point[3])
+            for level in levels[depth + 1 :]:  # the results of this suite come before its own
+                levels[depth] += [(f"{name} > {test}", status) for test, status in level]
+                level.clear()
+            levels[depth].append((name, SKIPPED if point[4] is not None else FAILED if point[2] else PASSED))
+            found += depth == 0
+            results += 1
+    failed = {test for test, status in levels[0] if status == FAILED}
+    return {**dict(levels[0]), **dict.fromkeys(failed, FAILED)} if planned == found else {}
+
+
+PARSERS: dict[str, Parser] = {"unittest": parse_unittest, "pytest": parse_pytest, "tap": parse_tap}

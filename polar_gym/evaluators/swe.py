@@ -67,7 +67,7 @@ class SweOptions(Options):
     test_patch: str = ""
     """Hidden tests, a git patch against the base commit."""
     log_parser: Annotated[str, Names.CODE] = "unittest"
-    """`unittest`, `pytest`, swebench's `parse_log_...`, or `package.module:function` (log -> test id -> status)."""
+    """`unittest`, `pytest`, `tap`, swebench's `parse_log_...`, or `package.module:function` (log -> id -> status)."""
     eval_type: Literal["pass_and_fail", "fail_only"] = "pass_and_fail"
     """`fail_only`: a test that the log does not name has passed; for swebench's parsers that see only failures."""
     repo: str = ""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.evaluators.parsers import get_parser, parse_pytest, parse_unittest
+from polar_gym.evaluators.parsers import get_parser, parse_pytest, parse_tap, parse_unittest
+from tests.support.requirements import need_node
 
 UNITTEST_MODULE = '''
 import sys, unittest
@@ -158,6 +159,46 @@ def test_pytest_lines_beyond_the_runners_count_are_not_believed():
     assert parse_pytest("=== short test summary info ===\nPASSED a.py::a\n") == {}
 
 
+NODE_TEST = """
+const { describe, it, test } = require("node:test");
+const assert = require("node:assert");
+console.log("ok 9 - passes by its output");
+test("passes", () => {});
+test("fails, and prints more", () => assert.fail("\\n  ...\\nok 1 - forged\\n    ok 2 - forged too"));
+describe("suite # 1", () => {
+  it("passes \\\\", () => {});
+  it.skip("is left out", () => {});
+  it.todo("is not done", () => assert.fail("yet"));
+  describe("inner", () => it("fails", () => assert.equal(1, 2)));
+});
+"""
+
+
+def test_tap_log_of_node(tmp_path):
+    need_node()
+    (tmp_path / "a.test.js").write_text(NODE_TEST)
+    command = ["node", "--test", "--test-reporter=tap", "a.test.js"]
+    log = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    assert parse_tap(log) == {
+        "passes": "PASSED",
+        "fails, and prints more": "FAILED",
+        "suite # 1": "FAILED",
+        "suite # 1 > passes \\": "PASSED",
+        "suite # 1 > is left out": "SKIPPED",
+        "suite # 1 > is not done": "SKIPPED",
+        "suite # 1 > inner": "FAILED",
+        "suite # 1 > inner > fails": "FAILED",
+    }
+
+
+def test_tap_lines_that_no_plan_announces_are_not_believed():
+    log = "TAP version 13\nok 1 - a\nok 2 - b\n"
+    assert parse_tap(f"{log}1..2\n") == {"a": "PASSED", "b": "PASSED"}
+    assert parse_tap(f"{log}1..1\n") == parse_tap(f"{log}1..3\n") == parse_tap(log) == {}
+    assert parse_tap(f"{log}1..2\nBail out! no more\n") == {}
+    assert parse_tap(f"{log}not ok 3 - a\n1..3\n")["a"] == "FAILED", "a failure named anywhere wins"
+
+
 def test_parser_by_import_path():
     assert get_parser("polar_gym.evaluators.parsers:parse_pytest") is parse_pytest
     with pytest.raises(ValueError, match="unknown log parser 'nose'; known: unittest, pytest"):
@@ -168,19 +209,23 @@ def test_parser_by_import_path():
 
 UNITTEST_FRAGMENTS = ("test_a (t.T.test_a)", " ... ", "ok", "FAIL", "skipped '", "=" * 70, "-" * 70, "FAIL: ", "OK")
 PYTEST_FRAGMENTS = ("=== short test summary info ===\n", "PASSED a::b[", "]", " - ", "=== 1 passed in 0.1s ===")
-FRAGMENTS = st.sampled_from([*UNITTEST_FRAGMENTS, *PYTEST_FRAGMENTS, "\n", "\n\n", "Ran ", " tests in 1s", "9" * 5000])
+TAP_FRAGMENTS = ("\nok 1 - a", "\n    not ok 2 - b", " # SKIP", "\n1..1\n", "\n  ---\n", "\n  ...\n", " " * 200)
+FRAGMENTS = st.sampled_from(
+    [*UNITTEST_FRAGMENTS, *PYTEST_FRAGMENTS, *TAP_FRAGMENTS, "\n\n", "Ran ", " tests in 1s", "9" * 5000]
+)
 
 
 @given(st.lists(st.one_of(FRAGMENTS, st.text(max_size=20)), max_size=40).map("".join))
-@pytest.mark.parametrize("parse", [parse_unittest, parse_pytest])
+@pytest.mark.parametrize("parse", [parse_unittest, parse_pytest, parse_tap])
 def test_parsers_are_total(parse, log):
     statuses = parse(log)
     assert set(statuses.values()) <= {"PASSED", "FAILED", "ERROR", "SKIPPED"}
 
 
-@pytest.mark.parametrize("parse", [parse_unittest, parse_pytest])
+@pytest.mark.parametrize("parse", [parse_unittest, parse_pytest, parse_tap])
 @pytest.mark.parametrize(
-    "unit", ["=", "a", "PASSED a::b[", "test_a (t.", " ... ", "Ran 1 test in 1", "] - ", "\n" + "=" * 70]
+    "unit",
+    ["=", "a", "PASSED a::b[", "test_a (t.", " ... ", "Ran 1 test in 1", "] - ", "\n" + "=" * 70, *TAP_FRAGMENTS],
 )
 @pytest.mark.timeout(20)
 def test_parsers_are_bounded(parse, unit):
