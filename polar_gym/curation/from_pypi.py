@@ -24,6 +24,7 @@ from polar_gym.curation.errors import CurationError
 from polar_gym.curation.issue import write_issue
 from polar_gym.curation.pypi import fetch_sdist, metadata, requirements, unpack
 from polar_gym.curation.releases import Comparison, compare
+from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import validate
 from polar_gym.durable import json_lines
 from polar_gym.evaluators.parsers import PASSED, get_parser
@@ -96,7 +97,11 @@ async def make_task(release: Release, bench: Bench, out: Path, say: Say) -> Task
         verdict = await validate(task, bench)
         if verdict.problem:
             raise CurationError(f"{release.instance_id}: not valid: {verdict.problem}")
-        return await asyncio.to_thread(_write, task, old, out)
+        say("finding where its tests can be altered")
+        twinned = await with_twins(task, bench)
+        if twinned.problem:
+            say(f"no twins: {twinned.problem}")
+        return await asyncio.to_thread(_write, twinned.task, old, out)
 
 
 def _trees(release: Release, cache: Path, scratch: Path) -> tuple[Path, Path]:

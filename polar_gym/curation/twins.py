@@ -92,7 +92,7 @@ async def with_twins(task: Task, bench: Bench) -> Verdict:
     return dataclasses.replace(verdict, task=plain) if verdict.problem else verdict
 
 
-async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[tuple[int, int]]]]:
+async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[int]]]]:
     """Return the places of a task's tests for `Task.twins`; empty where no test can be altered.
 
     Raises `CurationError`, or what grading raises.
@@ -110,9 +110,9 @@ async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[tuple
             seconds = context.request.evaluator.timeout_seconds
             raise CurationError(f"{task.instance_id}: with altered tests, the tests take more than {seconds:g} s")
         live = trial.live(await swe.read(context, run), run.testimony.tests if run.testimony.began else None)
-    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    found: dict[str, dict[str, list[list[int]]]] = {}
     for file, name, span in sorted(live or ()):
-        found.setdefault(file, {}).setdefault(name, []).append(span)
+        found.setdefault(file, {}).setdefault(name, []).append(list(span))
     return found
 
 

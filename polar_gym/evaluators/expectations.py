@@ -181,9 +181,7 @@ class _Finder:
                 drawn = _drawn(each.value)
                 if drawn is not None:
                     yield Expectation(*self._span(each), *drawn)
-            elif other := _OTHER_EMPTY.get(
-                ast.unparse(each) if isinstance(each, ast.List | ast.Tuple | ast.Dict) else ""
-            ):
+            elif isinstance(each, ast.List | ast.Tuple | ast.Dict) and (other := _OTHER_EMPTY.get(ast.unparse(each))):
                 yield self._either(each, other)
 
     def _of_operator(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Iterator[Expectation]:

@@ -29,7 +29,7 @@ from polar_gym.evaluators.parsers import MISSING, get_parser
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, INSTALL, START, known_parsers
-from polar_gym.evaluators.twins import TwinPlaces, Twins, cover, draw_twins, rounds
+from polar_gym.evaluators.twins import Twins, cover, draw_twins, rounds
 from polar_gym.evaluators.verdict import Verdict, read_reports
 from polar_gym.evaluators.witness import Testimony, Witness
 from polar_gym.registry import Names, Options
@@ -77,7 +77,7 @@ class SweOptions(Options):
     canary: Literal["auto", "off"] = "auto"
     """`auto`: put tests that must fail among the hidden tests where the command runs whole Python test files."""
 
-    twins: TwinPlaces = Field(default_factory=dict)
+    twins: dict[str, dict[str, list[list[int]]]] = Field(default_factory=dict)
     """Test file -> test -> the places at which another text makes the test fail; made by `polar-gym tasks twins`."""
     min_trust: Literal["low", "high"] = "low"
     """`high`: refuse tasks of which a FAIL_TO_PASS test has no twins, because forged results would go unnoticed."""

@@ -22,7 +22,7 @@ from itertools import product
 from polar_gym.evaluators.expectations import MOST, Expectation, TestFunction, find_tests
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
 
-Places = Mapping[str, Sequence[tuple[int, int]]]
+Places = Mapping[str, Sequence[Sequence[int]]]
 """Qualified name of a test -> the places in its file, as offsets in bytes, at which another text makes it fail."""
 TwinPlaces = Mapping[str, Places]
 """Test file -> its places; made by `curation.twins`."""
@@ -142,7 +142,7 @@ def _copy_text(source: bytes, test: TestFunction, copy: Copy) -> bytes:
     return b"".join([*parts, last, b"" if last.endswith(b"\n") else b"\n", b"\n"])
 
 
-def _live(test: TestFunction | None, places: Sequence[tuple[int, int]], name: str) -> list[Expectation]:
+def _live(test: TestFunction | None, places: Sequence[Sequence[int]], name: str) -> list[Expectation]:
     known = {(each.start, each.end): each for each in test.expectations} if test is not None else {}
     if any(tuple(place) not in known for place in places):
         raise ValueError(f"twins: {name} is not in the test file as the row says; run: polar-gym tasks twins FILE")

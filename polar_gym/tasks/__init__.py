@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from polar_gym.registry import Makers
 from polar_gym.schema import InsidePath
@@ -52,7 +52,7 @@ class Task(BaseModel):
     log_parser: str = "unittest"
     """The name of a parser, never an import path: a task is data, and data names no code of the gateway's machine."""
     eval_type: str = "pass_and_fail"
-    twins: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    twins: dict[str, dict[str, list[Annotated[list[int], Field(min_length=2, max_length=2)]]]] = {}
     """Places in the hidden tests at which the tests can be altered; made by `polar-gym tasks twins`."""
     version: str = ""
     python_requirements: list[Annotated[str, AfterValidator(check_requirement)]] = []
