@@ -143,7 +143,7 @@ def parse_tap(log: str) -> dict[str, str]:
             return {}
         elif point := _POINT.fullmatch(line):
             depth, name = len(point[1]) // 4, re.sub(r"\\([\\#])", r"\1", point[3])
-            for level in levels[depth + 1 :]:  # the results of this suite come before its own
+            for level in levels[depth + 1 :]:  # a suite's tests come before the suite
                 levels[depth] += [(f"{name} > {test}", status) for test, status in level]
                 level.clear()
             levels[depth].append((name, SKIPPED if point[4] is not None else FAILED if point[2] else PASSED))

@@ -87,6 +87,7 @@ class Bench:
                     target = packages / file
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(str(file.locate()), target)
+        (packages / "closeness.py").write_text(CLOSENESS)
         self.mounts.append(Mount(packages, "/opt/packages"))
         self.spec = self.spec.model_copy(update={"environment": {"PYTHONPATH": "/opt/packages"}})
 
@@ -152,6 +153,8 @@ def make_bench(directory: Path) -> Bench:
     return bench
 
 
+CLOSENESS = "def far(one, other):\n    return abs(one - other) > 1e-9\n"
+"""A third party's module in every sandbox."""
 PRICES = {
     "prices/__init__.py": "from prices.total import total as total\n",
     "prices/total.py": (
@@ -160,6 +163,7 @@ PRICES = {
         "    return sum(prices) * (100 - discount) // 10\n"
     ),
     "conftest.py": "import pytest\n\n\n@pytest.fixture\ndef basket():\n    return [100, 250]\n",
+    "setup.py": "import prices\n\nprint(prices.__name__, 'is built')\n",
     "setup.cfg": "[tool:pytest]\naddopts = --strict-markers\n",
     "tests/test_prices.py": "from prices import total\n\n\ndef test_nothing_is_free():\n    assert total([]) == 0\n",
 }
@@ -177,6 +181,7 @@ set -uxo pipefail
 cd /workspace
 git status > /dev/null
 git checkout HEAD tests/test_prices.py
+python3 setup.py --quiet
 git apply -v - <<'EOF_TESTS'
 {test_patch}
 EOF_TESTS
@@ -187,20 +192,11 @@ git checkout HEAD tests/test_prices.py
 """
 
 
-def prices_task(directory: Path, **fields: Any) -> Task:
+def prices_task(directory: Path, files: Mapping[str, str] = PRICES, **fields: Any) -> Task:
     """A task whose tests are pytest's; its workspace is made below `directory`."""
-    source = directory / "prices-source"
-    for name, text in PRICES.items():
-        path = source / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
     right = PRICES["prices/total.py"].replace("// 10\n", "// 100\n")
     tests = "tests/test_prices.py"
     values = {
-        "instance_id": "polar__prices-1",
-        "problem_statement": "total() is ten times too much\n",
-        "repo": "polar/prices",
-        "workspace": str(source),
         "patch": make_patch(directory, PRICES, {"prices/total.py": right}),
         "test_patch": make_patch(directory, PRICES, {tests: PRICES[tests] + HIDDEN_TESTS}),
         "test_command": f"python3 -m pytest -rA --color=no {tests}",
@@ -208,6 +204,22 @@ def prices_task(directory: Path, **fields: Any) -> Task:
         "FAIL_TO_PASS": [f"{tests}::test_no_discount", f"{tests}::test_discount"],
         "PASS_TO_PASS": [f"{tests}::test_nothing_is_free"],
         "twins": {tests: all_places(PRICES[tests] + HIDDEN_TESTS)},
+    }
+    return make_task(directory, files, **{**values, **fields})
+
+
+def make_task(directory: Path, files: Mapping[str, str], **fields: Any) -> Task:
+    """A task with these files; its workspace is made below `directory`."""
+    source = directory / "prices-source"
+    for name, text in files.items():
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    values = {
+        "instance_id": "polar__prices-1",
+        "problem_statement": "total() is ten times too much\n",
+        "repo": "polar/prices",
+        "workspace": str(source),
     }
     return Task.model_validate({**values, **fields})
 

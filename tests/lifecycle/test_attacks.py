@@ -5,19 +5,25 @@ import importlib.util
 import pytest
 
 from tests.lifecycle import grading_bench
-from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, task_for
+from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, adaptive, javascript, task_for
 from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
-from tests.support.requirements import need
+from tests.support.requirements import need, need_node, need_program
 
 __all__ = ["bench"]
 
 BY_NAME = {attack.name: attack for attack in ATTACKS}
 IN_SWEBENCH = ("prints a log at the end", "sys.settrace", "overwrites the record")
 """Attacks whose end differs where swebench reads the log."""
+CHOSEN: dict[str, Ground] = {"prints TAP and exits": "javascript"}
+"""Of the attacks that know the grader, and of those in JavaScript: those that CI tries, and where."""
 
 
 def needs(ground: Ground, bench: Bench) -> None:
-    if ground != "unittest":
+    if ground == "javascript":
+        need_node()
+        need_program("npm", "https://nodejs.org (>= 20)")
+        need_program("make", "apt-get install make")
+    elif ground != "unittest":
         bench.offer_pytest()
     if ground == "swebench":
         need(importlib.util.find_spec("swebench"), "swebench", "pip install 'polar-gym[swe]'")
@@ -25,6 +31,8 @@ def needs(ground: Ground, bench: Bench) -> None:
 
 def grounds(attack: Attack) -> list[Ground]:
     """Where CI tries it; `make show-attacks` tries all everywhere. Files that do not count do not count anywhere."""
+    if attack in (*adaptive.ATTACKS, *javascript.ATTACKS):
+        return [CHOSEN[attack.name]] if attack.name in CHOSEN else []
     in_tested_code = any("PACKAGE" in path for path in attack.files)
     chosen: list[Ground] = ["pytest"] if "pytest" in attack.grounds else []
     if "unittest" in attack.grounds and (in_tested_code or not chosen):
