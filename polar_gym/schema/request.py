@@ -204,5 +204,6 @@ class TaskRequest(Record):
     when_stale: Literal["mark", "cancel"] = "mark"
     """Whether a session that lies further behind is marked or cancelled."""
     callback_url: str | None = None
-    """The http or https URL that the rollout service posts each result to (`polar_gym.protocol.Callback`)."""
+    """The http or https URL that the rollout service posts each result to (`polar_gym.protocol.Callback`). It may lead
+    to loopback only where the service listens on loopback, and never to a link-local address."""
     metadata: dict[str, Any] = Field(default_factory=dict)

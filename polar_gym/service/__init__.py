@@ -17,6 +17,7 @@ The state, and the work on it:
     book            the live tasks in memory, and the only way to write about them
     dispatcher      gives sessions to nodes, and calls them off
     callbacks       sends results to a task's `callback_url`
+    addresses       decides to which addresses callbacks go
     service         all of these together, without HTTP
     metrics         what Prometheus reads
 

@@ -22,6 +22,7 @@ import aiohttp
 import orjson
 
 from polar_gym.http.failures import reason
+from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import OutboxEntry
 
@@ -96,15 +97,21 @@ def check_url(url: str) -> str | None:
 class CallbackSender:
     """Sends the callbacks of the outbox until `run` is cancelled."""
 
-    def __init__(self, book: Book, key: str) -> None:
+    def __init__(self, book: Book, key: str, addresses: CallbackAddresses) -> None:
         self._book = book
+        self._addresses = addresses
         self._store = book.store
         self._key = key
 
     async def run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=60, connect=10)
         running: dict[asyncio.Task[None], str] = {}
-        async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http:
+        async with aiohttp.ClientSession(
+            timeout=timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            connector=aiohttp.TCPConnector(socket_factory=self._addresses.connect),
+            auto_decompress=False,  # the answers' bodies are not read
+        ) as http:
             try:
                 while True:
                     self._book.outbox_news.clear()

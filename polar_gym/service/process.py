@@ -15,8 +15,9 @@ from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.process import unless
 from polar_gym.gateway.node.settings import GatewaySettings
-from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure
+from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure, is_loopback
 from polar_gym.http.listener import Listener
+from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import CallbackSender
 from polar_gym.service.node_link import NodeLink
 from polar_gym.service.server import make_app
@@ -52,12 +53,14 @@ async def serving(
         stack.push_async_callback(store.close)
         link = await stack.enter_async_context(NodeLink(keys.node))
         service = await stack.enter_async_context(RolloutService(store, link, settings.limits))
+        addresses = CallbackAddresses(loopback=is_loopback(settings.host))
         if keys.signing is not None:
-            sending = service.book.watch(asyncio.create_task(CallbackSender(service.book, keys.signing).run()))
+            sender = CallbackSender(service.book, keys.signing, addresses)
+            sending = service.book.watch(asyncio.create_task(sender.run()))
             stack.push_async_callback(asyncio.gather, sending, return_exceptions=True)
             stack.callback(sending.cancel)
         try:
-            app = make_app(service, keys, allowed, settings.url)
+            app = make_app(service, keys, allowed, addresses, settings.url)
             at = (settings.host, settings.port)
             listener = await stack.enter_async_context(Listener(app, at, LINGERING_SECONDS))
         except OSError as error:

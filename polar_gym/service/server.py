@@ -26,6 +26,7 @@ from polar_gym.http.edge import (
 from polar_gym.http.keys import Keys
 from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
+from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import check_url
 from polar_gym.service.fleet import ReplacedError
 from polar_gym.service.metrics import ServiceMetrics
@@ -46,7 +47,9 @@ MAX_EVENT_ID = 2**63 - 1
 """SQLite's largest number."""
 
 
-def make_app(service: RolloutService, keys: Keys, allowed: Allowed, url: str | None = None) -> web.Application:
+def make_app(
+    service: RolloutService, keys: Keys, allowed: Allowed, addresses: CallbackAddresses, url: str | None = None
+) -> web.Application:
     """Return the rollout server's application. `url`: where nodes reach the server, if that is not where it listens."""
     statuses = {
         ConfigError: 422,
@@ -57,7 +60,7 @@ def make_app(service: RolloutService, keys: Keys, allowed: Allowed, url: str | N
         OverloadedError: 503,
         StoreError: 503,
     }
-    served = _served(_Handlers(service, keys, allowed))
+    served = _served(_Handlers(service, keys, allowed, addresses))
     return application(
         served, {"service": keys.service, "node": keys.node}, statuses, max_bytes=MAX_REQUEST_BYTES, url=url
     )
@@ -93,10 +96,11 @@ def _served(handlers: _Handlers) -> Served:
 
 
 class _Handlers:
-    def __init__(self, service: RolloutService, keys: Keys, allowed: Allowed) -> None:
+    def __init__(self, service: RolloutService, keys: Keys, allowed: Allowed, addresses: CallbackAddresses) -> None:
         self._service = service
         self._keys = keys
         self._allowed = allowed
+        self._addresses = addresses
         self._metrics = ServiceMetrics(service.book)
 
     # Tasks ------------------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class _Handlers:
         request = await read_record(http, TaskRequest)
         check_identifier("task_id", request.task_id)
         if request.callback_url is not None:
-            if problem := check_url(request.callback_url):
+            if problem := check_url(request.callback_url) or await self._addresses.refuse_url(request.callback_url):
                 raise AnswerError(422, f"callback_url: {problem}")
             if self._keys.signing is None:
                 raise AnswerError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import aiohttp
@@ -123,6 +124,46 @@ async def test_the_outbox_survives_the_server(tmp_path: Path) -> None:
         async with rollout_server(tmp_path) as (_, client):
             await receiver.wait_for(2)
         assert receiver.results[f"{order.session_id}:0"]["episode"]["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("http://169.254.169.254/latest", "169.254.169.254 is link-local"),
+        ("http://[fe80::1]/", "fe80::1 is link-local"),
+        ("http://[::ffff:a9fe:a9fe]/", "is link-local"),
+        ("http://2852039166/", "169.254.169.254 is link-local"),
+        ("http://0.0.0.0:1/", "0.0.0.0 is link-local or unspecified"),
+        ("http://127.0.0.1:1/", "127.0.0.1 is loopback"),
+        ("http://localhost:1/", " is loopback"),
+        ("http://[::1]:1/", "::1 is loopback"),
+    ],
+)
+async def test_a_callback_into_the_servers_own_machine_is_refused(tmp_path: Path, url: str, named: str) -> None:
+    """A server that listens on loopback only has its clients there, and calls them back there; see the other tests."""
+    async with rollout_server(tmp_path, listen="0.0.0.0:0") as (service, client):
+        with pytest.raises(RolloutServiceError, match="callback_url: ") as refused:
+            await client.submit(make_request("t", callback_url=url))
+        assert refused.value.status == 422
+        assert named in str(refused.value)
+        assert not service.book.live
+
+
+async def test_the_address_of_a_callback_is_checked_again_when_it_is_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a name that leads elsewhere by then. Here the URL was accepted by a server on loopback."""
+    caplog.set_level(logging.INFO)
+    async with Receiver(CALLBACK_KEY, broken=lambda number: True) as receiver:
+        async with rollout_server(tmp_path) as (_, client):
+            await client.submit(make_request("t", callback_url=receiver.url))
+            await client.cancel("t")
+        caplog.clear()
+        async with rollout_server(tmp_path, listen="0.0.0.0:0") as (service, _), asyncio.timeout(60):
+            while not service.book.counts.callbacks["failed"]:  # noqa: ASYNC110 - no event tells of a failed try
+                await asyncio.sleep(0.01)
+        assert "127.0.0.1 is loopback" in caplog.text
+        assert "HTTP 500" not in caplog.text, "the receiver was not asked"
 
 
 async def test_forged_old_and_changed_callbacks_are_refused(tmp_path: Path) -> None:
