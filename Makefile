@@ -9,8 +9,8 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs
 
-SHOWS := show-attacks show-errors show-faults show-fuzz show-load show-matrix show-nemo show-pypi-tasks show-ray \
-	show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
+SHOWS := show-attacks show-errors show-faults show-fuzz show-honest show-load show-matrix show-nemo show-pypi-tasks \
+	show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo image clean core dev dev,swe
@@ -55,6 +55,7 @@ show-attacks: ## Try to get rewards without solving the task (5 min)
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
+show-honest: ## Count correct solutions without the reward, and lost sessions (20 min)
 show-load: ## Run 500 sessions at once on one node, then 100 heavier ones (8 min)
 show-matrix: ## Run every harness in every runtime on a bundled task (4 min)
 show-nemo: ## Run NeMo Gym 0.4 and 0.7 on a real vLLM (10 min)
@@ -67,9 +68,9 @@ show-sft: ## Export SFT data, and compare its ids with the captured ones (10 min
 show-splice: ## Prove token-in/token-out on a real vLLM, with and without splicing (10 min)
 show-utilisation: ## Compare staged pools with one pool for everything (3 min)
 
-show-fuzz show-matrix show-sandboxes show-pypi-tasks show-sft: NEEDS := test
+show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft: NEEDS := test
 show-splice show-nemo: NEEDS := python
-show-pypi-tasks show-sft: PARTS := dev,swe
+show-honest show-pypi-tasks show-sft: PARTS := dev,swe
 show-splice: PARTS := vllm
 show-nemo: PARTS := vllm nemo
 
