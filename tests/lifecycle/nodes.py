@@ -15,8 +15,11 @@ from typing import Any
 import aiohttp
 
 from polar_gym.config.loading import load_config
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.process import Gateway, serving
 from polar_gym.gateway.node.settings import gateway_settings
+from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.http.keys import NODE_KEY
 from polar_gym.protocol import Dispatch
 from polar_gym.schema import Episode, TaskRequest
@@ -24,6 +27,15 @@ from tests.support.sessions import task
 
 KEY = "node-key-of-this-test-0123456789"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@asynccontextmanager
+async def session_on_node(tmp_path: Path) -> AsyncIterator[tuple[Node, SessionCapture]]:
+    """Run a node with one session whose harness seems to run."""
+    engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="Done.")]))
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as node, node.session(task()) as life:
+        life.capture.running = True
+        yield node, life.capture
 
 
 def order(session_id: str = "s", attempt: int = 0, request: TaskRequest | None = None, **fields: Any) -> Dispatch:

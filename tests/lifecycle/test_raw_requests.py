@@ -13,9 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import http_parser
 
-from tests.lifecycle.nodes import KEY, node_here
+from tests.lifecycle.nodes import KEY, node_here, session_on_node
 from tests.lifecycle.service_fixtures import SERVICE_KEY, rollout_server
-from tests.lifecycle.test_refusals import running
 
 PORTS = ("server", "node", "proxy")
 
@@ -30,7 +29,7 @@ async def port(name: str, directory: Path) -> AsyncIterator[tuple[str, str, str]
         async with node_here(directory) as (gateway, _):
             yield "PUT", f"{gateway.url}/v1/sessions/s/0", KEY
     else:
-        async with running(directory) as (node, capture):
+        async with session_on_node(directory) as (node, capture):
             yield "POST", f"{node.url}/v1/chat/completions", capture.key
 
 

@@ -7,24 +7,19 @@ and ids of a node (`test_node_control`), keys of the proxy (`test_gateway`), cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node import control
-from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy import proxy
-from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.http import listener
 from polar_gym.http.keys import Keys
 from polar_gym.protocol import Callback
 from polar_gym.service import callbacks
 from tests.lifecycle.callback_receiver import Receiver
-from tests.lifecycle.nodes import node_here, order
+from tests.lifecycle.nodes import node_here, order, session_on_node
 from tests.lifecycle.peer_node import PeerNode, episode_of, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, rollout_server
 from tests.support.processes import free_port
@@ -37,14 +32,6 @@ REQUESTS: list[tuple[str, dict[str, str]]] = [
     ("/v1/messages", {"x-api-key": "{key}"}),
     ("/v1beta/models/policy:generateContent?key={key}", {}),
 ]
-
-
-@asynccontextmanager
-async def running(tmp_path: Path) -> AsyncIterator[tuple[Node, SessionCapture]]:
-    engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="Done.")]))
-    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as node, node.session(task()) as life:
-        life.capture.running = True
-        yield node, life.capture
 
 
 async def ask(url: str, key: str, path: str, headers: dict[str, str], body: bytes = BODY) -> int:
@@ -71,7 +58,7 @@ def address(url: str) -> tuple[str, int]:
 
 async def test_an_old_key_opens_nothing_after_its_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On the loopback port, where other sessions go on; the session's own listener is gone with its sandbox."""
-    async with running(tmp_path) as (node, alive):
+    async with session_on_node(tmp_path) as (node, alive):
         async with node.session(task(task_id="over")) as life:
             life.capture.running = True
             assert await ask(node.url, life.capture.key, *REQUESTS[0]) == 200
@@ -88,7 +75,7 @@ async def test_an_old_key_opens_nothing_after_its_session(tmp_path: Path, caplog
 
 
 async def test_another_sessions_key_is_refused_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(tmp_path) as (node, mine), node.session(task(task_id="other")) as other:
+    async with session_on_node(tmp_path) as (node, mine), node.session(task(task_id="other")) as other:
         other.capture.running = True
         server = await asyncio.get_running_loop().create_server(node.proxy.server_for(mine), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -107,7 +94,7 @@ async def test_a_body_that_is_too_large_is_no_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(proxy, "MAX_BODY_BYTES", 1000)
-    async with running(tmp_path) as (node, capture):
+    async with session_on_node(tmp_path) as (node, capture):
         assert await ask(node.url, capture.key, *REQUESTS[0], b'{"model":"%b"}' % (b"x" * 2000)) == 413
         assert (capture.calls, capture.admitted) == ([], 0)
         assert "the body is over 1000 bytes" in caplog.text
@@ -119,7 +106,7 @@ async def test_a_body_that_comes_slowly_is_not_waited_for(
 ) -> None:
     """Guards against harnesses, or what they run, that hold the gateway's memory with requests that never end."""
     monkeypatch.setattr(proxy, "BODY_SECONDS", 0.2)
-    async with running(tmp_path) as (node, capture):
+    async with session_on_node(tmp_path) as (node, capture):
         reader, writer = await asyncio.open_connection(*address(node.url))
         head = f"Host: localhost\r\nAuthorization: Bearer {capture.key}\r\nContent-Length: 99"
         writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n{{".encode())
@@ -137,7 +124,7 @@ async def test_a_head_that_comes_slowly_is_cut_off_by_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
     monkeypatch.setattr(proxy, "HEAD_SECONDS", 0.2)
-    async with running(tmp_path) as (node, capture):
+    async with session_on_node(tmp_path) as (node, capture):
         await _is_cut_off(node.url, sent)
         assert "sent no request" in caplog.text
         assert await ask(node.url, capture.key, *REQUESTS[0]) == 200
@@ -266,7 +253,7 @@ async def test_a_port_without_a_key_is_also_known_by_its_own_url(tmp_path: Path)
 
 async def test_a_web_page_calls_no_model(tmp_path: Path) -> None:
     """Not even with the session's key, which a page would have to be told."""
-    async with running(tmp_path) as (node, capture):
+    async with session_on_node(tmp_path) as (node, capture):
         path, headers = REQUESTS[0]
         for page in PAGES:
             assert await ask(node.url, capture.key, path, {**headers, **page}) == 403, page
