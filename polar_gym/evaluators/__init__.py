@@ -13,6 +13,7 @@ its validated `Options`. The evaluators are `swe`, `test_on_output`, `session_co
 - `hidden_tests`: puts the tests of a task into the sandbox;
 - `twins` (with `expectations`), `canary`, `witness` (with `in_sandbox/`): detect forged reports; `verdict` compares all
   reports of a run;
+- `pattern`: searches an output for a regular expression of a request;
 - `result`: shortens logs and words results.
 
 The room uses workspaces, runtimes, registry and schema. It does not import the gateway.

@@ -7,7 +7,6 @@ on stdin, `{"instance": {...}, "logs": [...]}`, and writes one report for each l
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import re
@@ -55,20 +54,9 @@ def known_parsers() -> frozenset[str]:
 
 async def reports(instance: dict[str, Any], logs: list[str]) -> list[Report]:
     """Return one report for each log. Raises `EvaluatorError`."""
-    process = await processes.start(
-        [sys.executable, "-m", __name__],
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            asked = json.dumps({"instance": instance, "logs": logs}).encode()
-            stdout, stderr = await process.communicate(asked)
-    finally:
-        if process.returncode is None:
-            await processes.kill(process)
-    if process.returncode != 0:
+    asked = json.dumps({"instance": instance, "logs": logs}).encode()
+    code, stdout, stderr = await processes.run([sys.executable, "-m", __name__], asked, TIMEOUT_SECONDS)
+    if code != 0:
         raise EvaluatorError(f"swebench's grading failed: {stderr.decode(errors='replace').strip()[-2000:]}")
     return [
         Report(one["resolved"], frozenset(one["passed"]), one["statuses"])

@@ -18,7 +18,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError
+from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, pattern
 from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.junit import parse_junit
 from polar_gym.evaluators.parsers import MISSING, PASSED, SKIPPED, get_parser
@@ -60,7 +60,7 @@ class TestOnOutputOptions(Options):
     def _compiles(cls, value: str | None) -> str | None:
         try:
             re.compile(value or "")
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{value!r} is not a regular expression: {error}") from error
         return value
 
@@ -107,7 +107,7 @@ class TestOnOutput:
                 raise SuspectError(_result(f"the command {how_it_ended(result, timeout)}", log=log))
             tests, problem = await self._tests(sandbox, workdir, result)
             reward, no_reward = await self._reward(sandbox, workdir)
-        problem = self._problem(result, timeout) or problem or self._unexpected(tests) or no_reward
+        problem = await self._problem(result, timeout, log) or problem or self._unexpected(tests) or no_reward
         return _result(problem, reward, tests, log)
 
     async def _remove_old_results(self, sandbox: Sandbox, workdir: PurePosixPath) -> None:
@@ -146,13 +146,18 @@ class TestOnOutput:
             return 0.0, f"reward_file: {reward:g} is not between 0 and 1"
         return reward, ""
 
-    def _problem(self, result: ExecResult, timeout: float) -> str:
+    async def _problem(self, result: ExecResult, timeout: float, log: str) -> str:
         options = self._options
         if options.expected_exit_code is not None and result.exit_code != options.expected_exit_code:
             return f"the command {how_it_ended(result, timeout)}, expected exit code {options.expected_exit_code}"
         output = result.stdout.decode(errors="replace")
-        if options.expected_output is not None and not re.search(options.expected_output, output, re.MULTILINE):
-            return f"{options.expected_output!r} is not in the command's output"
+        if options.expected_output is not None:
+            try:
+                if not await pattern.found(options.expected_output, output):
+                    return f"{options.expected_output!r} is not in the command's output"
+            except TimeoutError as error:
+                said = f"the search for {options.expected_output!r} took more than {pattern.SEARCH_SECONDS:g} seconds"
+                raise SuspectError(_result(said, log=log)) from error
         if options.exact_output is not None and output.strip() != options.exact_output.strip():
             return f"the command's output is not {options.exact_output.strip()[:200]!r}"
         return ""

@@ -38,3 +38,20 @@ async def start(argv: Sequence[str], *, undo: Callable[[Process], Awaitable[None
     except asyncio.CancelledError:
         await undo(await starting)
         raise
+
+
+async def run(argv: Sequence[str], stdin: bytes, seconds: float) -> tuple[int, bytes, bytes]:
+    """Return the exit code, the output and the errors of a program. Raises `OSError`, also where `seconds` are over.
+
+    The program is killed where it does not end in time, and where this is cancelled.
+    """
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+    process = await start(argv, **pipes)
+    try:
+        async with asyncio.timeout(seconds):
+            stdout, stderr = await process.communicate(stdin)
+    finally:
+        if process.returncode is None:
+            await kill(process)
+    assert process.returncode is not None
+    return process.returncode, stdout, stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polar_gym.evaluators import EvaluatorError
+from polar_gym.evaluators import EvaluatorError, pattern
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import reference_script
 from tests.lifecycle.grading_bench import BUNDLED, INTERVALS, bench
@@ -120,6 +120,16 @@ async def test_on_output(bench, options, reward, detail):
     result = await bench.evaluate(INTERVALS, diff, name="test_on_output", **options)
     assert result.reward == reward
     assert detail in result.detail
+
+
+async def test_an_output_that_makes_the_search_endless_is_graded(bench, monkeypatch):
+    """Guards against an agent that stops the gateway, or buys a mask, by what its program prints."""
+    monkeypatch.setattr(pattern, "SEARCH_SECONDS", 1.0)
+    diff = await bench.diff_after(INTERVALS, f"printf '{'a' * 60}!' > made.txt")
+    command = "cat made.txt 2>/dev/null || true"
+    result = await bench.evaluate(INTERVALS, diff, name="test_on_output", command=command, expected_output="(a+)+$")
+    assert result.reward == 0.0
+    assert "the search for '(a+)+$' took more than 1 seconds" in result.detail
 
 
 PYTEST_LOG = "== short test summary info ==\\nPASSED t.py::a\\nFAILED t.py::b - x\\n== 1 failed, 1 passed in 0.1s =="
