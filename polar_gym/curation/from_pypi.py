@@ -3,7 +3,7 @@
 The old release's source archive is the workspace. The changes in its packages are the reference solution, and the
 changes in its tests are the hidden tests. The tests run three times before and three times after the change. A test
 whose result differs between runs is in no list. Code of a release runs in a sandbox only. The environment that its
-tests need is made of wheels only, at pinned versions.
+tests need is made of wheels only, at pinned versions, and has no newer release of the package.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def make_task(release: Release, bench: Bench, out: Path, say: Say) -> Task
         comparison = await asyncio.to_thread(compare, old, new)
         say("resolving what the tests need")
         wanted = [*requirements(new, _python_version()), *release.extra_requirements]
-        pins = await asyncio.to_thread(_pins, wanted, bench.cache)
+        pins = await asyncio.to_thread(resolve, release, wanted, bench.cache)
         task = _task(release, comparison, old, pins)
         say(f"running {len(comparison.test_modules)} test files, {RUNS} times before and after")
         lists, failing = await _lists(task, bench)
@@ -142,8 +142,11 @@ def _python_version() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _pins(wanted: Sequence[str], cache: Path) -> list[str]:
-    """Return `wanted` and its dependencies, each at a version that has a wheel: no foreign build code runs."""
+def resolve(release: Release, wanted: Sequence[str], cache: Path) -> list[str]:
+    """Return pytest, `wanted` and their dependencies, each at a version that has a wheel: no foreign build code runs.
+
+    Where they need the package itself, the old release is chosen: the new one holds the solution.
+    """
     for requirement in wanted:
         try:
             check_requirement(requirement)
@@ -154,10 +157,17 @@ def _pins(wanted: Sequence[str], cache: Path) -> list[str]:
     except VenvError as error:
         raise CurationError(str(error)) from error
     options = ["--dry-run", "--ignore-installed", "--only-binary", ":all:", "--quiet", "--no-input", "--report", "-"]
-    command = [str(python), "-I", "-m", "pip", "install", *options, "--", PYTEST, *wanted]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write(f"{release.package}=={release.old}\n")
+        constraints.flush()
+        options += ["--constraint", constraints.name]
+        command = [str(python), "-I", "-m", "pip", "install", *options, "--", PYTEST, *wanted]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
-        raise CurationError(f"no wheels for what the tests need ({', '.join(wanted)}): {done.stderr.strip()[-1000:]}")
+        raise CurationError(
+            f"no wheels for what tests need ({', '.join([PYTEST, *wanted])}) with {release.package}=={release.old}, "
+            f"as a newer release holds the solution: {done.stderr.strip()[-1000:]}"
+        )
     packages = [item["metadata"] for item in json.loads(done.stdout)["install"]]
     return sorted(f"{package['name']}=={package['version']}" for package in packages)
 

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from polar_gym.cli import app
 from polar_gym.curation.bench import Bench
+from polar_gym.curation.errors import CurationError
+from polar_gym.curation.from_pypi import Release, resolve
 from polar_gym.curation.validation import validate
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes.bubblewrap import Bubblewrap
@@ -169,3 +171,11 @@ def test_no_row_runs_its_tests_output_on_the_gateways_machine(tmp_path: Path) ->
     assert not mark.exists()
     assert code != 0
     assert f"{file}:1: log_parser: " in said
+
+
+def test_the_environment_does_not_have_the_release_with_the_solution(made: Path) -> None:
+    """pytest itself needs this package, and would bring the newest release."""
+    release = Release(package="packaging", old="24.0", new="24.1")
+    assert "packaging==24.0" in resolve(release, [], cache_dir())
+    with pytest.raises(CurationError, match=r"with packaging==24\.0, as a newer release holds the solution"):
+        resolve(release, ["packaging>=24.1"], cache_dir())
