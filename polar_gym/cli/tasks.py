@@ -1,28 +1,31 @@
-"""`polar-gym tasks from-pypi | prepare | validate`: make tasks, and prove that they mean what they say."""
+"""`polar-gym tasks from-pypi | prepare | validate | twins | audit`: make tasks, and prove that they mean what they say."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym import durable
 from polar_gym.config.loading import load_config
 from polar_gym.console import console, errors
+from polar_gym.curation.audit import AuditError, audit
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.prepare import prepare, read_overrides
 from polar_gym.curation.twins import with_twins
-from polar_gym.curation.validation import Verdict, validate
+from polar_gym.curation.validation import GRADING_ERRORS, Verdict, validate
+from polar_gym.durable import write
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators.twins import cover
 from polar_gym.paths import cache_dir, check_writable
-from polar_gym.tasks import Task
+from polar_gym.tasks import Audit, Task
 from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks, read_rows
 
 app = typer.Typer(no_args_is_help=True)
@@ -30,6 +33,7 @@ app = typer.Typer(no_args_is_help=True)
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where the tests run, e.g. runtime=docker.")
 ]
+Out = Annotated[Path | None, typer.Option(help="The JSONL file to write the rows to. Default: FILE.")]
 
 
 @app.callback()
@@ -119,12 +123,7 @@ def validate_tasks(
     Exit code 1 when a task is not valid.
     """
     config = load_config(None, settings or [])
-    try:
-        loaded = load_tasks(file, Selection())
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if not loaded:
-        raise ConfigError(f"{file}: it holds no task")
+    loaded = _loaded(file)
 
     async def run() -> list[Verdict]:
         async with Bench(config.runtime, cache_dir()) as bench:
@@ -141,37 +140,26 @@ def validate_tasks(
 def twin_tasks(
     file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The JSONL file to write: the rows with the field `twins`. Default: FILE.")
-    ] = None,
+    out: Out = None,
 ) -> None:
-    """Find where each task's hidden tests can be altered, so that forged results are noticed.
+    """Find where each task's hidden tests can be altered, so that forged results are noticed: the row's field `twins`.
 
     The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
     """
     config = load_config(None, settings or [])
-    if out is None and file.suffix == ".parquet":
-        raise ConfigError(f"{file}: twins are written as JSONL; set --out FILE.jsonl")
-    check_writable("--out", out or file)
-    try:
-        rows = [row for _, row in read_rows(file)]
-        loaded = load_tasks(file, Selection())
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if not loaded:
-        raise ConfigError(f"{file}: it holds no task")
+    loaded = _loaded(file)
+    _check_out(file, out, loaded)
 
     async def run() -> list[Verdict]:
         verdicts = []
         async with Bench(config.runtime, cache_dir()) as bench:
-            for row, task in zip(rows, loaded, strict=True):
+            for task in loaded:
                 verdicts.append(await with_twins(task, bench))
-                row["twins"] = verdicts[-1].task.twins
                 console.print(f"{task.instance_id}: {twin_summary(verdicts[-1].task)}", soft_wrap=True)
         return verdicts
 
     verdicts = asyncio.run(run())
-    durable.write(out or file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    _write_rows(file, out, "twins", {each.task.instance_id: each.task.twins for each in verdicts})
     console.print(verdict_table(verdicts, config.runtime.name))
     if any(verdict.problem for verdict in verdicts):
         raise typer.Exit(1)
@@ -182,6 +170,86 @@ def twin_summary(task: Task) -> str:
     tests = [places for file in task.twins.values() for places in file.values()]
     trust = "high" if cover(task.twins, task.FAIL_TO_PASS) else "low"
     return f"{len(tests)} tests can be altered at {sum(map(len, tests))} places; trust: {trust}"
+
+
+@app.command("audit")
+def audit_tasks(
+    file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
+    settings: Settings = None,
+    out: Out = None,
+) -> None:
+    """Measure how often each task rewards a wrong patch: rewarded / tried, in the row's field `audit`.
+
+    Exit code 1 when a task cannot be audited.
+    """
+    config = load_config(None, settings or [])
+    loaded = _loaded(file)
+    _check_out(file, out, loaded)
+
+    audits: dict[str, Any] = {}
+
+    async def run() -> None:
+        async with Bench(config.runtime, cache_dir()) as bench:
+            for number, task in enumerate(loaded, start=1):
+                try:
+                    with errors.status("") as status:
+                        figures = await audit(
+                            task, bench, partial(_show, status, f"{number}/{len(loaded)} {task.instance_id}: ")
+                        )
+                except (AuditError, *GRADING_ERRORS) as error:
+                    problem = f"{task.instance_id}: cannot be audited: {error or 'timed out'}"
+                    errors.print(Text(problem, "red"), soft_wrap=True)
+                else:
+                    print_audit(task.instance_id, figures)
+                    audits[task.instance_id] = figures.model_dump()
+                    _write_rows(file, out, "audit", audits)  # now, because an audit of many tasks takes hours
+
+    asyncio.run(run())
+    if len(audits) < len(loaded):
+        raise typer.Exit(1)
+
+
+def _show(status: Status, head: str, text: str) -> None:
+    status.update(Text(f"{head}{text}"))
+
+
+def print_audit(name: str, audit: Audit) -> None:
+    """Print a line with the figure, and below it a line for each patch that was rewarded and for each finding."""
+    figure = f"{audit.rewarded}/{audit.tried} wrong patches rewarded, {len(audit.equivalent)} equivalent"
+    console.print(Text.assemble((f"{name}: ", "bold"), figure), soft_wrap=True)
+    kinds = {"rewarded": audit.accepted, "equivalent": audit.equivalent, "finding": audit.findings}
+    for kind, lines in kinds.items():
+        for line in lines:
+            console.print(Text(f"  {kind}: {line}"), soft_wrap=True)
+
+
+def _loaded(file: Path) -> list[Task]:
+    """Return the tasks of a file. Raises `ConfigError`."""
+    try:
+        loaded = load_tasks(file, Selection())
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not loaded:
+        raise ConfigError(f"{file}: it holds no task")
+    return loaded
+
+
+def _check_out(file: Path, out: Path | None, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` where rows cannot be written to `out`; None: to `file`."""
+    if out is None and file.suffix == ".parquet":
+        raise ConfigError(f"{file}: rows are written as JSONL; set --out FILE.jsonl")
+    if out is not None and out.parent.resolve() != file.parent.resolve() and any(task.workspace for task in tasks):
+        raise ConfigError(f"--out={out}: must be beside {file}, because workspaces are relative to the task file")
+    check_writable("--out", out or file)
+
+
+def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, Any]) -> None:
+    """Write the rows of `file` with a new value of a field, for the instance ids that `values` has."""
+    rows = [row for _, row in read_rows(file)]
+    for row in rows:
+        if row["instance_id"] in values:
+            row[field] = values[row["instance_id"]]
+    write(out or file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
 
 def verdict_table(verdicts: Sequence[Verdict], runtime: str) -> Table:

@@ -1,9 +1,12 @@
-"""Makes tasks and validates them.
+"""Makes tasks, validates and audits them.
 
 A task is valid if its reference solution resolves it and an empty change does not, every time.
 
 - `bench`: grades patches in sandboxes, as a rollout would;
 - `validation`: grades a task's reference solution and a change that does nothing;
+- `audit`: measures how often a task rewards a wrong patch. `mutants` varies a source, and `wrong` makes the patches
+  (with `cheats/`). `trial` runs the tests on many patches in one sandbox. `equivalence` compares the behaviour of two
+  patches (with `in_sandbox/`). `leaks` looks for the solution in the sandbox;
 - `from_pypi`: makes a task out of two releases of a package. `pypi` fetches the releases, `releases` compares them,
   `issue` writes the instruction;
 - `prepare`: adds the way of grading to rows of SWE-bench, SWE-Gym and SWE-smith. `swebench_specs` asks swebench 4 (by

@@ -71,13 +71,16 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
-        """Start a sandbox with the task's workspace at its base commit, and no network."""
+    async def sandbox(self, task: Task, *, for_agent: bool = False) -> AsyncIterator[Sandbox]:
+        """Start a sandbox with the task's workspace at its base commit, and no network.
+
+        `for_agent`: without the tests of the image that are hidden from the agent.
+        """
         request = await asyncio.to_thread(self._sandbox_request, task)
         sandbox = await self._runtime.start(request)
         try:
             if task.workspace is None and request.spec.image is not None:
-                await set_base(sandbox, request.spec.workspace, for_agent=False)
+                await set_base(sandbox, request.spec.workspace, for_agent=for_agent)
             yield sandbox
         finally:
             await sandbox.stop()

@@ -21,6 +21,24 @@ from polar_gym.schema import InsidePath
 from polar_gym.workspaces.requirements import check_requirement
 
 
+class Audit(BaseModel):
+    """How often a task rewards a wrong patch, as `polar-gym tasks audit` measures it."""
+
+    rewarded: int = Field(ge=0)
+    tried: int = Field(ge=0)
+    accepted: list[str] = []
+    """The wrong patches that were rewarded."""
+    equivalent: list[str] = []
+    """Variants of the solution that are not counted, because they did the same on the inputs that are named."""
+    findings: list[str] = []
+    """Where the sandbox tells the solution or the benchmark. They are not in the figure."""
+
+    @property
+    def hackable(self) -> float | None:
+        """Return the part of the wrong patches that were rewarded; None where none could be tried."""
+        return self.rewarded / self.tried if self.tried else None
+
+
 class Task(BaseModel):
     """One task. The field names are SWE-bench's. Fields that this class does not have are kept and ignored."""
 
@@ -57,6 +75,7 @@ class Task(BaseModel):
     version: str = ""
     python_requirements: list[Annotated[str, AfterValidator(check_requirement)]] = []
     """Packages of an index that the tests need, installed from wheels only."""
+    audit: Audit | None = None
     place: str = ""
     """The place of the row, `file:line`, for error messages."""
 
