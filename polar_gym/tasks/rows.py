@@ -39,6 +39,9 @@ class Selection(Options):
     """The maximum number of tasks, counted from the first."""
     instance_ids: list[str] = Field(default_factory=list)
     """Only these tasks; empty: all. A name that does not occur is an error."""
+    max_hackable: float | None = Field(default=None, ge=0, le=1)
+    """The largest part of wrong patches that a wanted task may reward, by its `audit`. A wanted task that rewards more,
+    or has no figure, is an error. null: any."""
 
 
 class FileSelection(Selection):
@@ -110,7 +113,24 @@ def select(source: str, rows: Iterable[PlacedRow], directory: Path | None, selec
     unknown = [instance_id for instance_id in wanted if instance_id not in tasks]
     if unknown:
         raise ValueError(f"{source}: no task named {', '.join(unknown)}; known: {_some(list(tasks))}")
-    return [task for instance_id, task in tasks.items() if instance_id in set(wanted)][: selection.limit]
+    chosen_tasks = [task for instance_id, task in tasks.items() if instance_id in set(wanted)][: selection.limit]
+    _refuse_hackable(source, chosen_tasks, selection.max_hackable)
+    return chosen_tasks
+
+
+def _refuse_hackable(source: str, tasks: Sequence[Task], limit: float | None) -> None:
+    """Raise `ValueError` that names the tasks that reward more wrong patches than the limit."""
+    if limit is None:
+        return
+    figures = {task.instance_id: task.audit and task.audit.hackable for task in tasks}
+    refused = {name: figure for name, figure in figures.items() if figure is None or figure > limit}
+    if refused:
+        told = [f"{name} ({'no figure' if figure is None else f'{figure:.3f}'})" for name, figure in refused.items()]
+        raise ValueError(
+            f"{source}: tasks.max_hackable={limit:g}: {len(refused)} of {len(tasks)} tasks reward more wrong patches "
+            f"or have no figure: {_some(told)}; measure with: polar-gym tasks audit FILE --out FILE; leave "
+            "tasks out with tasks.instance_ids, or give them better tests"
+        )
 
 
 def _json_rows(path: Path) -> Iterator[PlacedRow]:

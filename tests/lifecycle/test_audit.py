@@ -133,6 +133,20 @@ def test_a_task_without_a_solution_cannot_be_audited(audited):
     assert "audit" not in json.loads(out.read_text().splitlines()[1])
 
 
+def test_a_rollout_can_refuse_tasks_by_their_figure(audited):
+    out, _ = audited
+    figure = figures(out).hackable
+    assert figure is not None
+    assert load_tasks(out, Selection(instance_ids=["weak-1"], max_hackable=figure))
+    with pytest.raises(
+        ValueError, match=r"max_hackable=0.01: 2 of 2 tasks .* weak-1 \(0\.\d+\), broken-1 \(no figure\)"
+    ):
+        load_tasks(out, Selection(max_hackable=0.01))
+    result = CliRunner().invoke(app, ["rollout", "tasks=jsonl", f"tasks.path={out}", "tasks.max_hackable=0.01"])
+    assert result.exit_code != 0
+    assert "polar-gym tasks audit FILE --out FILE" in str(result.exception)
+
+
 def test_rows_stay_beside_their_workspaces(weak, tmp_path):
     result = CliRunner().invoke(app, ["tasks", "audit", str(weak), "--out", str(tmp_path / "a.jsonl")])
     assert "must be beside" in str(result.exception)
