@@ -6,12 +6,12 @@ test patch have them:
 - files that the test patch touches, files that the listed tests' ids name, and the test directories around them (their
   `conftest.py`, helpers and data);
 - files of the base commit that the test command itself names, such as `tests/runtests.py`;
-- files that steer a test runner or the interpreter from anywhere in the tree: `conftest.py`, `pytest.ini`,
-  `setup.cfg`, `sitecustomize.py`, `.pth` files, package metadata with entry points;
-- files that Python would import instead: a package or a compiled module beside a test module, a new `unittest.py`.
+- files that steer the test runner or the interpreter from anywhere in the tree (`steering`);
+- files that Python would import instead of others: a package or a compiled module beside a test module, a new
+  `unittest.py`, a new module with the name of an installed one.
 
 A solution may change any source file. Its changes to `pyproject.toml` do not count: the environment of the tests is
-built before the harness begins.
+built before the harness begins. A helper that only tests import, such as `package/testing.py`, is a source file, too.
 """
 
 from __future__ import annotations
@@ -21,50 +21,64 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 
 from polar_gym.evaluators.patch import FileChange
+from polar_gym.evaluators.steering import steers
 
-_STEERING = frozenset(
-    {
-        *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
-        *("tox.toml", ".coveragerc", "unittest.cfg", "nose.cfg", ".noserc"),
-    }
-)
-_STEERING_MODULES = frozenset({"conftest", "sitecustomize", "usercustomize"})
-_STEERING_SUFFIXES = (".pth", ".egg-link", ".pyc", ".pyo")
-_METADATA = re.compile(r".*\.(egg-info|dist-info)\Z")
-_RUNNER_MODULES = frozenset(
-    {
-        *("unittest", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli"),
-        *("pygments", "xdist", "execnet", "nose", "nose2", "coverage", "pytest_cov", "polar_gym_witness"),
-    }
-)
 _TEST_DIRECTORIES = frozenset({"test", "tests", "testing", "__tests__", "spec", "specs"})
 _TEST_MODULE = re.compile(r"test.*|.*_tests?|tests?")
 _PATH_IN_ID = re.compile(r"([^\s:]+\.\w+)(?:::|$)")
+_HERE_DOCUMENT = re.compile(r"<<-?[ ]*(['\"]?)(\w+)\1([^\n]*\n).*?^\t*\2$", re.MULTILINE | re.DOTALL)
+_SOURCE_ROOTS = ("src", "lib")
+
+LIST_MODULES = r"""
+list='import os, pkgutil, sys
+names = {each[1] for each in pkgutil.iter_modules(filter(None, sys.path))}.union(sys.builtin_module_names)
+for root in filter(os.path.isdir, (".", "src", "lib")):
+    names -= {name.partition(".")[0] for name in os.listdir(root)}
+print("\n".join(names))'
+for python in "$(command -v python3)" "$(command -v python)" /opt/miniconda3/envs/*/bin/python .venv/bin/python; do
+    [ ! -x "$python" ] || "$python" -c "$list" || exit 1
+done
+"""
+"""A shell script that prints the top-level modules that Python finds outside of the pristine workspace."""
 
 
 class TaskFiles:
     """The files of a workspace that belong to the task."""
 
-    def __init__(self, *, owned: Iterable[str], tests: Sequence[str], command: str) -> None:
-        """Take the paths that the test patch touches (`owned`), the ids of the tests that decide, and their command."""
+    def __init__(
+        self, *, owned: Iterable[str], tests: Sequence[str], command: str, importable: Iterable[str] = ()
+    ) -> None:
+        """Take the paths that the test patch touches (`owned`) and the ids of the tests that decide.
+
+        `command` is the command or the script that runs the tests. `importable` are the names that `LIST_MODULES`
+        printed.
+        """
         self._tests = tests
+        self._importable = frozenset(importable)
         self.test_files = {*owned, *(match[1] for test in tests if (match := _PATH_IN_ID.match(test)))}
         """The test files that the patch and the ids name."""
         self._directories = {directory for file in self.test_files if (directory := _test_directory(file))}
-        words = re.split(r"[\s\"'=;&|<>()]+", command)
+        words = re.split(r"[\s\"'=;&|<>()]+", _HERE_DOCUMENT.sub(r"\3", command))
         self._named_by_command = {str(PurePosixPath(word)) for word in words if word and not word.startswith("-")}
+        self._programs = {PurePosixPath(word).name for word in self._named_by_command}
 
     def protects(self, change: FileChange) -> bool:
         """Return whether this change by the harness does not count."""
         path = PurePosixPath(change.path.decode(errors="surrogateescape"))
         return (
-            _steers(path, change.new)
+            steers(change, path, self._programs)
+            or (change.new and self._hides_a_module(path))
             or str(path) in self.test_files
             or any(str(parent) in self._directories for parent in path.parents)
             or any(_imported_instead(path, PurePosixPath(file)) for file in self.test_files)
             or (not change.new and str(path) in self._named_by_command)
             or self._holds_tests(path)
         )
+
+    def _hides_a_module(self, path: PurePosixPath) -> bool:
+        """Return whether Python would import this new file in place of a module that is not the workspace's."""
+        top = next((part for part in path.parts if part not in _SOURCE_ROOTS), "")
+        return path.suffix in (".py", ".so") and top.partition(".")[0] in self._importable
 
     def _holds_tests(self, path: PurePosixPath) -> bool:
         """Return whether an id like `tests.test_a.Class.test` names this module, relative to any directory above it."""
@@ -90,17 +104,6 @@ def is_test_module(file: str) -> bool:
     """Return whether a path looks like a Python file with tests."""
     path = PurePosixPath(file)
     return path.suffix == ".py" and _TEST_MODULE.fullmatch(path.stem) is not None
-
-
-def _steers(path: PurePosixPath, new: bool) -> bool:
-    stem = path.name.partition(".")[0]
-    return (
-        path.name in _STEERING
-        or path.name.endswith(_STEERING_SUFFIXES)
-        or stem in _STEERING_MODULES
-        or any(part in _STEERING_MODULES or _METADATA.match(part) for part in path.parts)
-        or (new and path.parts[0].partition(".")[0] in _RUNNER_MODULES)
-    )
 
 
 def _test_directory(file: str) -> str | None:

@@ -9,7 +9,8 @@ from polar_gym.evaluators.protected import TaskFiles, is_test_module, named_by
 FILES = TaskFiles(
     owned=["pkg/tests/unit/test_a.py", "checks/test_b.py"],
     tests=["lib/test_c.py::test_x", "tests.test_d.T.test_y", "test_z (mod.test_e.T)"],
-    command="python runtests.py --flag=scripts/run.sh && make all",
+    command="python runtests.py --flag=scripts/run.sh && make all <<'END'\ncargo pkg/core.py\nEND\n",
+    importable=["attr", "yaml", "calendar"],
 )
 
 
@@ -42,6 +43,26 @@ FILES = TaskFiles(
         "evil.pth",
         "evil.egg-info/entry_points.txt",
         "evil-1.0.dist-info/entry_points.txt",
+        "evil-1.0.DIST-INFO/entry_points.txt",
+        "evil.EGG-INFO/entry_points.txt",
+        "evil.egg/EGG-INFO/entry_points.txt",
+        "package.json",
+        "deep/down/package.json",
+        "node_modules/.bin/node",
+        "__mocks__/chai.js",
+        ".npmrc",
+        ".mocharc.yml",
+        "jest.config.ts",
+        "babel.config.js",
+        "tsconfig.test.json",
+        "noxfile.py",
+        "Makefile",
+        "GNUmakefile",
+        "build/rules.mk",
+        "attr.py",
+        "src/attr.py",
+        "yaml/__init__.py",
+        "calendar.cpython-311-x86_64-linux-gnu.so",
         "pkg/x.pyc",
         "unittest.py",
         "unittest/__init__.py",
@@ -69,7 +90,17 @@ def test_what_the_command_names_is_the_tasks_where_the_base_has_it(path):
         "src/_pytest/runner.py",
         "lib/test_f.py",
         "setup.py",
-        "Makefile",
+        "tasks.py",
+        "Cargo.toml",
+        "build.rs",
+        "CMakeLists.txt",
+        "go.mod",
+        "vendor/module/code.go",
+        "pkg/attr.py",
+        "attrs.py",
+        "calendar.json",
+        "configuration/jest.ts",
+        "packages.json",
         "mod/e.py",
         "tests_of_taste.py",
         "pkg/conftest_tools.py",
@@ -77,6 +108,34 @@ def test_what_the_command_names_is_the_tasks_where_the_base_has_it(path):
 )
 def test_the_agents_own(path):
     assert not FILES.protects(FileChange(path.encode(), True, b""))
+
+
+@pytest.mark.parametrize(
+    ("command", "theirs", "of_a_solution"),
+    [
+        ("cargo test --offline", ["Cargo.toml", "crates/a/build.rs", ".cargo/config.toml"], ["src/build.rs.txt"]),
+        ("./gradlew test", ["build.gradle.kts", "sub/settings.gradle", "buildSrc/a.kt"], ["src/gradle_like.java"]),
+        ("mvn -o test", ["pom.xml", ".mvn/maven.config"], ["src/Pom.java"]),
+        ("go test ./...", ["vendor/github.com/x/assert.go"], ["go.mod", "vendors/a.go"]),
+        ("cmake --build b && ctest", ["CMakeLists.txt", "cmake/Find.cmake"], ["src/cmake.c", "Makefile"]),
+        ("python -m pip install -e . && pytest", ["setup.py"], ["pkg/setup.py", "tasks.py"]),
+        ("invoke test", ["tasks.py"], ["pkg/tasks.py", "setup.py"]),
+    ],
+)
+def test_files_of_the_program_that_the_command_names(command, theirs, of_a_solution):
+    files = TaskFiles(owned=[], tests=["t::a"], command=command)
+    assert all(files.protects(FileChange(path.encode(), False, b"")) for path in theirs)
+    assert not any(files.protects(FileChange(path.encode(), False, b"")) for path in of_a_solution)
+
+
+def test_go_module_may_be_needed_but_not_replaced():
+    needed, replaced = b"+require github.com/a/b v1.2.3\n", b"+replace github.com/a/assert => ./evil\n"
+    assert not FILES.protects(FileChange(b"go.mod", False, b"diff --git\n" + needed))
+    assert FILES.protects(FileChange(b"go.mod", False, b"diff --git\n" + replaced))
+
+
+def test_module_of_the_base_commit_may_have_the_name_of_an_installed_one():
+    assert not FILES.protects(FileChange(b"attr.py", False, b""))
 
 
 def test_the_runner_itself_may_be_what_is_worked_on():
