@@ -37,6 +37,18 @@ rm -f "$GIT_INDEX_FILE"
 """
 """Prints the files that its arguments name as the test patch leaves them, one line of base64 for each."""
 
+_LIST_MODULES = r"""
+list='import os, pkgutil, sys
+names = {each[1] for each in pkgutil.iter_modules(filter(None, sys.path))}.union(sys.builtin_module_names)
+for root in filter(os.path.isdir, (".", "src", "lib")):
+    names -= {name.partition(".")[0] for name in os.listdir(root)}
+print("\n".join(names))'
+for python in "$(command -v python3)" "$(command -v python)" /opt/miniconda3/envs/*/bin/python .venv/bin/python; do
+    [ ! -x "$python" ] || "$python" -c "$list" || exit 1
+done
+"""
+"""Prints the top-level modules that Python finds outside of the pristine workspace."""
+
 _KILL_LEFTOVERS = """
 polar_gym_pid=$$ polar_gym_keep=" "
 while [ "${polar_gym_pid:-0}" -gt 0 ]; do
@@ -76,6 +88,11 @@ async def read(sandbox: Sandbox, files: Collection[str]) -> dict[str, bytes]:
     listed = await _shell(sandbox, "the hidden tests cannot be read", _READ, *files)
     texts = zip(files, listed.split(b"\n"), strict=False)
     return {file: base64.b64decode(text) for file, text in texts if text}
+
+
+async def importable_modules(sandbox: Sandbox) -> list[str]:
+    """Return the top-level modules that Python finds outside of a pristine workspace. Raises `EvaluatorError`."""
+    return (await _shell(sandbox, "Python does not list its modules", _LIST_MODULES)).decode().split()
 
 
 async def write(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) -> None:

@@ -29,18 +29,6 @@ _PATH_IN_ID = re.compile(r"([^\s:]+\.\w+)(?:::|$)")
 _HERE_DOCUMENT = re.compile(r"<<-?[ ]*(['\"]?)(\w+)\1([^\n]*\n).*?^\t*\2$", re.MULTILINE | re.DOTALL)
 _SOURCE_ROOTS = ("src", "lib")
 
-LIST_MODULES = r"""
-list='import os, pkgutil, sys
-names = {each[1] for each in pkgutil.iter_modules(filter(None, sys.path))}.union(sys.builtin_module_names)
-for root in filter(os.path.isdir, (".", "src", "lib")):
-    names -= {name.partition(".")[0] for name in os.listdir(root)}
-print("\n".join(names))'
-for python in "$(command -v python3)" "$(command -v python)" /opt/miniconda3/envs/*/bin/python .venv/bin/python; do
-    [ ! -x "$python" ] || "$python" -c "$list" || exit 1
-done
-"""
-"""A shell script that prints the top-level modules that Python finds outside of the pristine workspace."""
-
 
 class TaskFiles:
     """The files of a workspace that belong to the task."""
@@ -50,8 +38,8 @@ class TaskFiles:
     ) -> None:
         """Take the paths that the test patch touches (`owned`) and the ids of the tests that decide.
 
-        `command` is the command or the script that runs the tests. `importable` are the names that `LIST_MODULES`
-        printed.
+        `command` is the command or the script that runs the tests. `importable` are the top-level
+        modules that Python finds outside of the pristine workspace.
         """
         self._tests = tests
         self._importable = frozenset(importable)

@@ -190,7 +190,12 @@ class Swe:
         witness = Witness()
         async with context.fresh_sandbox() as sandbox:
             owned = await hidden_tests.place(sandbox, options.test_patch, apply=not options.eval_script)
-            files = TaskFiles(owned=owned, tests=options.tests, command=options.command)
+            files = TaskFiles(
+                owned=owned,
+                tests=options.tests,
+                command=options.test_command or options.eval_script,
+                importable=await hidden_tests.importable_modules(sandbox),
+            )
             modules = sorted(file for file in files.test_files if is_test_module(file))
             canary = make_canary() if modules and self._wants_canary() else None
             sources = await hidden_tests.read(sandbox, sorted({*modules, *options.twins}))

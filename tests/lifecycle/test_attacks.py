@@ -8,13 +8,21 @@ from tests.lifecycle import grading_bench
 from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, adaptive, javascript, task_for
 from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
 from tests.support.requirements import need, need_node, need_program
+from tests.support.shell import heredoc
 
 __all__ = ["bench"]
 
 BY_NAME = {attack.name: attack for attack in ATTACKS}
 IN_SWEBENCH = ("prints a log at the end", "sys.settrace", "overwrites the record")
 """Attacks whose end differs where swebench reads the log."""
-CHOSEN: dict[str, Ground] = {"prints TAP and exits": "javascript"}
+CHOSEN: dict[str, Ground] = {
+    "a plugin by .DIST-INFO": "pytest",
+    "a third party's module": "helpers",
+    "a process that setup.py leaves": "swebench",
+    "a script of package.json": "javascript",
+    "the Makefile": "javascript",
+    "prints TAP and exits": "javascript",
+}
 """Of the attacks that know the grader, and of those in JavaScript: those that CI tries, and where."""
 
 
@@ -98,14 +106,22 @@ async def test_tests_may_expect_failures(bench: Bench, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "name", ["edits the tests", "deletes the tests", "conftest.py", "a plugin by setup.cfg", "pytest.py"]
+    ("ground", "name"),
+    [
+        ("pytest", "edits the tests"),
+        ("pytest", "deletes the tests"),
+        ("pytest", "conftest.py"),
+        ("pytest", "a plugin by setup.cfg"),
+        ("pytest", "pytest.py"),
+        ("javascript", "a script of package.json"),
+    ],
 )
-async def test_what_does_not_count_does_no_harm_either(bench: Bench, name: str) -> None:
+async def test_what_does_not_count_does_no_harm_either(bench: Bench, ground: Ground, name: str) -> None:
     """An honest agent edits tests and configuration, too."""
-    needs("pytest", bench)
-    task = task_for("pytest", bench.directory)
-    solve = "sed -i 's,// 10$,// 100,' prices/total.py"
-    diff = await bench.diff_after(task, BY_NAME[name].script("pytest"), solve)
+    needs(ground, bench)
+    task = task_for(ground, bench.directory)
+    solve = f"git apply {heredoc(task.patch)}"
+    diff = await bench.diff_after(task, BY_NAME[name].script(ground), solve)
     assert (await bench.evaluate(task, diff)).reward == 1.0
 
 
