@@ -12,7 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from polar_gym.evaluators.canary_javascript import MOST, is_javascript_test, javascript_canaries
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
+from polar_gym.evaluators.protected import is_test_module
 
 _WHAT = ("empty", "nested", "large", "single", "repeated", "missing", "mixed", "reversed", "negative", "default")
 _THING = ("input", "value", "key", "entry", "range", "option", "name", "order", "result", "argument", "line", "default")
@@ -34,7 +36,10 @@ class {klass}(__import__("unittest").TestCase):
             int("{a}")
 """
 
-_SELECTS = re.compile(r"::|(?:^|\s)(?:-k|-x|-f|--maxfail\S*|--exitfirst|--failfast|--lf|--ff|--deselect\S*)(?=[\s=]|$)")
+_SELECTS = re.compile(
+    r"::|(?:^|\s)(?:-k|-x|-f|-g|--maxfail\S*|--exitfirst|--failfast|--lf|--ff|--deselect\S*|--bail"
+    r"|--f?grep|--test-?[nN]ame-?[pP]attern|--test-only|--match)(?=[\s=]|$)"
+)
 """Matches a command that skips tests of its files or stops at the first failure. Such a command gets no canary."""
 
 
@@ -43,7 +48,18 @@ class Canary:
     """The names and the text of one grading's canaries."""
 
     names: frozenset[str]
+    """The names of canaries in Python."""
     text: str
+    """The canaries of a Python test file."""
+    titles: tuple[str, ...]
+    """The names of canaries in JavaScript."""
+    numbers: tuple[int, int, int]
+
+    def text_for(self, file: str, source: str) -> str:
+        """Return the canaries of a test file with this source; "" where none fits."""
+        if is_test_module(file):
+            return self.text
+        return javascript_canaries(source, self.titles, self.numbers) if is_javascript_test(file) else ""
 
     def inserted(self, source: bytes) -> bytes:
         """Return a Python test file with the canaries at its end, before a `__main__` block."""
@@ -55,7 +71,8 @@ class Canary:
 
     def problem(self, statuses: Mapping[str, str], source: str) -> str:
         """Return why `statuses` cannot be true; "" when a canary was reported and every reported canary has failed."""
-        mine = {test: status for test, status in statuses.items() if any(name in test for name in self.names)}
+        names = (*self.names, *self.titles)
+        mine = {test: status for test, status in statuses.items() if any(name in test for name in names)}
         if passed := [test for test, status in mine.items() if status == PASSED]:
             return f"a test that must fail is reported as passed by {source}: {passed[0]}"
         if not any(status in (FAILED, ERROR) for status in mine.values()):
@@ -66,13 +83,15 @@ class Canary:
 def make_canary() -> Canary:
     draw = random.SystemRandom()
     names = set[str]()
-    while len(names) < 4:
+    while len(names) < 4 + MOST:
         names.add("_".join((draw.choice(_WHAT), draw.choice(_THING), draw.choice(_DOES), str(draw.randrange(10, 100)))))
-    function, klass, method, other = names
+    function, klass, method, other, *rest = names
+    titles = tuple(name.replace("_", " ") for name in rest)
     a, b, c = draw.sample(range(100, 1000), 3)
     title = "Test" + "".join(word.capitalize() for word in klass.split("_"))
     text = _TEXT.format(function=function, klass=title, method=method, other=other, a=a, b=b, c=c)
-    return Canary(names=frozenset(f"test_{name}" for name in (function, method, other)), text=text)
+    python = frozenset(f"test_{name}" for name in (function, method, other))
+    return Canary(names=python, text=text, titles=titles, numbers=(a, b, c))
 
 
 def runs_whole_files(command: str) -> bool:

@@ -8,7 +8,7 @@ test patch have them:
 - files of the base commit that the test command itself names, such as `tests/runtests.py`;
 - files that steer the test runner or the interpreter from anywhere in the tree (`steering`);
 - files that Python would import instead of others: a package or a compiled module beside a test module, a new
-  `unittest.py`, a new module with the name of an installed one.
+  `unittest.py`, a new module named as an installed one.
 
 A solution may change any source file. Its changes to `pyproject.toml` do not count: the environment of the tests is
 built before the harness begins. A helper that only tests import, such as `package/testing.py`, is a source file, too.
