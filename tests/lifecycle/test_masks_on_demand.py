@@ -5,7 +5,9 @@ A fault of the machinery itself is masked all the same."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import subprocess
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,9 +17,11 @@ from aiohttp import web
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.journal import Journal, read_journal
 from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
 from polar_gym.splicing.plan import Splicer
-from tests.support.requirements import need_bubblewrap
+from tests.support.calls import make_call
+from tests.support.requirements import need, need_bubblewrap
 from tests.support.sessions import asking, node, task
 from tests.support.vllm_stand_in import MODELS, answer
 
@@ -172,3 +176,50 @@ async def test_a_pipe_in_place_of_a_file_that_git_reads_holds_nothing_up(
     assert (episode.session.failure, episode.reward) == (None, 1.0)
     assert episode.session.timing.building is not None
     assert episode.session.timing.building < 50
+
+
+# disk -----------------------------------------------------------------------------------------------------------------
+
+FILL = """
+def fill(path):
+    try:
+        with open(path, "wb", buffering=0) as file:
+            while True: file.write(bytes(1 << 20))
+    except OSError as error: assert error.errno == 28, error
+"""
+"""Writes to a file until the disk is full."""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, of 256 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256m,mode=700", "polar-gym-test", str(place)]
+    done = subprocess.run(mount, capture_output=True, check=False)
+    need(done.returncode == 0, f"the right to mount ({done.stderr.decode().strip()})", "run the tests as root")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    exec(f"{FILL}\nfill({str(place / 'filler')!r})", {})
+
+
+def test_a_journal_is_written_on_a_full_disk(small: Path) -> None:
+    journal = Journal(small / "journal")
+    calls = [
+        make_call(index, [1], [2], response={"role": "assistant", "content": "x" * 100_000}) for index in range(60)
+    ]
+    journal.append(calls[0])
+    fill(small)
+    for each in calls[1:15]:
+        journal.append(each)
+    with pytest.raises(OSError, match="No space left"):
+        deque(map(journal.append, calls[15:]), maxlen=0)
+    kept = len(read_journal(journal.path))
+    assert kept >= 15
+    (small / "filler").unlink()
+    journal.append(calls[-1])
+    assert len(read_journal(journal.path)) == kept + 1
+    journal.close()

@@ -12,10 +12,12 @@ call's list (of its prompt and response for `prompt_ids`), followed by the new i
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import orjson
@@ -28,6 +30,10 @@ from polar_gym.schema import ModelCall
 
 LOOK_BACK = 8
 """How many earlier calls are tried as the one to build on: parallel conversations interleave."""
+
+
+RESERVE = 4 * 1024 * 1024
+"""Bytes on the disk that each journal holds ready, for lines that come while the disk is full."""
 
 
 class JournalError(ConfigError):
@@ -48,6 +54,8 @@ class Journal:
         path.touch(mode=0o600)
         self.path = path
         self._file: int | None = None
+        self._reserve: IO[bytes] | None = None
+        """A file without a name, which takes up the space that is held ready."""
         self._closed = False
         self._calls: list[ModelCall] = []
         self._index: dict[str, int] = {}
@@ -74,6 +82,8 @@ class Journal:
     def close(self) -> None:
         self._closed = True
         file, self._file = self._file, None
+        if self._reserve is not None:
+            self._reserve.close()
         if file is not None:
             try:
                 os.fsync(file)
@@ -94,20 +104,34 @@ class Journal:
         return best
 
     def _write(self, line: dict[str, Any]) -> None:
-        """Append a line. Raises `OSError` where the whole line cannot be written (the disk is full), and then removes
-        the written part of it."""
-        data = memoryview(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+        """Append a line, where the disk is full in space of the reserve. Raises `OSError`."""
+        data = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
         if self._closed:
             raise ValueError(f"{self.path}: the journal is closed; its session has ended")
-        if self._file is None:
+        if self._file is None or self._reserve is None:
+            self._reserve = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115 - `close` closes it
+            os.posix_fallocate(self._reserve.fileno(), 0, RESERVE)
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-        end = os.fstat(self._file).st_size
         try:
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError:
-            os.ftruncate(self._file, end)  # else the next line would be a part of this one
-            raise
+            _append(self._file, data)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            left = os.fstat(self._reserve.fileno()).st_size
+            os.ftruncate(self._reserve.fileno(), max(0, left - 2 * len(data)))
+            _append(self._file, data)
+
+
+def _append(file: int, data: bytes) -> None:
+    """Append bytes to a file. Raises `OSError` where not all can be written (the disk is full), and then removes the
+    written part."""
+    end, left = os.fstat(file).st_size, memoryview(data)
+    try:
+        while left:
+            left = left[os.write(file, left) :]
+    except OSError:
+        os.ftruncate(file, end)  # else the next line would be a part of this one
+        raise
 
 
 def read_journal(path: Path) -> list[ModelCall]:
