@@ -1,4 +1,4 @@
-"""`polar-gym tasks from-pypi | prepare | validate | twins | audit`: make tasks, and prove that they mean what they say."""
+"""`polar-gym tasks from-pypi | prepare | validate | twins | audit`: make tasks, and prove what they are worth."""
 
 from __future__ import annotations
 

@@ -18,6 +18,10 @@ class LimitOptions(Options):
     """Memory of a sandbox."""
     pids: int = Field(default=1024, gt=0)
     """Processes and threads of a sandbox."""
+    disk_mb: int | None = Field(default=16384, gt=0)
+    """How much a sandbox may write. Docker keeps the limit with some storage drivers only (overlay2 on XFS with quotas,
+    btrfs, zfs); elsewhere it limits each file alone. The other runtimes keep it as root, and allow no sandbox more than
+    an eighth of the space that is free. null: no limit by this number."""
 
     def shares_network(self) -> bool:
         """Return whether a sandbox with `network: full` may be in the machine's own network, its loopback included."""

@@ -14,11 +14,13 @@ from functools import cache
 from pathlib import Path
 
 from polar_gym.runtimes import SandboxError, agent, scratch_directory, tar
-from polar_gym.runtimes.kernel import cgroups, copy_on_write, uids
+from polar_gym.runtimes.kernel import cgroups, copy_on_write, disk, uids
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.threads import to_its_end
 
 log = logging.getLogger(__name__)
+
+UNLIMITED = "what a sandbox writes is not limited as a whole, because it can have no file system of its own"
 
 
 async def make(session_id: str, root: Path | None) -> tuple[Path, uids.Claim]:
@@ -43,34 +45,55 @@ async def make(session_id: str, root: Path | None) -> tuple[Path, uids.Claim]:
 
 
 def _fill(scratch: Path, uid: int) -> None:
-    for name in ("home", "tmp", "etc", "workspace", "upper", "work"):
-        (scratch / name).mkdir()
+    for name in ("home", "tmp", "etc", "workspace", *(f"disk/{each}" for each in (*disk.AGENTS, *disk.ROOTS))):
+        (scratch / name).mkdir(parents=True)
     accounts = agent.accounts(uid)
     for name, text in agent.ETC.items():
         (scratch / "etc" / name).write_text(text + accounts.get(name, ""))
     if os.geteuid() == 0:
-        for name in ("home", "tmp", "workspace", "upper"):
+        for name in ("home", "tmp", "workspace", "disk/upper"):
             os.chown(scratch / name, uid, uid)
 
 
-async def show_workspace(source: Path, scratch: Path, uid: int) -> copy_on_write.View | None:
+async def own_disk(scratch: Path, limits: LimitOptions) -> disk.Disk:
+    """Return the sandbox's disk. Raises `SandboxError` where the machine's disk is full."""
+    try:
+        size = disk.share(scratch, limits.disk_mb)
+    except OSError as error:
+        raise SandboxError(f"no sandbox can be made: {error}; free some space, or set runtime.scratch") from error
+    try:
+        return await disk.limited(scratch, size)
+    except copy_on_write.OverlayError as error:
+        say_once(f"{UNLIMITED}: {' '.join(str(error).split())}")
+    return disk.Disk(scratch, size)
+
+
+async def settle(own: disk.Disk) -> None:
+    """Look after the disk of a sandbox in which a command has ended. Raises `SandboxError` where it cannot be used."""
+    try:
+        await asyncio.to_thread(own.settle)
+    except (disk.DiskFullError, OSError) as error:
+        raise SandboxError(str(error)) from error
+
+
+async def show_workspace(source: Path, own: disk.Disk, uid: int) -> copy_on_write.View | None:
     """Put a writable copy of `source` into the scratch directory; return the view where the copy is made on write.
 
     Raises `SandboxError`.
     """
+    upper, work, at = (own.scratch / name for name in ("disk/upper", "disk/work", "workspace"))
     try:
-        places = (source.resolve(), scratch / "upper", scratch / "work", scratch / "workspace")
-        return await copy_on_write.view(*places, uid=uid)
+        return await copy_on_write.view(source.resolve(), upper, work, at, uid=uid, through=own.enter)
     except copy_on_write.OverlayError as error:
         say_once(f"workspaces are copied, because no overlay can be mounted here: {error}")
-    await copy_workspace(source, scratch, uid)
+    await copy_workspace(source, own, uid)
     return None
 
 
-async def copy_workspace(source: Path, scratch: Path, uid: int) -> None:
+async def copy_workspace(source: Path, own: disk.Disk, uid: int) -> None:
     """Copy `source` into the scratch directory. Raises `SandboxError`."""
     try:
-        await to_its_end(_copy, source, scratch / "workspace", uid)
+        await to_its_end(_copy, source, own.seen(own.scratch / "workspace"), uid)
     except (OSError, shutil.Error) as error:
         raise SandboxError(f"the workspace {source} could not be copied: {error}") from error
 
@@ -80,11 +103,11 @@ def _copy(source: Path, destination: Path, uid: int) -> None:
     give_to_agent(destination, uid)
 
 
-def unpack_workspace(archive: bytes | None, scratch: Path, uid: int) -> None:
+def unpack_workspace(archive: bytes | None, own: disk.Disk, uid: int) -> None:
     """Extract a tar as the workspace; None: the workspace stays empty. Blocks. Raises `SandboxError`."""
     if archive is None:
         return
-    workspace = scratch / "workspace"
+    workspace = own.seen(own.scratch / "workspace")
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             tar.unpack(files, workspace, "tar")
@@ -129,15 +152,28 @@ def caveats(limits: LimitOptions) -> list[str]:
         asyncio.run(_try_overlay())
     except copy_on_write.OverlayError as error:
         found.append(f"no overlay can be mounted here ({error}): workspaces are copied")
+    try:
+        asyncio.run(_try_disk())
+    except copy_on_write.OverlayError as error:
+        found.append(
+            f"{UNLIMITED} ({' '.join(str(error).split())}): a harness that fills the disk can mask other sessions"
+        )
     return found
+
+
+async def _try_disk() -> None:
+    with tempfile.TemporaryDirectory(prefix="polar-gym-") as directory:
+        await to_its_end(_fill, Path(directory), agent.UID)
+        if (view := (await disk.limited(Path(directory), disk.LEAST_FREE)).view) is not None:
+            await view.close()
 
 
 async def _try_overlay() -> None:
     with tempfile.TemporaryDirectory(prefix="polar-gym-") as directory:
-        places = [Path(directory, name) for name in ("lower", "upper", "work", "at")]
-        for place in places:
+        lower, upper, work, at = (Path(directory, name) for name in ("lower", "upper", "work", "at"))
+        for place in (lower, upper, work, at):
             place.mkdir()
-        await (await copy_on_write.view(*places, uid=agent.UID)).close()
+        await (await copy_on_write.view(lower, upper, work, at, uid=agent.UID)).close()
         await asyncio.to_thread(scratch_directory.remove, Path(directory, "work"))
 
 

@@ -10,16 +10,22 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
+from polar_gym.chat import Completion
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import Journal, read_journal
+from polar_gym.runtimes import Command, SandboxError, SandboxRequest
+from polar_gym.runtimes.bubblewrap import Bubblewrap
+from polar_gym.runtimes.kernel.disk import Disk, DiskFullError
 from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
 from polar_gym.splicing.plan import Splicer
+from tests.lifecycle.runtime_kinds import started
 from tests.support.calls import make_call
 from tests.support.requirements import need, need_bubblewrap
 from tests.support.sessions import asking, node, task
@@ -41,9 +47,9 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(source=str(source))
 
 
-async def run(local: Node, workspace: Workspace, rest: str) -> Episode:
+async def run(local: Node, workspace: Workspace, rest: str, **options: Any) -> Episode:
     """Return the episode of a harness that asks once, and then does this, graded by whether `made` is there."""
-    runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
+    runtime = RuntimeSpec.model_validate({"name": "bubblewrap", "workspace": workspace, **options})
     return await local.rollout(task(agent=asking(f"ask()\n{rest}"), evaluator=GRADE, runtime=runtime))
 
 
@@ -202,8 +208,81 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+@pytest.fixture
+def limited(small: Path) -> Bubblewrap:
+    """A runtime that limits the disk of each sandbox, on the small disk."""
+    runtime = Bubblewrap(Bubblewrap.Options(scratch=small))
+    lacking = [caveat for caveat in runtime.caveats() if "file system of its own" in caveat]
+    need(not lacking, f"loop devices ({lacking})", "run the tests as root outside of a container")
+    return runtime
+
+
 def fill(place: Path) -> None:
     exec(f"{FILL}\nfill({str(place / 'filler')!r})", {})
+
+
+@pytest.mark.usefixtures("limited")
+async def test_an_agent_that_fills_its_disk_is_scored(small: Path, workspace: Workspace) -> None:
+    """The journal of its calls and the scratch files of all sandboxes are on the same disk."""
+    async with node(small) as local:
+        for before, reward in (("", 0.0), ("open('made', 'w')\n", 1.0)):
+            rest = f"{FILL}\n{before}fill('/tmp/full')\nfill('full')\nask()\nos.kill(os.getpid(), 9)"
+            episode = await run(local, workspace, rest, scratch=small)
+            assert (episode.session.failure, episode.reward) == (None, reward)
+            assert episode.trajectory.fidelity.calls == 2
+
+
+async def test_an_agent_that_fills_its_disk_masks_no_other_session(
+    small: Path, limited: Bubblewrap, workspace: Workspace
+) -> None:
+    async with started(limited) as sandbox, node(small) as local:
+        done = await sandbox.exec(Command(argv=["python3", "-c", f"{FILL}\nfill('/tmp/full')"]))
+        assert (done.exit_code, done.stderr) == (0, b"")
+        assert (await run(local, workspace, "open('made', 'w')", scratch=small)).reward == 1.0
+
+
+@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
+async def test_a_disk_that_others_have_filled_masks(
+    small: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    async with node(small) as local:
+        really = local.engine.chat
+
+        async def chat(*arguments: Any) -> Completion:
+            if local.proxy.calls["delivered"]:
+                await asyncio.to_thread(fill, small)
+            return await really(*arguments)
+
+        monkeypatch.setattr(local.engine, "chat", chat)
+        episode = await run(local, workspace, f"open('made', 'w')\nask()\n{ending}", scratch=small)
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert (episode.session.failure.kind, "full" in episode.session.failure.message) == ("runtime_error", True)
+
+
+@pytest.mark.parametrize("mebibytes", [1, 40])
+async def test_a_sandbox_without_a_limit_is_to_blame_for_a_disk_that_it_filled(small: Path, mebibytes: int) -> None:
+    """As a plain user: the disk is shared, and the sandbox's files are counted."""
+    scratch = small / "sandbox"
+    scratch.mkdir()
+    (scratch / "file").write_bytes(bytes(mebibytes << 20))
+    fill(small)
+    shared = Disk(scratch, size=48 << 20)
+    if mebibytes == 1:
+        with pytest.raises(DiskFullError, match="did not fill it"):
+            shared.settle()
+    else:
+        shared.settle()
+
+
+async def test_no_sandbox_starts_on_a_disk_that_is_full(small: Path) -> None:
+    fill(small)
+    (small / "filler").open("r+b").truncate(220 << 20)
+    with pytest.raises(SandboxError, match="free some space"):
+        await Bubblewrap(Bubblewrap.Options(scratch=small)).start(
+            SandboxRequest(session_id="s", spec=RuntimeSpec(name="bubblewrap"), workspace=None)
+        )
+    assert [path.name for path in small.iterdir()] == ["filler"]
 
 
 def test_a_journal_is_written_on_a_full_disk(small: Path) -> None:

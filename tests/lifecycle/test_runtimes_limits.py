@@ -13,9 +13,11 @@ import docker
 import pytest
 
 from polar_gym.runtimes import Command, Runtime, Sandbox
+from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SESSION_LABEL
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
+from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need, need_bubblewrap
 
@@ -101,6 +103,37 @@ async def test_a_file_is_limited(make_runtime: MakeRuntime, request: pytest.Fixt
     await runtime.close()
 
 
+WRITE = """
+import os
+held = []
+for name in ("/var/tmp/a", "/tmp/b", os.path.expanduser("~/c"), "d"):
+    try:
+        held.append(file := open(name, "wb", buffering=0))
+        os.unlink(name)
+        for _ in range(100): file.write(bytes(1 << 20))
+    except OSError as error:
+        print(name, error.errno)
+"""
+"""Writes four files of 100 MiB each that have no name; prints which could not be written, and why."""
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "apptainer"])
+async def test_a_disk_is_limited_for_all_files_together(kind: str, tmp_path: Path):
+    more = {"program": apptainer.program()} if kind == "apptainer" else {}
+    runtime = make(kind, scratch=tmp_path, disk_mb=150, **more)
+    lacking = [caveat for caveat in await asyncio.to_thread(runtime.caveats) if "file system of its own" in caveat]
+    need(not lacking, f"loop devices ({lacking})", "run the tests as root outside of a container")
+    async with started(runtime) as sandbox:
+        before = (await sh(sandbox, "df -m . | tail -n 1")).stdout.split()
+        said = await python(sandbox, WRITE)
+        assert said.endswith("d 28\n"), said
+        assert int(before[1]) <= 150
+        assert b"No space left" in (await sh(sandbox, "cat /dev/zero > full; echo no > e")).stderr
+        assert (await sh(sandbox, "echo usable > e; cat e")).stdout == b"usable\n", "there is a reserve"
+    assert list(tmp_path.iterdir()) == []
+    await runtime.close()
+
+
 async def test_docker_says_once_that_it_cannot_limit_the_disk(docker_host: str, caplog: pytest.LogCaptureFixture):
     runtime = make("docker", host=docker_host)
     with caplog.at_level(logging.WARNING, logger="polar_gym"):
@@ -150,9 +183,11 @@ async def test_workspace_is_not_copied_where_overlays_can_be_mounted(tmp_path: P
     source.mkdir()
     (source / "big").write_bytes(bytes(8 << 20))
     async with started(runtime, workspace=source) as sandbox:
+        assert isinstance(sandbox, BubblewrapSandbox)
+        assert sandbox.disk is not None
         await sh(sandbox, "echo new > small; chmod 600 big")
         (scratch,) = tmp_path.glob("polar-gym-*")
-        assert (scratch / "upper" / "small").read_text() == "new\n"
+        assert (sandbox.disk.seen(scratch / "disk" / "upper") / "small").read_text() == "new\n"
         on_disk = sum(path.lstat().st_blocks * 512 for path in scratch.rglob("*"))
         assert on_disk < 1 << 20
     assert (source / "big").stat().st_size == 8 << 20

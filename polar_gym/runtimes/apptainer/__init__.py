@@ -29,6 +29,7 @@ from polar_gym.runtimes.apptainer.images import Form, Image, Images
 from polar_gym.runtimes.apptainer.instance import Instance, end_instances
 from polar_gym.runtimes.apptainer.sandbox import ApptainerSandbox, process_limits
 from polar_gym.runtimes.glibc import NodeCheck
+from polar_gym.runtimes.kernel.disk import Disk
 from polar_gym.runtimes.kernel.listener import serve_on_host
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.threads import to_its_end
@@ -83,7 +84,8 @@ class Apptainer:
         sandbox = ApptainerSandbox(instance=instance, image=image, request=request, limits=limits)
         try:
             sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self.options)
-            await self._start_instance(instance, image, request)
+            sandbox.disk = own = await sandbox_files.own_disk(scratch, self.options)
+            await self._start_instance(instance, image, request, own)
             if request.served is not None and request.spec.network == "full":
                 sandbox.base_url, sandbox.server = await serve_on_host(request.served)
             elif request.served is not None:
@@ -112,19 +114,19 @@ class Apptainer:
     async def close(self) -> None:
         """Do nothing: the runtime holds nothing between sandboxes."""
 
-    async def _start_instance(self, instance: Instance, image: Image, request: SandboxRequest) -> None:
+    async def _start_instance(self, instance: Instance, image: Image, request: SandboxRequest, own: Disk) -> None:
         """Start the instance with its workspace. A view of the workspace ends here: the instance has it mounted."""
         view, uid = None, instance.claim.uid
         if request.workspace is None:
             if request.spec.image is not None:
                 content = await to_its_end(self._images.read, image, request.spec.workspace.path)
-                await to_its_end(sandbox_files.unpack_workspace, content, instance.scratch, uid)
+                await to_its_end(sandbox_files.unpack_workspace, content, own, uid)
         elif os.geteuid() == 0:
-            view = await sandbox_files.show_workspace(request.workspace, instance.scratch, uid)
+            view = await sandbox_files.show_workspace(request.workspace, own, uid)
         else:  # in the user namespace that Apptainer makes, the view would belong to root
-            await sandbox_files.copy_workspace(request.workspace, instance.scratch, uid)
+            await sandbox_files.copy_workspace(request.workspace, own, uid)
         try:
-            await instance.start(image, request, view.enter if view is not None else ())
+            await instance.start(image, request, (view or own).enter)
         finally:
             if view is not None:
                 await view.close()

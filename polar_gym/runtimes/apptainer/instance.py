@@ -41,13 +41,12 @@ class Instance:
 
     async def start(self, image: Image, request: SandboxRequest, through: Sequence[str]) -> None:
         """Start the instance; `through` is an argv prefix of the command that does. Raises `SandboxError`."""
-        for name in ("apptainer", "overlay", "overlay/upper", "overlay/work"):
-            (self.scratch / name).mkdir()
+        (self.scratch / "apptainer").mkdir()
         for name, line in agent.accounts(self.claim.uid).items():
             (self.scratch / "etc" / name).write_text(_with_account(image.accounts[name], line))
         (profile := self.scratch / "apptainer" / "seccomp.json").write_text(seccomp.profile())
         network = () if request.spec.network == "full" else ("--net", "--network", "none")
-        overlay = ("--overlay", str(self.scratch / "overlay"))
+        overlay = ("--overlay", str(self.scratch / "disk" / "overlay"))
         calls = ("--security", f"seccomp:{profile}")
         binds = [part for bind in self._binds(image, request) for part in ("--bind", bind)]
         await self._apptainer(

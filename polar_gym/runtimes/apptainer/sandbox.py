@@ -19,7 +19,7 @@ from polar_gym.runtimes import (
 )
 from polar_gym.runtimes.apptainer.images import Image
 from polar_gym.runtimes.apptainer.instance import Instance
-from polar_gym.runtimes.kernel import cgroups
+from polar_gym.runtimes.kernel import cgroups, disk
 from polar_gym.runtimes.limits import MEBIBYTE
 from polar_gym.runtimes.output import Output, feed_stdin
 from polar_gym.runtimes.threads import to_its_end
@@ -39,6 +39,8 @@ class ApptainerSandbox:
     """Argv prefix that limits each process of a command."""
     base_url: str = f"http://127.0.0.1:{PROXY_PORT}"
     cgroup: cgroups.Cgroup | None = None
+    disk: disk.Disk | None = None
+    """The sandbox's disk; None before `start` has made it."""
     server: asyncio.Server | None = None
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopped: bool = False
@@ -55,6 +57,8 @@ class ApptainerSandbox:
         if self.stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} was stopped during a command")
         self.instance.enter()  # raises when the instance died, and the command with it
+        if self.disk is not None:
+            await sandbox_files.settle(self.disk)
         code = running.result()
         return ExecResult(
             exit_code=None if timed_out else code if code >= 0 else 128 - code,
@@ -68,6 +72,8 @@ class ApptainerSandbox:
         if self.server is not None:
             self.server.close()
         await self.end()
+        if self.disk is not None and self.disk.view is not None:
+            await self.disk.view.close()
         await to_its_end(sandbox_files.remove, self.instance.scratch)
         self.instance.claim.release()
 

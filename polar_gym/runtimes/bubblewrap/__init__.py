@@ -46,7 +46,7 @@ from polar_gym.runtimes import (
     scratch_directory,
 )
 from polar_gym.runtimes.bubblewrap.bwrap import BwrapProcess, system_call_filter
-from polar_gym.runtimes.kernel import cgroups, copy_on_write, uids
+from polar_gym.runtimes.kernel import cgroups, copy_on_write, disk, uids
 from polar_gym.runtimes.kernel.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.output import Output
@@ -111,8 +111,9 @@ class Bubblewrap:
         scratch, claim = await sandbox_files.make(request.session_id, self._options.scratch)
         sandbox = BubblewrapSandbox(bwrap=bwrap, scratch=scratch, claim=claim, request=request, limits=self._limits())
         try:
+            sandbox.disk = own = await sandbox_files.own_disk(scratch, self._options)
             if request.workspace is not None:
-                sandbox.view = await sandbox_files.show_workspace(request.workspace, scratch, claim.uid)
+                sandbox.view = await sandbox_files.show_workspace(request.workspace, own, claim.uid)
             sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self._options)
             if request.spec.network == "full" and request.served is not None:
                 sandbox.base_url, sandbox.server = await serve_on_host(request.served)
@@ -179,6 +180,8 @@ class BubblewrapSandbox:
     limits: Mapping[int, int]
     """Resource limit -> value, for every process."""
     base_url: str = f"http://127.0.0.1:{PROXY_PORT}"
+    disk: disk.Disk | None = None
+    """The sandbox's disk; None before `start` has made it."""
     view: copy_on_write.View | None = None
     """The view of the workspace, where the workspace is copied on write."""
     cgroup: cgroups.Cgroup | None = None
@@ -192,7 +195,8 @@ class BubblewrapSandbox:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
         argv = [*step_down(self.claim.uid), "/bin/sh", "-c", START, "sh", *command.argv]
-        through = [part for each in (self.cgroup, self.view) if each is not None for part in each.enter]
+        space = self.view or self.disk  # the view's namespace has the disk's mounts too
+        through = [part for each in (self.cgroup, space) if each is not None for part in each.enter]
         process = await BwrapProcess.spawn([*through, self.bwrap], self._arguments(command), argv)
         gone = self._running[process] = asyncio.get_running_loop().create_future()
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
@@ -226,6 +230,8 @@ class BubblewrapSandbox:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} was stopped during a command")
         await process.drain(stdout, stderr)
+        if self.disk is not None:
+            await sandbox_files.settle(self.disk)
         return ExecResult(
             exit_code=None if limit.expired() else process.exit_code(stderr.value()),
             stdout=stdout.value(),
@@ -242,8 +248,9 @@ class BubblewrapSandbox:
             await gone
         if self.server is not None:
             self.server.close()
-        if self.view is not None:
-            await self.view.close()
+        for view in (self.view, self.disk and self.disk.view):
+            if view is not None:
+                await view.close()
         await to_its_end(sandbox_files.remove, self.scratch)
         self.claim.release()
 

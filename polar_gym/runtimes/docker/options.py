@@ -22,9 +22,6 @@ class DockerOptions(LimitOptions):
     scratch: Annotated[Path | None, Names.OTHER] = None
     """For the relay's socket; a gateway in a container needs one that is mounted at the same path as on the host.
     Default: the system's temporary directory."""
-    disk_mb: int | None = Field(default=16384, gt=0)
-    """How much a sandbox may write. Only some storage drivers keep the limit (overlay2 on XFS with quotas, btrfs, zfs);
-    elsewhere it limits each file alone. null: no limit."""
     pull: PullPolicy = "missing"
     """When an image is fetched from its registry: `never`, when it is `missing`, or `always` once by each gateway."""
     bridge: Annotated[str, Names.OTHER] = "bridge"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ exec cat
 
 
 class OverlayError(Exception):
-    """This machine cannot make such a view. The message says why."""
+    """This machine cannot mount such a view, or another file system. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,33 @@ class View:
         await self.holder.wait()
 
 
-async def view(lower: Path, upper: Path, work: Path, at: Path, *, uid: int) -> View:
+async def view(lower: Path, upper: Path, work: Path, at: Path, *, uid: int, through: Sequence[str] = ()) -> View:
     """Show `lower` at `at`, and keep in `upper` what is written there. All four directories must exist.
 
-    `uid`: the agent's, to whom everything in the view is given as root.
-    Raises `OverlayError`.
+    `uid`: the agent's, to whom everything in the view is given as root. `through`: an argv prefix, behind which the
+    directories are seen. Raises `OverlayError`.
     """
-    unshare, nsenter = shutil.which("unshare"), shutil.which("nsenter")
-    if unshare is None or nsenter is None:
-        raise OverlayError("unshare and nsenter are missing; install them with: apt-get install util-linux")
     if any(character in f"{lower}{upper}{work}" for character in ",:\\"):
         raise OverlayError(f"no overlay can be made of a path with a comma, colon or backslash: {lower}")
     root = os.geteuid() == 0
     options = f"lowerdir={lower},upperdir={upper},workdir={work},{'metacopy=on' if root else 'userxattr'}"
     owner = f"{uid}:{uid}" if root else ""
+    return await hold(through, MOUNT, options, str(at), owner)
+
+
+async def hold(through: Sequence[str], script: str, *arguments: str) -> View:
+    """Run a script of `sh -c` that mounts, prints "ready" and lasts as `cat` does, in a mount namespace of its own.
+
+    Raises `OverlayError`.
+    """
+    unshare, nsenter = shutil.which("unshare"), shutil.which("nsenter")
+    if unshare is None or nsenter is None:
+        raise OverlayError("unshare and nsenter are missing; install them with: apt-get install util-linux")
+    root = os.geteuid() == 0
     user = () if root else ("--user", "--map-root-user")
+    spaces = (*user, "--mount", "--propagation", "slave")
     holder = await processes.start(
-        [unshare, *user, "--mount", "--propagation", "slave", "/bin/sh", "-c", MOUNT, "sh", options, str(at), owner],
+        [*through, unshare, *spaces, "/bin/sh", "-c", script, "sh", *arguments],
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -1,0 +1,115 @@
+"""A sandbox's share of the disk: a file system of its own, in a sparse file that is mounted for this sandbox alone.
+
+The mounts are in a mount namespace that a small process holds open, as those of `copy_on_write`. So a killed gateway
+leaves no mount and no loop device behind. Only root may mount such a file. Elsewhere the disk is shared, and a sandbox
+that has filled it is found by the size of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar_gym.runtimes.kernel.copy_on_write import OverlayError, View, hold
+from polar_gym.runtimes.limits import MEBIBYTE
+
+LEAST_FREE = 64 * MEBIBYTE
+"""The space that the disk must have for a sandbox to start. With less, the disk counts as full."""
+
+SHARE = 8
+"""No sandbox may write more than one part in so many of the space that is free when it starts."""
+
+RESERVE = 64 * MEBIBYTE
+"""The largest reserve, which the agent does not get: a diff is taken inside the sandbox, and needs some space."""
+
+AGENTS = ("home", "tmp", "workspace", "upper")
+"""The agent's directories; `upper` has what the agent writes to a workspace that is copied on write."""
+ROOTS = ("work", "overlay/upper", "overlay/work")
+"""Directories of the overlay of a workspace, and of that of an image."""
+
+MOUNT = f"""
+set -e
+cd "$1"
+mkfs.ext4 -q -F -m 0 -O ^has_journal,^resize_inode -E lazy_itable_init=1,nodiscard image
+mount -o loop,nosuid,nodev,discard,noinit_itable image disk
+cd disk
+fallocate -l "$2" reserve
+mkdir -p {" ".join((*AGENTS, *ROOTS))}
+chown --reference=../home {" ".join(AGENTS)}
+cd ..
+for name in home tmp workspace; do mount --bind "disk/$name" "$name"; done
+echo ready
+exec cat
+"""
+
+
+class DiskFullError(Exception):
+    """The disk of the gateway's machine is full, and not through this sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of one sandbox, below its scratch directory."""
+
+    scratch: Path
+    size: int
+    """The bytes that the sandbox may write."""
+    view: View | None = None
+    """The sandbox's own file system; None: the sandbox writes to the machine's disk without a limit."""
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """Return the argv prefix of a command that sees the sandbox's own file system."""
+        return () if self.view is None else self.view.enter
+
+    def seen(self, path: Path) -> Path:
+        """Return the path by which the gateway reaches a path that commands behind `enter` see."""
+        return path if self.view is None else Path(f"/proc/{self.view.holder.pid}/root{path}")
+
+    def settle(self) -> None:
+        """Give the reserve to the commands that follow one that filled the sandbox's disk. Blocks.
+
+        Raises `DiskFullError` where the machine's disk is full and this sandbox uses less than half of its share.
+        """
+        if self.view is not None:
+            own = self.seen(self.scratch / "disk")
+            if free(own) < _reserve(self.size):
+                (own / "reserve").unlink(missing_ok=True)
+        if free(self.scratch) < LEAST_FREE and self._used() < self.size // 2:
+            raise DiskFullError(f"the disk of {self.scratch} is full, and this sandbox did not fill it")
+
+    def _used(self) -> int:
+        if self.view is not None:
+            about = os.statvfs(self.seen(self.scratch / "disk"))
+            return (about.f_blocks - about.f_bfree) * about.f_frsize
+        done = subprocess.run(["du", "-sk", str(self.scratch)], capture_output=True, text=True, check=False)
+        return int((done.stdout or "0").split()[0]) * 1024
+
+
+def free(path: Path) -> int:
+    """Return the free bytes of the file system of a path."""
+    about = os.statvfs(path)
+    return about.f_bavail * about.f_frsize
+
+
+def share(scratch: Path, limit_mb: int | None) -> int:
+    """Return how many bytes a new sandbox may write. Raises `OSError` where the disk is full."""
+    here = free(scratch)
+    if here < LEAST_FREE:
+        raise OSError(f"{scratch} is on a disk with {here // MEBIBYTE} MiB free, and needs {LEAST_FREE // MEBIBYTE}")
+    return min(here // SHARE, here if limit_mb is None else limit_mb * MEBIBYTE)
+
+
+async def limited(scratch: Path, size: int) -> Disk:
+    """Return a disk of this size, whose file system is mounted. Raises `OverlayError`."""
+    if os.geteuid() != 0:
+        raise OverlayError("only root may mount one")
+    with (scratch / "image").open("wb") as image:
+        image.truncate(size)
+    return Disk(scratch, size, await hold((), MOUNT, str(scratch), str(_reserve(size))))
+
+
+def _reserve(size: int) -> int:
+    return min(RESERVE, size // 8)

@@ -1,0 +1,148 @@
+"""Twins in a real grading: which tests get them, what they notice, and what happens to rows that do not fit."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polar_gym.cli import app
+from polar_gym.curation.bench import Bench as CurationBench
+from polar_gym.curation.twins import find_twins
+from polar_gym.evaluators import EvaluatorError
+from polar_gym.evaluators.swe import Swe
+from polar_gym.schema import RuntimeSpec
+from polar_gym.tasks import Task, bundled
+from tests.lifecycle.grading_bench import INTERVALS, Bench, bench, make_patch, prices_task, scripted
+from tests.support.requirements import need, need_bubblewrap
+
+__all__ = ["bench"]
+
+ALWAYS_EQUAL = """
+class Anything:
+    __hash__ = object.__hash__
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+def total(*prices, **options): return Anything()
+"""
+
+
+@pytest.mark.parametrize("script", [False, True])
+async def test_object_that_equals_everything_is_worth_nothing(bench: Bench, script: bool) -> None:
+    """It got the reward 1 from tests that compare with `==`."""
+    bench.offer_pytest()
+    if script:
+        need(importlib.util.find_spec("swebench"), "swebench", "pip install 'polar-gym[swe]'")
+    task = prices_task(bench.directory)
+    task = scripted(task) if script else task
+    diff = await bench.diff_after(task, f"cat > prices/__init__.py <<'E'\n{ALWAYS_EQUAL}E")
+    plain = await bench.evaluate(task.model_copy(update={"twins": {}}), diff)
+    twinned = await bench.evaluate(task, diff)
+    assert (plain.reward, plain.trust) == (1.0, "low"), "the attack does not attack"
+    assert (twinned.reward, twinned.trust) == (0.0, "high")
+    assert "altered expectation are reported as passed" in twinned.detail
+
+
+async def test_resolved_session_is_graded_twice_and_an_unresolved_one_once(bench: Bench) -> None:
+    before = bench.sandboxes
+    assert (await bench.evaluate(INTERVALS, INTERVALS.patch.encode())).reward == 1.0
+    assert bench.sandboxes - before == 2
+    assert (await bench.evaluate(INTERVALS, b"\n".join([*NOTHING, b""]))).reward == 0.0
+    assert bench.sandboxes - before == 3
+
+
+NOTHING = (
+    b"diff --git a/notes.txt b/notes.txt",
+    *(b"new file mode 100644", b"--- /dev/null", b"+++ b/notes.txt", b"@@ -0,0 +1 @@", b"+notes"),
+)
+
+
+async def test_hidden_tests_that_change_while_they_run_are_worth_nothing(bench: Bench) -> None:
+    """A process of the tested code could put other tests in the place of the hidden ones."""
+    bench.offer_pytest()
+    task = prices_task(bench.directory, twins={})
+    solve = "sed -i 's,// 10$,// 100,' prices/total.py"
+    touch = 'echo \'open("tests/test_prices.py", "a").write("#")\' >> prices/total.py'
+    result = await bench.evaluate(task, await bench.diff_after(task, solve, touch))
+    assert (result.reward, result.detail) == (0.0, "hidden tests changed while they ran: tests/test_prices.py")
+
+
+async def test_places_that_are_not_in_the_tests_mask_and_say_the_cure(bench: Bench) -> None:
+    task = INTERVALS.model_copy(update={"twins": {"tests/test_intervals.py": {"IntervalSetTest.test_x": [[1, 2]]}}})
+    with pytest.raises(
+        EvaluatorError, match=r"IntervalSetTest\.test_x is not in the test file .*polar-gym tasks twins FILE"
+    ):
+        await bench.evaluate(task, task.patch.encode())
+
+
+def test_tasks_of_low_trust_are_refused_before_the_run() -> None:
+    tests = {"test_command": "pytest", "FAIL_TO_PASS": ["tests/test_a.py::test_a"], "min_trust": "high"}
+    with pytest.raises(ValueError, match="min_trust: high, but tests have no twins; run: polar-gym tasks twins"):
+        Swe.Options.model_validate(tests)
+    twins = {"tests/test_a.py": {"test_a": [[1, 2]]}}
+    assert Swe.Options.model_validate({**tests, "twins": twins}).trust == "high"
+
+
+SHOP = {
+    "tests/__init__.py": "",
+    "shop.py": "def price(number):\n    return number + 2\n",
+    "tests/test_shop.py": "import unittest\n",
+}
+SHOP_TESTS = """
+from shop import price
+
+class PriceTest(unittest.TestCase):
+    runs = 0
+
+    def test_value(self):
+        self.assertEqual(price(5), 10)
+
+    def test_asks_nothing(self):
+        price(4)
+
+    def test_passes_once(self):
+        type(self).runs += 1
+        self.assertEqual(price(3), 6)
+        self.assertEqual(self.runs, 1)
+"""
+
+
+async def test_places_are_those_at_which_the_solution_fails(tmp_path: Path) -> None:
+    """A test that asks nothing has no twins. A test that passes once in a process has none either."""
+    need_bubblewrap()
+    new = {"shop.py": SHOP["shop.py"].replace("+", "*"), "tests/test_shop.py": SHOP["tests/test_shop.py"] + SHOP_TESTS}
+    for name, text in SHOP.items():
+        (tmp_path / "workspace" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "workspace" / name).write_text(text)
+    names = ("test_value", "test_asks_nothing", "test_passes_once")
+    task = Task(
+        instance_id="shop-1",
+        problem_statement="Prices are wrong",
+        workspace=str(tmp_path / "workspace"),
+        patch=make_patch(tmp_path, SHOP, {"shop.py": new["shop.py"]}),
+        test_patch=make_patch(tmp_path, SHOP, {"tests/test_shop.py": new["tests/test_shop.py"]}),
+        test_command="python3 -P -m unittest discover -v -t . -s tests",
+        FAIL_TO_PASS=[f"tests.test_shop.PriceTest.{name}" for name in names],
+    )
+    async with CurationBench(RuntimeSpec(name="bubblewrap"), tmp_path) as bench:
+        found = await find_twins(task, bench)
+    source = new["tests/test_shop.py"]
+    (tests,) = found.values()
+    assert {name: [source[start:end] for start, end in places] for name, places in tests.items()} == {
+        "PriceTest.test_value": ["10"]
+    }
+
+
+def test_command_writes_twins_into_the_rows(tmp_path: Path) -> None:
+    need_bubblewrap()
+    suite = Path(bundled.SUITE).parent
+    shutil.copytree(suite / "repos" / "intervals", tmp_path / "repos" / "intervals")
+    row = json.loads((suite / "tasks.jsonl").read_text().splitlines()[0])
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({**row, "twins": {}}) + "\n")
+    done = CliRunner().invoke(app, ["tasks", "twins", str(file), "runtime=bubblewrap"])
+    assert done.exit_code == 0, done.output
+    assert "4 tests can be altered at 7 places; trust: high" in done.output
+    assert json.loads(file.read_text()) == row
