@@ -26,6 +26,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from polar_gym.cli.sandbox_audit import audit_sandboxes
 from polar_gym.console import console
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
@@ -66,8 +67,17 @@ class Check:
 @app.command()
 def doctor(
     engine_url: Annotated[str | None, typer.Option(help="Also ask the vLLM at this URL.")] = None,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Attack real sandboxes instead: what do they hold?")
+    ] = False,
+    runtime: Annotated[list[str] | None, typer.Option(help="With --sandbox: a runtime; default: all usable.")] = None,
 ) -> None:
     """Say what this machine can run, and what to install for the rest."""
+    if sandbox:
+        audit_sandboxes(runtime or [])
+        return
+    if runtime:
+        raise ConfigError(f"--runtime={runtime[0]} is for the probes of sandboxes: add --sandbox")
     if engine_url is not None and not is_http_url(engine_url):
         raise ConfigError(f"--engine-url={engine_url!r}: expected a URL, e.g. http://127.0.0.1:8000")
     checks = diagnose(engine_url=engine_url)

@@ -18,6 +18,8 @@ Used by the runtimes:
 - `glibc`, `skeleton`, `image_names`: what an image lacks, an image without a registry, and the names of images.
 - `time_limit`, `output`: the end of a command, and what it printed.
 
+`audit` (with `in_sandbox/`) tries which guarantees hold in real sandboxes: `polar-gym doctor --sandbox`.
+
 Used by other rooms too: `files`, `tar`, `processes` and `threads`. The room uses `registry`, `schema` and `paths`.
 """
 
