@@ -35,9 +35,9 @@ from tests.support.system_calls import numbers
 __all__ = ["directory", "docker_host", "gateway"]
 
 NAMES = {each.name for each in GUARANTEES}
-MAY_BE_LOWER = {"user", "kernel secrets", "disk", "core dumps", "shared memory"}
+MAY_BE_LOWER = {"kernel secrets", "disk", "core dumps"}
 """Guarantees that depend on the runtime, and on the disk of this machine."""
-LOWER_WITHOUT_ROOT = {"memory", "processes", "system files"}
+LOWER_WITHOUT_ROOT = {"user", "memory", "processes", "system files"}
 OLDER_DOCKERS_ALLOW = {
     *("io_uring_setup", "io_uring_enter", "io_uring_register", "socket(AF_ALG)", "socket(AF_VSOCK)"),
     "set_mempolicy_home_node",
