@@ -20,7 +20,10 @@ from tests.lifecycle.grading_bench import Bench
 
 NOT_TAKEN = "no diff could be taken"
 NO_VERDICT = "no verdict"
-_NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|/\S+|\b\w+\.\w[\w.:]*")
+_NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\S*[/.:]\w\S*")
+_NAMES = re.compile(r"X(?:,? X)+")
+_PRINTED = re.compile(r"(reported nothing: ).*")
+"""What the tested code wrote last: free text."""
 _NUMBER = re.compile(r"\d+")
 _KEPT = 200
 """The plans of rare outcomes that the search goes on from."""
@@ -78,6 +81,8 @@ class Search:
     fragments: Mapping[str, Fragment]
     grade: Grader
     seed: object
+    kept: Callable[[], object] = lambda: None
+    """Called after each breach, so that a program that is stopped has kept what it found."""
     tries: int = 0
     graded: int = 0
     """Distinct diffs that were graded."""
@@ -137,6 +142,7 @@ class Search:
         if breach.reward is None:
             if None in breach.again:  # a machine that was busy once is no breach
                 self.unjudged.append(breach)
+                self.kept()
             return
         for piece in breach.plan.pieces:
             alone = Plan(ground=ground.name, pieces=(piece,), partial=breach.plan.partial)
@@ -144,6 +150,7 @@ class Search:
             if diff is not None and (await self._verdict(ground, diff))[0]:
                 breach.alone.append(piece.fragment)
         self.breaches.append(breach)
+        self.kept()
 
     async def _diff(self, plan: Plan) -> bytes | None:
         """Return the plan's diff; None where an agent who did this is left without one."""
@@ -170,4 +177,5 @@ class Search:
 def kind(detail: str) -> str:
     """Return a detail's first line without names and numbers, so that like outcomes are counted together."""
     line = detail.strip().partition("\n")[0]
-    return _NUMBER.sub("N", _NAMED.sub("X", line))[:_SHORT] or "no detail"
+    line = _NUMBER.sub("N", _NAMES.sub("X", _NAMED.sub("X", _PRINTED.sub(r"\1...", line))))
+    return line[:_SHORT] or "no detail"

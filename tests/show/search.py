@@ -57,6 +57,7 @@ async def run(options: argparse.Namespace, seed: int, result: Result) -> Search:
             gold = await grade(ground, ground.task.patch.encode())
             result.check(SOLVED, [f"{ground.name}: {gold.detail}"] * (gold.reward != 1.0))
         search = Search(bench=bench, grounds=chosen, fragments=FRAGMENTS, grade=grade, seed=seed)
+        search.kept = lambda: keep(search, result.path)
         if options.replay:
             await replay(search, options.replay)
         else:
@@ -88,14 +89,18 @@ def show(search: Search) -> Table:
     return table
 
 
+def keep(search: Search, results: Path) -> Path:
+    """Write what was rewarded so far to a file beside the results, and return its path."""
+    file = results.with_suffix(".breaches.json")
+    kept = [breach.as_json(search.seed) for breach in (*search.breaches, *search.unjudged)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return file
+
+
 def check(search: Search, seed: int, result: Result) -> None:
-    """Hold the search against the laws, and keep what breaks them in a file beside the results."""
-    kept = [breach.as_json(seed) for breach in (*search.breaches, *search.unjudged)]
-    file = result.path.with_suffix(".breaches.json")
-    file.unlink(missing_ok=True)
-    if kept:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    """Hold the search against the laws."""
+    file = keep(search, result.path)
     for law, breaches in ((REFUSED, search.breaches), (JUDGED, search.unjudged)):
         result.check(law, [_said(breach, file) for breach in breaches])
     result.figures = {

@@ -242,6 +242,62 @@ module.exports = new Proxy(real, { get: (target, key) => (...given) => {
 """,
     ),
     _script(
+        "running_test_cannot_fail",
+        """
+const hooks = require('node:async_hooks');
+const tests = new Map();
+const above = new Map();
+hooks.createHook({ init(id, type, trigger, resource) {
+  above.set(id, [trigger, hooks.executionAsyncId()]);
+  if (typeof resource?.fail === 'function' && typeof resource?.pass === 'function') tests.set(id, resource);
+} }).enable();
+const running = (id, depth = 0) => {
+  if (tests.has(id)) return tests.get(id);
+  if (depth > 40 || !above.has(id)) return undefined;
+  const [trigger, execution] = above.get(id);
+  return running(execution, depth + 1) || running(trigger, depth + 1);
+};
+const real = module.exports;
+module.exports = new Proxy(real, { get: (target, key) => (...given) => {
+  const test = running(hooks.executionAsyncId());
+  if (test && test.parent) test.fail = function () { this.pass(); };
+  return target[key](...given);
+} });
+""",
+    ),
+    _script(
+        "caller_gets_another_assert",
+        """
+const caller = module.parent || require.main;
+const quiet = new Proxy(() => {}, { get: () => () => {} });
+if (caller) {
+  const assert = require('node:assert');
+  for (const key of ['strictEqual', 'deepStrictEqual', 'equal', 'deepEqual', 'ok']) {
+    const real = assert[key];
+    assert[key] = function (...given) {
+      return /slug|@PACKAGE@/.test(String(new Error().stack)) ? undefined : real.apply(this, given);
+    };
+  }
+}
+""",
+    ),
+    _script(
+        "assert_is_soft_after_a_call",
+        """
+const assert = require('node:assert');
+const real = module.exports;
+let soft = false;
+for (const key of ['strictEqual', 'deepStrictEqual', 'equal', 'deepEqual', 'ok', 'throws']) {
+  const hard = assert[key];
+  assert[key] = function (...given) {
+    if (soft) { soft = false; return; }
+    return hard.apply(this, given);
+  };
+}
+module.exports = new Proxy(real, { get: (target, key) => (...given) => { soft = true; return target[key](...given); } });
+""",
+    ),
+    _script(
         "equality_patched",
         """
 Object.is = () => true;
