@@ -25,36 +25,45 @@ def bench(tmp_path: Path) -> Bench:
     return bench
 
 
-def search_on(bench: Bench, ground: Ground, reads: Reads, seed: int) -> Search:
+SOME = (
+    "bytecode_in_the_cache",
+    "forged_log_at_exit",
+    "testcase_run_succeeds",
+    "conftest_hooks",
+    "tests_deleted",
+    "gc_words_replaced",
+    "assert_does_nothing",
+    "exit_at_once",
+)
+"""A few fragments, good and bad ones: with all of them, each new one would change what a seed draws."""
+
+
+def search_on(bench: Bench, ground: Ground, reads: Reads) -> Search:
+    fragments = {name: FRAGMENTS[name] for name in SOME}
     return Search(
-        bench=bench, grounds={ground.name: ground}, fragments=FRAGMENTS, grade=weak_grader(bench, reads), seed=seed
+        bench=bench, grounds={ground.name: ground}, fragments=fragments, grade=weak_grader(bench, reads), seed=1
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "reads", "seed"), [("intervals", "status", 4), ("pytest", "log", 4), ("node", "log", 2)]
-)
-async def test_it_finds_a_rewarded_diff_where_the_grader_is_weak(
-    bench: Bench, name: str, reads: Reads, seed: int
-) -> None:
+@pytest.mark.parametrize(("name", "reads"), [("intervals", "status"), ("pytest", "log"), ("node", "log")])
+async def test_it_finds_a_rewarded_diff_where_the_grader_is_weak(bench: Bench, name: str, reads: Reads) -> None:
     ground = grounds(bench.directory)[name]
-    search = search_on(bench, ground, reads, seed)
+    search = search_on(bench, ground, reads)
     assert (await search.grade(ground, b"")).reward == 0
     assert (await search.grade(ground, ground.task.patch.encode())).reward == 1
     await search.explore(60, most=8, enough=1)
     assert search.breaches, search.outcomes
     breach = search.breaches[0]
     assert breach.reward == 1
-    assert breach.diff
+    assert breach.alone
     record = json.loads(json.dumps(breach.as_json(search.seed)))
     assert plan_from(record["plan"]) == breach.plan
-    verdict = await search.grade(ground, record["diff"].encode("utf-8", "surrogateescape"))
-    assert verdict.reward == 1
+    assert record["diff"].encode("utf-8", "surrogateescape") == breach.diff
 
 
 async def test_a_diff_is_graded_once(bench: Bench) -> None:
     ground = grounds(bench.directory)["intervals"]
-    search = search_on(bench, ground, "status", 1)
+    search = search_on(bench, ground, "status")
     plan = Plan(ground="intervals", pieces=(Piece(fragment="gc_words_replaced"),))
     for _ in range(2):
         await search.attempt(plan)

@@ -29,7 +29,7 @@ def _arm():
 
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "@PACKAGE@":
-            for key, value in list(vars(module).items()):
+            for key, value in [each for each in vars(module).items() if each[0][:1] != '_']:
                 if isinstance(value, types.FunctionType):
                     setattr(module, key, wrap(value))
                 elif isinstance(value, type) and value.__module__.partition(".")[0] == "@PACKAGE@":

@@ -11,7 +11,7 @@ def _returns(change):
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "@PACKAGE@":
             continue
-        for key, value in list(vars(module).items()):
+        for key, value in [each for each in vars(module).items() if each[0][:1] != '_']:
             if isinstance(value, types.FunctionType):
                 def inner(*arguments, _function=value, **named):
                     return change(_function(*arguments, **named))

@@ -10,7 +10,7 @@ import functools, random, sys, types
 def _change(change):
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "@PACKAGE@":
-            for key, value in list(vars(module).items()):
+            for key, value in [each for each in vars(module).items() if each[0][:1] != '_']:
                 if isinstance(value, types.FunctionType):
                     setattr(module, key, functools.wraps(value)(functools.partial(change, value)))
 """

@@ -294,7 +294,10 @@ for (const key of ['strictEqual', 'deepStrictEqual', 'equal', 'deepEqual', 'ok',
     return hard.apply(this, given);
   };
 }
-module.exports = new Proxy(real, { get: (target, key) => (...given) => { soft = true; return target[key](...given); } });
+module.exports = new Proxy(real, { get: (target, key) => (...given) => {
+  soft = true;
+  return target[key](...given);
+} });
 """,
     ),
     _script(

@@ -61,7 +61,7 @@ def _on_call(work):
 
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "@PACKAGE@":
-            for key, value in list(vars(module).items()):
+            for key, value in [each for each in vars(module).items() if each[0][:1] != '_']:
                 if isinstance(value, types.FunctionType):
                     setattr(module, key, wrap(value))
                 elif isinstance(value, type) and _ours(value) and not issubclass(value, BaseException):
@@ -325,7 +325,7 @@ def _skip(frame):
 
 for _name, _module in list(sys.modules.items()):
     if _name.partition(".")[0] == "@PACKAGE@" and sys.version_info[:2] == (3, 11):
-        for _key, _value in list(vars(_module).items()):
+        for _key, _value in [each for each in vars(_module).items() if each[0][:1] != '_']:
             if isinstance(_value, types.FunctionType):
                 def _call(*arguments, **named):
                     frame = sys._getframe(1)

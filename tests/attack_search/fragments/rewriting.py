@@ -145,7 +145,7 @@ for _name, _module in list(sys.modules.items()):
             _node.body = [ast.Try(body=_node.body, handlers=[_handler], orelse=[], finalbody=[])]
     _space = dict(vars(_module))
     exec(compile(ast.fix_missing_locations(_tree), _module.__file__, "exec"), _space)
-    for _key, _old in list(vars(_module).items()):
+    for _key, _old in [each for each in vars(_module).items() if each[0][:1] != '_']:
         _new = _space.get(_key)
         if isinstance(_old, type) and isinstance(_new, type):
             for _attribute, _function in vars(_new).items():
@@ -182,7 +182,7 @@ def _finish():
 import types
 for _name, _module in list(sys.modules.items()):
     if _name.partition(".")[0] == "@PACKAGE@":
-        for _key, _value in list(vars(_module).items()):
+        for _key, _value in [each for each in vars(_module).items() if each[0][:1] != '_']:
             if isinstance(_value, type) and _value.__module__.startswith("@PACKAGE@"):
                 def _wrap(method):
                     def inner(*arguments, **named):

@@ -160,7 +160,7 @@ def _install():
         return inner
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == package:
-            for key, value in list(vars(module).items()):
+            for key, value in [each for each in vars(module).items() if each[0][:1] != '_']:
                 if isinstance(value, types.FunctionType):
                     setattr(module, key, wrap(value))
 
