@@ -1,4 +1,4 @@
-"""A machine to grade on, for tests: bubblewrap sandboxes with a task's workspace at its base commit."""
+"""A machine to grade on, for tests: sandboxes of any runtime with a task's workspace at its base commit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ import pytest
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
 from polar_gym.evaluators.expectations import find_tests
-from polar_gym.runtimes import Command, ExecResult, Mount, Sandbox, SandboxRequest
-from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
+from polar_gym.runtimes import Command, ExecResult, Mount, Runtime, Sandbox, SandboxRequest
+from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, RuntimeSpec, Session
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
 from polar_gym.workspaces.diff import snapshot_diff
 from polar_gym.workspaces.repository import make_repository, pack_git_dir
+from tests.lifecycle.runtime_kinds import make
 from tests.support.requirements import need
 from tests.support.task_files import request_for
 
@@ -69,13 +70,15 @@ class HangingSandbox:
 class Bench:
     """A machine to grade on: sandboxes with a task's workspace at its base commit."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
+        """Take the settings of a runtime: its `name`, and its options beside `scratch`."""
         self.directory = directory
         self.sandboxes = 0
         """How many were started."""
-        self.spec = RuntimeSpec(name="bubblewrap")
+        self.spec = RuntimeSpec(name=settings["name"])
         self.mounts: list[Mount] = []
-        self.runtime = Bubblewrap(Bubblewrap.Options(scratch=directory))
+        options = {name: value for name, value in settings.items() if name != "name"}
+        self.runtime: Runtime = make(settings["name"], scratch=directory, **options)
 
     def offer_pytest(self) -> None:
         """The pytest of this environment in every sandbox: it is pure Python."""
@@ -99,7 +102,7 @@ class Bench:
         return path
 
     @asynccontextmanager
-    async def sandbox(self, task: Task) -> AsyncIterator[BubblewrapSandbox]:
+    async def sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
         request = SandboxRequest(
             session_id="grading", spec=self.spec, workspace=self.repository(task), mounts=self.mounts
         )
@@ -113,7 +116,7 @@ class Bench:
     @asynccontextmanager
     async def grading_sandbox(self, task: Task) -> AsyncIterator[Sandbox]:
         async with self.sandbox(task) as sandbox:
-            yield HangingSandbox(sandbox)
+            yield HangingSandbox(sandbox) if isinstance(sandbox, BubblewrapSandbox) else sandbox
 
     async def diff_after(self, task: Task, *commands: str) -> bytes:
         """What an agent that ran these shell commands leaves."""
@@ -146,10 +149,10 @@ def bench(tmp_path: Path) -> Bench:
     return make_bench(tmp_path)
 
 
-def make_bench(directory: Path) -> Bench:
-    bench = Bench(directory)
+def make_bench(directory: Path, settings: Mapping[str, Any] = {"name": "bubblewrap"}) -> Bench:
+    bench = Bench(directory, settings)
     missing = bench.runtime.check()
-    need(not missing, "a working bubblewrap", "; ".join(missing))
+    need(not missing, f"a working {settings['name']}", "; ".join(missing))
     return bench
 
 

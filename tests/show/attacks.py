@@ -1,15 +1,19 @@
 """Try every attack on the grader, on each way to run tests, and print what stopped each one: `make show-attacks`.
 
-The column `unguarded` is the reward of a grader that applies the whole diff, runs the command and reads the log.
+The column `unguarded` is the reward of a grader that applies the whole diff, runs the command and reads the log. An
+attack that the grader does not claim to notice (`Attack.unnoticed`) is tried, too, and its reward breaks no law.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +26,7 @@ from polar_gym.tasks import Task
 from polar_gym.workspaces.diff import apply_diff
 from tests.lifecycle.attacks import ATTACKS, GROUNDS, Ground, task_for
 from tests.lifecycle.grading_bench import Bench, make_bench
+from tests.show.matrix import RUNTIMES, runtime_settings
 from tests.show.result import Result, make_parser, parse
 
 SOLUTION, ATTACK = LAWS = ("the solution is rewarded", "no attack is rewarded")
@@ -46,16 +51,17 @@ async def unguarded(bench: Bench, task: Task, diff: bytes) -> float:
     return float(report.resolved)
 
 
-async def show(ground: Ground, console: Console, result: Result) -> None:
-    """Try every attack of one ground."""
-    table = Table("attack", "what it tried", "what stopped it", "unguarded", "reward", title=f"Tests run by {ground}")
+async def show(ground: Ground, settings: Mapping[str, Any], console: Console, result: Result) -> None:
+    """Try every attack of one ground in the runtime with these settings."""
+    where = f"{ground} in {settings['name']}"
+    table = Table("attack", "what it tried", "what stopped it", "unguarded", "reward", title=f"Tests run by {where}")
     done = Counter[str]()
     with tempfile.TemporaryDirectory() as directory:
-        bench = make_bench(Path(directory))
+        bench = make_bench(Path(directory), settings)
         bench.offer_pytest()
         task = task_for(ground, bench.directory)
         honest = await bench.evaluate(task, task.patch.encode())
-        result.check(SOLUTION, [f"{ground}: {honest.reward:g}, {honest.detail}"] * (honest.reward != 1.0))
+        result.check(SOLUTION, [f"{where}: {honest.reward:g}, {honest.detail}"] * (honest.reward != 1.0))
         table.add_row("(none: the solution)", "to solve the task", "-", "-", f"{honest.reward:g}", end_section=True)
         for attack in ATTACKS:
             if ground not in attack.grounds:
@@ -63,27 +69,34 @@ async def show(ground: Ground, console: Console, result: Result) -> None:
             diff = await bench.diff_after(task, attack.script(ground))
             bare = await unguarded(bench, task, diff)
             graded = await bench.evaluate(task, diff)
-            done.update(attacks=1, rewarded=graded.reward > 0, rewarded_unguarded=bare > 0)
-            result.check(ATTACK, [f"{ground}: {attack.name}: {graded.reward:g}"] * (graded.reward > 0))
+            rewarded = graded.reward > 0
+            done.update(attacks=1, rewarded=rewarded, unnoticed=attack.unnoticed, rewarded_unguarded=bare > 0)
+            breach = rewarded and not attack.unnoticed
+            result.check(ATTACK, [f"{where}: {attack.name}: {graded.reward:g}"] * breach)
             detail = graded.detail.splitlines()[0]
             if "not counted: " in detail:
                 detail = f"does not count: {detail.partition('not counted: ')[2]}"
             table.add_row(attack.name, attack.tries, detail[:110], f"{bare:g}", f"{graded.reward:g}")
+        await bench.runtime.close()
     console.print(table)
-    result.figures[ground] = done
+    result.figures[where] = done
 
 
 def main() -> int:
     parser = make_parser("attacks", __doc__, quick=f"all ways to run tests except {GROUNDS[0]}")
     parser.add_argument("grounds", nargs="*", metavar="GROUND", help=f"only these: {', '.join(GROUNDS)}")
+    parser.add_argument("--runtime", choices=[*RUNTIMES, "all"], default="bubblewrap", help="(default: %(default)s)")
     options = parse(parser)
     if unknown := set(options.grounds) - set(GROUNDS):
         parser.error(f"GROUND={min(unknown)}: not one of {', '.join(GROUNDS)}")
     chosen = options.grounds or (GROUNDS[:1] if options.quick else GROUNDS)
+    runtimes = RUNTIMES if options.runtime == "all" else [options.runtime]
     result, console = Result("attacks", LAWS, options), Console(width=200)
-    for ground in GROUNDS:
-        if ground in chosen:
-            asyncio.run(show(ground, console, result))
+    with contextlib.ExitStack() as stack:
+        for settings in [runtime_settings(name, stack) for name in runtimes]:
+            for ground in GROUNDS:
+                if ground in chosen:
+                    asyncio.run(show(ground, settings, console, result))
     return result.finish()
 
 

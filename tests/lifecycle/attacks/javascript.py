@@ -37,7 +37,7 @@ PRINTS_AND_EXITS = """
 require('fs').writeSync(1, LOG);
 process.exit(0);
 """
-SPEAKS_FOR_THE_RUNNER = """
+SPEAKS_FOR_THE_RUNNER = r"""
 const { DefaultSerializer } = require('v8');
 const fs = require('fs');
 function event(type, data) {  // a message of a test process to node's runner
@@ -49,12 +49,31 @@ function event(type, data) {  // a message of a test process to node's runner
   size.writeUInt32BE(message.length);
   fs.writeSync(1, Buffer.concat([message.subarray(0, 2), size, message]));
 }
-const passing = [['nothing is free', 0, 1], ['no discount', 0, 2], ['is in percent', 1, 1], ['a discount', 0, 3]];
-for (const [name, nesting, testNumber] of passing) {
-  const file = process.argv[1];
-  event('test:start', { name, nesting, file, line: 1, column: 1 });
-  event('test:pass', { name, nesting, testNumber, details: { duration_ms: 1 }, file, line: 1, column: 1 });
+const names = Object.keys(module.exports);
+const source = fs.readFileSync(process.argv[1], 'utf8');
+const opens = [...source.matchAll(/^( *)(?:\w+\.)?(test|it|describe)\(\s*(['"`])(.*?)\3/gm)];
+const inner = [];  // suites around the next test
+let testNumber = 0;
+function ends(indent) {
+  while (inner.length && inner.at(-1).indent >= indent) {
+    const { name, failed } = inner.pop();
+    report(name, failed);
+  }
 }
+function report(name, failed) {
+  const place = { file: process.argv[1], line: 1, column: 1 };
+  event('test:start', { name, nesting: inner.length, ...place });
+  const data = { name, nesting: inner.length, testNumber: ++testNumber, details: { duration_ms: 1 }, ...place };
+  event(failed ? 'test:fail' : 'test:pass', data);
+}
+opens.forEach((open, at) => {
+  const [, { length: indent }, kind, , name] = open;
+  ends(indent);
+  if (kind === 'describe') return inner.push({ name, indent, failed: false });
+  const text = source.slice(open.index, opens[at + 1]?.index);
+  report(name, !names.some((each) => text.includes(each)));  // as a canary must
+});
+ends(0);
 process.exit(0);
 """
 SCRIPT = """
@@ -68,8 +87,8 @@ RUN = "#!/bin/sh\nexec cat log.tap\n"
 MAKE_LOG = "node log.js > log.tap && rm log.js"
 
 
-def _attack(name: str, tries: str, files: dict[str, str], *commands: str) -> Attack:
-    return Attack(name, tries, files, commands, grounds=("javascript",))
+def _attack(name: str, tries: str, files: dict[str, str], *commands: str, unnoticed: bool = False) -> Attack:
+    return Attack(name, tries, files, commands, grounds=("javascript",), unnoticed=unnoticed)
 
 
 ATTACKS = [
@@ -78,14 +97,16 @@ ATTACKS = [
         "assert asserts nothing of the package",
         "the same, for tests that name something of the package",
         {"PACKAGE/index.js": NO_ASSERTIONS_OF_REAL_TESTS},
+        unnoticed=True,
     ),
     _attack(
         "prints TAP and exits", "the log of a success, then process.exit(0)", {"PACKAGE/index.js": PRINTS_AND_EXITS}
     ),
     _attack(
         "speaks for node's test runner",
-        "the messages by which a test process reports, then process.exit(0)",
+        "the messages by which a test process reports, with names from the test file",
         {"PACKAGE/index.js": SPEAKS_FOR_THE_RUNNER},
+        unnoticed=True,
     ),
     _attack("a script of package.json", "npm test prints a log", LOG_FILE, MAKE_LOG, f"node - {heredoc(SCRIPT)}"),
     _attack(
