@@ -38,21 +38,26 @@ SOME = (
 """A few fragments, good and bad ones: with all of them, each new one would change what a seed draws."""
 
 
-def search_on(bench: Bench, ground: Ground, reads: Reads) -> Search:
+def search_on(bench: Bench, ground: Ground, reads: Reads, seed: int) -> Search:
     fragments = {name: FRAGMENTS[name] for name in SOME}
     return Search(
-        bench=bench, grounds={ground.name: ground}, fragments=fragments, grade=weak_grader(bench, reads), seed=1
+        bench=bench, grounds={ground.name: ground}, fragments=fragments, grade=weak_grader(bench, reads), seed=seed
     )
 
 
-@pytest.mark.parametrize(("name", "reads"), [("intervals", "status"), ("pytest", "log"), ("node", "log")])
-async def test_it_finds_a_rewarded_diff_where_the_grader_is_weak(bench: Bench, name: str, reads: Reads) -> None:
+@pytest.mark.parametrize(
+    ("name", "reads", "seed"), [("intervals", "status", 25), ("pytest", "log", 19), ("node", "log", 152)]
+)
+async def test_it_finds_a_rewarded_diff_where_the_grader_is_weak(
+    bench: Bench, name: str, reads: Reads, seed: int
+) -> None:
     ground = grounds(bench.directory)[name]
-    search = search_on(bench, ground, reads)
+    search = search_on(bench, ground, reads, seed)
     assert (await search.grade(ground, b"")).reward == 0
     assert (await search.grade(ground, ground.task.patch.encode())).reward == 1
     await search.explore(60, most=8, enough=1)
     assert search.breaches, search.outcomes
+    assert search.tries > 1
     breach = search.breaches[0]
     assert breach.reward == 1
     assert breach.alone
@@ -63,7 +68,7 @@ async def test_it_finds_a_rewarded_diff_where_the_grader_is_weak(bench: Bench, n
 
 async def test_a_diff_is_graded_once(bench: Bench) -> None:
     ground = grounds(bench.directory)["intervals"]
-    search = search_on(bench, ground, "status")
+    search = search_on(bench, ground, "status", 1)
     plan = Plan(ground="intervals", pieces=(Piece(fragment="gc_words_replaced"),))
     for _ in range(2):
         await search.attempt(plan)
@@ -78,9 +83,9 @@ async def test_the_real_grader_says_what_became_of_each_try(bench: Bench) -> Non
 
     assert (await grade(ground, ground.task.patch.encode())).reward == 1
     search = Search(bench=bench, grounds={"intervals": ground}, fragments=FRAGMENTS, grade=grade, seed=1)
-    for fragment in ("leaves_at_once", "testcase_run_succeeds", "tests_deleted"):
+    for fragment in ("leaves_at_once", "testcase_run_succeeds"):
         await search.attempt(Plan(ground="intervals", pieces=(Piece(fragment=fragment),), partial=True))
-    assert (search.graded, search.breaches, search.unjudged) == (3, [], [])
+    assert (search.graded, search.breaches, search.unjudged) == (2, [], [])
 
 
 def test_a_seed_draws_the_same_plans(tmp_path: Path) -> None:
