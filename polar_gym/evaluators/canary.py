@@ -55,14 +55,15 @@ class Canary:
     """The names of canaries in JavaScript."""
     numbers: tuple[int, int, int]
 
-    def text_for(self, file: str, source: str) -> str:
-        """Return the canaries of a test file with this source; "" where none fits."""
-        if is_test_module(file):
-            return self.text
-        return javascript_canaries(source, self.titles, self.numbers) if is_javascript_test(file) else ""
+    def inserted(self, file: str, source: bytes) -> bytes:
+        """Return a test file with the canaries at its end, in Python before a `__main__` block.
 
-    def inserted(self, source: bytes) -> bytes:
-        """Return a Python test file with the canaries at its end, before a `__main__` block."""
+        A file that takes no canary stays as it is.
+        """
+        if is_javascript_test(file):
+            return source + javascript_canaries(source.decode(errors="replace"), self.titles, self.numbers).encode()
+        if not is_test_module(file):
+            return source
         lines = source.splitlines(keepends=True)
         at = next((number for number, line in enumerate(lines) if line.startswith(b"if __name__")), len(lines))
         if at and not lines[at - 1].endswith(b"\n"):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import TypeGuard
 
 _EQUAL = frozenset(
     {
@@ -68,6 +69,10 @@ class Expectation:
     """How many texts the piece could have, the original one included."""
     draw: Draw
 
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.start, self.end
+
 
 @dataclass(frozen=True, slots=True)
 class TestFunction:
@@ -96,20 +101,34 @@ def find_tests(source: bytes) -> list[TestFunction]:
     return list(_Finder(source).tests(tree.body, ""))
 
 
+class Offsets:
+    """The offsets in bytes of the nodes of a file's syntax tree."""
+
+    def __init__(self, source: bytes) -> None:
+        self.lines = [0]
+        for line in source.splitlines(keepends=True):
+            self.lines.append(self.lines[-1] + len(line))
+
+    def of(self, node: ast.AST) -> tuple[int, int]:
+        line, column, end_line, end_column = (
+            getattr(node, name) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")
+        )
+        return self.lines[line - 1] + column, self.lines[end_line - 1] + end_column
+
+
 class _Finder:
     def __init__(self, source: bytes) -> None:
         self._source = source
-        self._lines = [0]
-        for line in source.splitlines(keepends=True):
-            self._lines.append(self._lines[-1] + len(line))
+        self._offsets = Offsets(source)
+        self._span = self._offsets.of
 
     def tests(self, body: list[ast.stmt], prefix: str) -> Iterator[TestFunction]:
         for node in body:
             if isinstance(node, ast.ClassDef):
                 yield from self.tests(node.body, f"{prefix}{node.name}.")
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-                start = self._lines[min([node, *node.decorator_list], key=lambda each: each.lineno).lineno - 1]
-                end = self._lines[node.end_lineno or node.lineno]
+                start = self._offsets.lines[min([node, *node.decorator_list], key=lambda each: each.lineno).lineno - 1]
+                end = self._offsets.lines[node.end_lineno or node.lineno]
                 named = re.compile(rb"def\s+(" + node.name.encode() + rb")\b").search(self._source, start, end)
                 if named is not None:
                     found = {(each.start, each.end): each for each in self._of_test(node)}
@@ -124,12 +143,21 @@ class _Finder:
             for node in ast.walk(test)
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
         }
+        raising = {
+            each
+            for node in ast.walk(test)
+            if isinstance(node, ast.With)
+            for body in node.body
+            for each in ast.walk(body)
+        }
         for node in ast.walk(test):
             if isinstance(node, ast.Assert):
                 yield from self._of_condition(node.test, known)
             elif isinstance(node, ast.For | ast.AsyncFor):
                 table = known.get(node.iter.id) if isinstance(node.iter, ast.Name) else node.iter
                 yield from self._last_of_rows(table)
+            elif isinstance(node, ast.Expr) and node not in raising and _is_helper(node.value):
+                yield from self._literals(node.value.args[-1])
             elif isinstance(node, ast.Call):
                 yield from self._of_call(node, known)
 
@@ -206,11 +234,10 @@ class _Finder:
     def _either(self, node: ast.expr, other: str) -> Expectation:
         return Expectation(*self._span(node), 2, _choice([ast.unparse(node), other]))
 
-    def _span(self, node: ast.AST) -> tuple[int, int]:
-        line, column, end_line, end_column = (
-            getattr(node, name) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")
-        )
-        return self._lines[line - 1] + column, self._lines[end_line - 1] + end_column
+
+def _is_helper(node: ast.expr) -> TypeGuard[ast.Call]:
+    """Return whether a statement calls a function with arguments and ignores its result, as `same(total([]), 0)`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and bool(node.args)
 
 
 def _is_literal(node: ast.expr) -> bool:

@@ -37,9 +37,11 @@ rm -f "$GIT_INDEX_FILE"
 """
 """Prints the files that its arguments name as the test patch leaves them, one line of base64 for each."""
 
-_LIST_MODULES = r"""
-list='import os, pkgutil, sys
-names = {each[1] for each in pkgutil.iter_modules(filter(None, sys.path))}.union(sys.builtin_module_names)
+LIST_MODULES = r"""
+list='import sys
+sys.path[:] = filter(None, sys.path)  # not the workspace
+import os, pkgutil
+names = {each[1] for each in pkgutil.iter_modules()}.union(sys.builtin_module_names)
 for root in filter(os.path.isdir, (".", "src", "lib")):
     names -= {name.partition(".")[0] for name in os.listdir(root)}
 print("\n".join(names))'
@@ -92,7 +94,7 @@ async def read(sandbox: Sandbox, files: Collection[str]) -> dict[str, bytes]:
 
 async def importable_modules(sandbox: Sandbox) -> list[str]:
     """Return the top-level modules that Python finds outside of a pristine workspace. Raises `EvaluatorError`."""
-    return (await _shell(sandbox, "Python does not list its modules", _LIST_MODULES)).decode().split()
+    return (await _shell(sandbox, "Python does not list its modules", LIST_MODULES)).decode().split()
 
 
 async def write(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) -> None:

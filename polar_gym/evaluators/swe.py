@@ -24,6 +24,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, hidden_tests
 from polar_gym.evaluators.canary import Canary, make_canary, runs_whole_files
+from polar_gym.evaluators.canary_javascript import is_javascript_test
 from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.parsers import MISSING, get_parser
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
@@ -42,6 +43,8 @@ _ENVIRONMENT = {"PYTHONPYCACHEPREFIX": "/tmp/polar-gym-pycache", "PYTHONNOUSERSI
 hidden test."""
 
 _UNDER_WITNESS = 'export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"; shift; exec "$@"'
+
+NEW_FILE = b"\nnew file mode "
 
 _WITNESSED = re.compile(r"pytest|py\.test|unittest|runtests")
 """Matches commands of runners that the witness knows. `tox` is excluded: it runs the tests in another environment."""
@@ -194,18 +197,19 @@ class Swe:
                 owned=owned,
                 tests=options.tests,
                 command=options.test_command or options.eval_script,
-                importable=await hidden_tests.importable_modules(sandbox),
+                importable=await hidden_tests.importable_modules(sandbox) if NEW_FILE in context.diff else (),
             )
-            modules = sorted(file for file in files.test_files if is_test_module(file))
-            canary = make_canary() if modules and self._wants_canary() else None
-            sources = await hidden_tests.read(sandbox, sorted({*modules, *options.twins}))
+            tests = {file for file in files.test_files if is_test_module(file) or is_javascript_test(file)}
+            sources = await hidden_tests.read(sandbox, sorted(tests.union(options.twins)))
             try:
                 twins = await asyncio.to_thread(draw, sources)
             except ValueError as error:
                 raise EvaluatorError(str(error)) from error
-            texts = {**sources, **twins.texts}
-            if canary is not None:
-                texts |= {file: canary.inserted(texts[file]) for file in modules if file in texts}
+            plain = {**sources, **twins.texts}
+            canary = make_canary() if self._wants_canary() else None
+            texts = {file: canary.inserted(file, text) for file, text in plain.items()} if canary else plain
+            if texts == plain:
+                canary = None
             if not options.eval_script:
                 await hidden_tests.write(sandbox, workspace, texts)
             await witness.place(sandbox)

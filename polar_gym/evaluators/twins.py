@@ -23,7 +23,9 @@ from polar_gym.evaluators.expectations import MOST, Expectation, TestFunction, f
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
 
 Places = Mapping[str, Sequence[Sequence[int]]]
-"""Qualified name of a test -> the places in its file, as offsets in bytes, at which another text makes it fail."""
+"""Qualified name of a test -> the places in its file at which another text makes it fail: two offsets in bytes, and 1
+where the place is strong, else 0. At a strong place the base commit fails as well, whichever of many texts stands
+there: then code that behaves as the base commit does not tell the original."""
 TwinPlaces = Mapping[str, Places]
 """Test file -> its places; made by `curation.twins`."""
 Edit = tuple[Expectation, str]
@@ -33,14 +35,6 @@ MOST_COPIES = 128
 FEWEST = 4
 """How many copies a test has at least, where its expectations have so many texts."""
 MOST_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of a test: its new name, and its edits; the original has edits that change nothing."""
-
-    name: str
-    edits: Sequence[Edit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +76,14 @@ def rounds(places: TwinPlaces) -> int:
 
 
 def cover(places: TwinPlaces, tests: Iterable[str]) -> bool:
-    """Return whether each of these test ids names a test that has twins."""
-    twinned = [name.split(".") for file in places.values() for name in file]
-
-    def covered(test: str) -> bool:
-        return any(all(re.search(rf"\b{part}\b", test) for part in parts) for parts in twinned)
-
-    return all(map(covered, tests))
+    """Return whether each of these test ids names a test that has twins, and one of them at a strong place."""
+    twinned = [(name.split("."), found) for file in places.values() for name, found in file.items()]
+    of_tests = [
+        [found for parts, found in twinned if all(re.search(rf"\b{re.escape(part)}\b", test) for part in parts)]
+        for test in tests
+    ]
+    strong = any(place[2] for found in of_tests for each in found for place in each)
+    return strong and all(of_tests)
 
 
 def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chance: random.Random) -> Twins:
@@ -99,30 +94,30 @@ def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chan
     chosen = [(file, name) for file, tests in places.items() for name in tests]
     chance.shuffle(chosen)
     chosen = chosen[: MOST_COPIES // FEWEST]
-    copies = min(MOST, max(FEWEST, 2 ** int(math.log2(MOST_COPIES / max(1, len(chosen))))))
+    most = min(MOST, max(FEWEST, 2 ** int(math.log2(MOST_COPIES / max(1, len(chosen))))))
     texts: dict[str, bytes] = {}
     originals: dict[str, str] = {}
     altered: set[str] = set()
     for file in places:
         tests = {test.qualified_name: test for test in find_tests(sources.get(file, b""))}
-        made: list[tuple[TestFunction, list[Copy]]] = []
+        made: list[tuple[TestFunction, list[bytes]]] = []
         for name in (name for at, name in chosen if at == file):
             live = _live(tests.get(name), places[file][name], f"{file}: {name}")
-            variants = _variants(live, copies, turn, chance)
-            named = [Copy(new_name(tests[name], chance), edits) for edits in variants]
-            originals[named[0].name] = tests[name].name
-            altered.update(copy.name for copy in named[1:])
-            chance.shuffle(named)
-            made.append((tests[name], named))
+            variants = _variants(live, most, turn, chance)
+            names = [new_name(tests[name], chance) for _ in variants]
+            originals[names[0]] = tests[name].name
+            altered.update(names[1:])
+            copies = [copy(sources[file], tests[name], *each) for each in zip(names, variants, strict=True)]
+            made.append((tests[name], chance.sample(copies, len(copies))))
         texts[file] = rewritten(sources[file], made)
     return Twins(texts, originals, altered)
 
 
-def rewritten(source: bytes, copies: Iterable[tuple[TestFunction, Sequence[Copy]]]) -> bytes:
+def rewritten(source: bytes, copies: Iterable[tuple[TestFunction, Sequence[bytes]]]) -> bytes:
     """Return a test file with copies in place of tests."""
     parts, at = [], 0
-    for test, each in sorted(copies, key=lambda pair: pair[0].start):
-        parts += [source[at : test.start], *(_copy_text(source, test, copy) for copy in each)]
+    for test, texts in sorted(copies, key=lambda pair: pair[0].start):
+        parts += [source[at : test.start], *texts]
         at = test.end
     return b"".join([*parts, source[at:]])
 
@@ -131,9 +126,10 @@ def new_name(test: TestFunction, chance: random.Random) -> str:
     return f"{test.name}_{''.join(chance.choices(string.ascii_lowercase, k=8))}"
 
 
-def _copy_text(source: bytes, test: TestFunction, copy: Copy) -> bytes:
-    changes = [(test.name_start, test.name_start + len(test.name.encode()), copy.name)]
-    changes += [(place.start, place.end, text) for place, text in copy.edits]
+def copy(source: bytes, test: TestFunction, name: str, edits: Iterable[Edit]) -> bytes:
+    """Return the text of a copy of a test, under a new name."""
+    changes = [(test.name_start, test.name_start + len(test.name.encode()), name)]
+    changes += [(*place.span, text) for place, text in edits]
     parts, at = [], test.start
     for start, end, text in sorted(changes):
         parts += [source[at:start], text.encode()]
@@ -143,10 +139,10 @@ def _copy_text(source: bytes, test: TestFunction, copy: Copy) -> bytes:
 
 
 def _live(test: TestFunction | None, places: Sequence[Sequence[int]], name: str) -> list[Expectation]:
-    known = {(each.start, each.end): each for each in test.expectations} if test is not None else {}
-    if any(tuple(place) not in known for place in places):
+    known = {each.span: each for each in test.expectations} if test is not None else {}
+    if any((start, end) not in known for start, end, _ in places):
         raise ValueError(f"twins: {name} is not in the test file as the row says; run: polar-gym tasks twins FILE")
-    return [known[start, end] for start, end in places]
+    return [known[start, end] for start, end, _ in places]
 
 
 def _variants(places: Sequence[Expectation], copies: int, turn: int, chance: random.Random) -> list[list[Edit]]:

@@ -70,7 +70,7 @@ class Task(BaseModel):
     log_parser: str = "unittest"
     """The name of a parser, never an import path: a task is data, and data names no code of the gateway's machine."""
     eval_type: str = "pass_and_fail"
-    twins: dict[str, dict[str, list[Annotated[list[int], Field(min_length=2, max_length=2)]]]] = {}
+    twins: dict[str, dict[str, list[Annotated[list[int], Field(min_length=3, max_length=3)]]]] = {}
     """Places in the hidden tests at which the tests can be altered; made by `polar-gym tasks twins`."""
     version: str = ""
     python_requirements: list[Annotated[str, AfterValidator(check_requirement)]] = []

@@ -227,10 +227,10 @@ def make_task(directory: Path, files: Mapping[str, str], **fields: Any) -> Task:
     return Task.model_validate({**values, **fields})
 
 
-def all_places(source: str) -> dict[str, list[tuple[int, int]]]:
+def all_places(source: str) -> dict[str, list[list[int]]]:
     """Return the places at which the tests of the solution can be altered."""
     tests = {test.name: test.expectations for test in find_tests(source.encode())}
-    return {name: [(each.start, each.end) for each in tests[name]] for name in ("test_no_discount", "test_discount")}
+    return {name: [[*each.span, 1] for each in tests[name]] for name in ("test_no_discount", "test_discount")}
 
 
 def scripted(task: Task) -> Task:

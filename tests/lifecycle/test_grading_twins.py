@@ -70,7 +70,7 @@ async def test_hidden_tests_that_change_while_they_run_are_worth_nothing(bench: 
 
 
 async def test_places_that_are_not_in_the_tests_mask_and_say_the_cure(bench: Bench) -> None:
-    task = INTERVALS.model_copy(update={"twins": {"tests/test_intervals.py": {"IntervalSetTest.test_x": [[1, 2]]}}})
+    task = INTERVALS.model_copy(update={"twins": {"tests/test_intervals.py": {"IntervalSetTest.test_x": [[1, 2, 1]]}}})
     with pytest.raises(
         EvaluatorError, match=r"IntervalSetTest\.test_x is not in the test file .*polar-gym tasks twins FILE"
     ):
@@ -81,7 +81,7 @@ def test_tasks_of_low_trust_are_refused_before_the_run() -> None:
     tests = {"test_command": "pytest", "FAIL_TO_PASS": ["tests/test_a.py::test_a"], "min_trust": "high"}
     with pytest.raises(ValueError, match="min_trust: high, but tests have no twins; run: polar-gym tasks twins"):
         Swe.Options.model_validate(tests)
-    twins = {"tests/test_a.py": {"test_a": [[1, 2]]}}
+    twins = {"tests/test_a.py": {"test_a": [[1, 2, 1]]}}
     assert Swe.Options.model_validate({**tests, "twins": twins}).trust == "high"
 
 
@@ -130,7 +130,7 @@ async def test_places_are_those_at_which_the_solution_fails(tmp_path: Path) -> N
         found = await find_twins(task, bench)
     source = new["tests/test_shop.py"]
     (tests,) = found.values()
-    assert {name: [source[start:end] for start, end in places] for name, places in tests.items()} == {
+    assert {name: [source[start:end] for start, end, _ in places] for name, places in tests.items()} == {
         "PriceTest.test_value": ["10"]
     }
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.evaluators.canary import make_canary, runs_whole_files
+from polar_gym.evaluators.canary import Canary, make_canary, runs_whole_files
 from polar_gym.evaluators.canary_javascript import MOST, is_javascript_test, javascript_canaries
 from polar_gym.evaluators.parsers import parse_tap
 from tests.support.requirements import need_node
@@ -33,10 +33,14 @@ def run(directory: Path, source: str) -> dict[str, str]:
     return parse_tap(subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False).stdout)
 
 
+def inserted(canary: Canary, file: str, source: str) -> str:
+    return canary.inserted(file, source.encode()).decode()
+
+
 @pytest.mark.parametrize(("cases", "canaries"), [(CASES, 3), (EXPECT, 2), (AVA, 2), (CHECKED, 1)])
 def test_canaries_fail_beside_the_tests(tmp_path: Path, cases: str, canaries: int) -> None:
     canary = make_canary()
-    statuses = run(tmp_path, NODE + cases + canary.text_for("a.test.js", NODE + cases))
+    statuses = run(tmp_path, inserted(canary, "a.test.js", NODE + cases))
     mine = {test: status for test, status in statuses.items() if test in canary.titles}
     assert list(mine.values()) == ["FAILED"] * canaries
     assert {status for test, status in statuses.items() if test not in mine} == {"PASSED"}
@@ -47,8 +51,8 @@ def test_canaries_fail_beside_the_tests(tmp_path: Path, cases: str, canaries: in
 def test_canary_passes_where_an_assertion_is_replaced(tmp_path: Path, replaced: str) -> None:
     """With `require('assert').equal = () => {}` in the tested code, every comparison once passed unnoticed."""
     canary = make_canary()
-    text = canary.text_for("a.test.js", NODE + CASES)
-    statuses = run(tmp_path, f"require('assert').{replaced} = () => {{}};\n{NODE}{CASES}{text}")
+    text = inserted(canary, "a.test.js", NODE + CASES)
+    statuses = run(tmp_path, f"require('assert').{replaced} = () => {{}};\n{text}")
     assert "is reported as passed" in canary.problem(statuses, "the log")
 
 
@@ -56,16 +60,19 @@ def test_canaries_of_a_module(tmp_path: Path) -> None:
     source = "import { describe, it } from 'node:test';\nimport assert from 'node:assert/strict';\n"
     source += "describe('suite', () => {\n  it('one', () => { assert.deepEqual([1], [1]); });\n});\n"
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    statuses = run(tmp_path, source + make_canary().text_for("a.test.js", source))
+    statuses = run(tmp_path, inserted(make_canary(), "a.test.js", source))
     assert sorted(statuses.values()) == ["FAILED", "PASSED", "PASSED"]
 
 
 def test_files_without_a_place_for_canaries() -> None:
     canary = make_canary()
-    assert canary.text_for("tests/helper.js", "exports.sum = (a, b) => a + b;\n") == ""
-    assert canary.text_for("tests/a.test.js", "test('one', () => {});\ntest.run();\n") == ""
-    assert canary.text_for("lib/index.js", CASES) == ""
-    assert canary.text_for("tests/test_a.py", "") == canary.text
+    for file, source in (
+        ("tests/helper.js", "exports.sum = (a, b) => a + b;\n"),
+        ("tests/a.test.js", "test('one', () => {});\ntest.run();\n"),
+        ("lib/index.js", CASES),
+    ):
+        assert inserted(canary, file, source) == source
+    assert inserted(canary, "tests/test_a.py", "") == canary.text + "\n\n"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Which changes of an agent's count, by path."""
 
+import subprocess
+
 import pytest
 
 from polar_gym.evaluators.canary import make_canary, runs_whole_files
+from polar_gym.evaluators.hidden_tests import LIST_MODULES
 from polar_gym.evaluators.patch import FileChange
 from polar_gym.evaluators.protected import TaskFiles, is_test_module, named_by
 
@@ -132,6 +135,16 @@ def test_go_module_may_be_needed_but_not_replaced():
     needed, replaced = b"+require github.com/a/b v1.2.3\n", b"+replace github.com/a/assert => ./evil\n"
     assert not FILES.protects(FileChange(b"go.mod", False, b"diff --git\n" + needed))
     assert FILES.protects(FileChange(b"go.mod", False, b"diff --git\n" + replaced))
+
+
+def test_modules_that_python_finds_outside_of_the_workspace(tmp_path):
+    (tmp_path / "pkgutil.py").write_text("raise SystemExit('imported from the workspace')")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "calendar.py").touch()
+    done = subprocess.run(["sh", "-c", LIST_MODULES], cwd=tmp_path, capture_output=True, text=True, check=True)
+    names = set(done.stdout.split())
+    assert {"unittest", "json", "sys"} <= names
+    assert not {"pkgutil", "calendar"} & names, "the workspace has modules of these names"
 
 
 def test_module_of_the_base_commit_may_have_the_name_of_an_installed_one():

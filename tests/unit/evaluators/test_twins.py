@@ -53,9 +53,9 @@ class TestShop(unittest.TestCase):
 def test_last(): assert total(1) != 2"""
 
 
-def places(source: str = SOURCE) -> dict[str, dict[str, list[tuple[int, int]]]]:
+def places(source: str = SOURCE) -> dict[str, dict[str, list[list[int]]]]:
     found = find_tests(source.encode())
-    return {FILE: {test.qualified_name: [(each.start, each.end) for each in test.expectations] for test in found}}
+    return {FILE: {test.qualified_name: [[*each.span, 1] for each in test.expectations] for test in found}}
 
 
 def texts(source: str = SOURCE) -> dict[str, list[str]]:
@@ -217,17 +217,18 @@ def test_place_that_is_not_in_the_file_is_an_error() -> None:
     with pytest.raises(
         ValueError, match="test_gone is not in the test file as the row says; run: polar-gym tasks twins"
     ):
-        draw_twins({FILE: SHOP.encode()}, {FILE: {"test_gone": [(1, 2)]}}, 0, random.Random(1))
+        draw_twins({FILE: SHOP.encode()}, {FILE: {"test_gone": [[1, 2, 1]]}}, 0, random.Random(1))
 
 
 def test_rounds_follow_from_the_longest_test() -> None:
     assert rounds({}) == 1
-    assert rounds({"a": {"t": [(0, 1)]}}) == 2
-    assert rounds({"a": {"t": [(each, each + 1) for each in range(9)]}}) == 3
+    assert rounds({"a": {"t": [[0, 1, 1]]}}) == 2
+    assert rounds({"a": {"t": [[each, each + 1, 1] for each in range(9)]}}) == 3
 
 
 def test_cover_needs_every_test() -> None:
-    twins = {FILE: {"TestShop.test_words": [(0, 1)], "test_last": [(2, 3)]}}
+    twins = {FILE: {"TestShop.test_words": [[0, 1, 1]], "test_last": [[2, 3, 0]]}}
     assert cover(twins, ["tests.test_shop.TestShop.test_words", f"{FILE}::test_last[1-2]"])
+    assert not cover(twins, [f"{FILE}::test_last"]), "the base commit tells its original"
     assert not cover(twins, [f"{FILE}::test_last_one"])
     assert not cover(twins, [f"{FILE}::Other::test_words"])
