@@ -15,8 +15,15 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from polar_gym.curation.mutants import is_python, is_tag
-from polar_gym.curation.trial import PLACE, Trial
+from polar_gym.curation.bench import Bench
+from polar_gym.curation.wrong import WrongPatch
+from polar_gym.evaluators import EVALUATORS
+from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
+from polar_gym.evaluators.result import full_log
+from polar_gym.evaluators.swe import Swe
+from polar_gym.evaluators.twins import Edit, Twins, copy, names_test, new_name, rewritten
+from polar_gym.schema import EvaluationResult
+from polar_gym.tasks import Task
 
 ENOUGH = 20
 """The least number of inputs on which a function must have done the same."""
@@ -71,25 +78,16 @@ class _Split(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
 
-def differing_functions(right: Mapping[str, str], wrong: Mapping[str, str]) -> Functions | None:
-    """Return the functions that differ between two states of some files; None: they differ elsewhere too."""
-    found: dict[str, list[int]] = {}
-    if right.keys() != wrong.keys() or not all(map(is_python, wrong.values())):
-        return None
-    for file, source in right.items():
-        one, other = _Split(), _Split()
-        rests = [ast.dump(split.visit(ast.parse(text))) for split, text in ((one, source), (other, wrong[file]))]
-        if rests[0] != rests[1] or one.functions.keys() != other.functions.keys():
-            return None
-        lines = sorted(differing_lines(source, wrong[file], beside=True))
-        for name, nodes in one.functions.items():
-            if list(map(ast.dump, nodes)) == list(map(ast.dump, other.functions[name])):
-                continue
-            if len(nodes) > 1:
-                return None
-            start, end = nodes[0].lineno, nodes[0].end_lineno or 0
-            found[f"{file}::{name}"] = [line for line in lines if start <= line <= end]
-    return found
+async def _outcomes(task: Task, bench: Bench, diff: bytes, turn: int) -> dict[str, str]:
+    """Return what each copy did with a patch, under the copy's change; {} where the run does not end by itself."""
+    changes: dict[str, str] = {}
+    context = bench.context(task, diff)
+    swe = EVALUATORS.make(context.request.evaluator)
+    assert isinstance(swe, Swe)
+    run = await swe.run(context, lambda sources: _altered(task, sources, turn, changes))
+    if isinstance(run, EvaluationResult) or run.result.timed_out or not changes:
+        return {}
+    return {changes[name]: told for name, told in outcomes(changes, run.testimony.tests, full_log(run.result)).items()}
 
 
 def first_lines(file: str, source: str) -> list[tuple[str, int, str]]:

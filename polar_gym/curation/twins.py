@@ -4,80 +4,92 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
-from collections.abc import Mapping
-from pathlib import PurePosixPath
+from collections.abc import Callable, Collection, Iterator, Mapping
 
+from polar_gym.curation.alone import alone
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.errors import CurationError
-from polar_gym.curation.validation import GRADING_ERRORS, Verdict, validate
+from polar_gym.curation.validation import GRADING_ERRORS, NO_OP, Verdict, validate
 from polar_gym.evaluators import EVALUATORS, verdict
-from polar_gym.evaluators.expectations import TestFunction, find_tests
+from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
 from polar_gym.evaluators.swe import Swe
-from polar_gym.evaluators.twins import Copy, Edit, Twins, new_name, rewritten
+from polar_gym.evaluators.twins import Twins, copy, names_test, new_name, rewritten
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 
 RUNS = 3
-"""How often the reference solution must fail at a place, each time with another text."""
+COPIES = 2
+"""In each of so many runs, so many copies of each place, each with another text, must fail with the reference solution.
+A place at which some texts pass would fail an honest solution by chance."""
 MOST_PLACES = 24
 """The most places of one test that are tried; more are chosen among by chance."""
-
 Place = tuple[str, str, tuple[int, int]]
 """Test file, qualified name of the test, offsets in bytes."""
+MakeCopy = Callable[[bytes, TestFunction, Expectation, str], bytes]
+"""(source, test, place, new name) -> the text of a copy."""
 
 
 class Trial:
-    """One run with each test beside copies of it that are altered in one place each."""
+    """One run of the tests with a copy beside each test for each of its places."""
 
-    def __init__(self, tests: list[str], live: set[Place] | None) -> None:
-        """Take the ids of the tests, and the places to alter; None: all that can be found."""
+    def __init__(self, tests: list[str], places: Collection[Place] | None, make: MakeCopy, copies: int) -> None:
+        """Take the ids of the tests, the places (None: all that can be found), and the way to make copies of each."""
         self._tests = tests
-        self._live = live
+        self._places = places
+        self._make = make
+        self._number = copies
         self._copies: dict[str, Place] = {}
-        """Name of an altered copy -> the place."""
+        """Name of a copy -> the place."""
+        self._originals: dict[tuple[str, str], str] = {}
+        self.bits: dict[Place, int] = {}
+        """Place -> `Expectation.bits`."""
 
     def draw(self, sources: Mapping[str, bytes]) -> Twins:
         chance = random.SystemRandom()
         texts: dict[str, bytes] = {}
-        originals: dict[str, str] = {}
         for file, source in sources.items():
-            made: list[tuple[TestFunction, list[Copy]]] = []
+            made: list[tuple[TestFunction, list[bytes]]] = []
             for test in find_tests(source):
                 if any(_names(file, test.qualified_name, each) for each in self._tests):
-                    copies = self._altered(file, test, chance)
-                    original = Copy(new_name(test, chance), ())
-                    originals[original.name] = test.name
-                    made.append((test, chance.sample([original, *copies], len(copies) + 1)))
+                    original = new_name(test, chance)
+                    self._originals[file, test.qualified_name] = original
+                    copies = [copy(source, test, original, ()), *self._made(file, source, test, chance)]
+                    made.append((test, chance.sample(copies, len(copies))))
             if made:
                 texts[file] = rewritten(source, made)
-        return Twins(texts, originals, ())
+        return Twins(texts, self._originals, ())
 
-    def _altered(self, file: str, test: TestFunction, chance: random.Random) -> list[Copy]:
-        copies = []
-        places = [(each, (file, test.qualified_name, (each.start, each.end))) for each in test.expectations]
-        chosen = [pair for pair in places if self._live is None or pair[1] in self._live]
-        for expectation, place in chance.sample(chosen, min(len(chosen), MOST_PLACES)):
-            edit: Edit = (expectation, expectation.draw(2, chance)[1])
-            copy = Copy(new_name(test, chance), [edit])
-            self._copies[copy.name] = place
-            copies.append(copy)
-        return copies
+    def _made(self, file: str, source: bytes, test: TestFunction, chance: random.Random) -> Iterator[bytes]:
+        places = {(file, test.qualified_name, each.span): each for each in test.expectations}
+        chosen = [place for place in places if self._places is None or place in self._places]
+        for place in chance.sample(chosen, min(len(chosen), MOST_PLACES)):
+            self.bits[place] = places[place].bits
+            for _ in range(self._number):
+                name = new_name(test, chance)
+                self._copies[name] = place
+                yield self._make(source, test, places[place], name)
 
-    def live(self, read: verdict.Verdict, told: Mapping[str, str] | None) -> set[Place]:
-        """Return the places whose copy failed, of tests that passed themselves.
-
-        `told`: the witness's statuses; None where there is no witness.
-        """
+    def failed(self, read: verdict.Verdict, told: Mapping[str, str] | None) -> set[Place]:
+        """Return the places whose copies all failed. `told`: the witness's statuses; None where there is no witness."""
         sources = [read.statuses, told] if told is not None else [read.statuses]
         failed = [{test for test, status in source.items() if status in (FAILED, ERROR)} for source in sources]
-        broken = [test for test in self._tests if read.tests.get(test) != PASSED]
-        return {
+        others = {
             place
             for name, place in self._copies.items()
-            if all(any(name in test for test in tests) for tests in failed)
-            and not any(_names(place[0], place[1], test) for test in broken)
+            if not all(any(name in test for test in tests) for tests in failed)
+        }
+        return set(self._copies.values()) - others
+
+    def broken(self, read: verdict.Verdict) -> set[Place]:
+        """Return the places of tests that did not pass themselves, with all their parameters."""
+        tests = [test for test in self._tests if read.tests.get(test) != PASSED]
+        failed = [test for test, status in read.statuses.items() if status in (FAILED, ERROR)]
+        return {
+            place
+            for place in self._copies.values()
+            if any(names_test(*place[:2], test) for test in tests)
+            or any(self._originals[place[:2]] in test for test in failed)
         }
 
 
@@ -95,28 +107,45 @@ async def with_twins(task: Task, bench: Bench) -> Verdict:
 async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[int]]]]:
     """Return the places of a task's tests for `Task.twins`; empty where no test can be altered.
 
-    Raises `CurationError`, or what grading raises.
+    A test that has strong places gets only those. Raises `CurationError`, or what grading raises.
     """
-    context = bench.context(task, task.patch.encode())
-    swe = EVALUATORS.make(context.request.evaluator)
-    assert isinstance(swe, Swe)
     live: set[Place] | None = None
+    bits: dict[Place, int] = {}
     for _ in range(RUNS):
-        trial = Trial(task.FAIL_TO_PASS, live)
-        run = await swe.run(context, trial.draw)
-        if isinstance(run, EvaluationResult):
-            raise CurationError(f"{task.instance_id}: patch: {run.detail}")
-        if run.result.timed_out:
-            seconds = context.request.evaluator.timeout_seconds
-            raise CurationError(f"{task.instance_id}: with altered tests, the tests take more than {seconds:g} s")
-        live = trial.live(await swe.read(context, run), run.testimony.tests if run.testimony.began else None)
+        trial, read, told = await _try(task, bench, task.patch.encode(), live, _altered, COPIES)
+        live, bits = trial.failed(read, told) - trial.broken(read), trial.bits
+    hiding = {place for place in live or () if bits[place]}
+    gold, read, told = await _try(task, bench, task.patch.encode(), hiding, _alone)
+    base, base_read, base_told = await _try(task, bench, NO_OP, hiding - gold.failed(read, told), _alone)
+    strong = base.failed(base_read, base_told)
     found: dict[str, dict[str, list[list[int]]]] = {}
     for file, name, span in sorted(live or ()):
-        found.setdefault(file, {}).setdefault(name, []).append(list(span))
+        mine = {place for place in strong if place[:2] == (file, name)}
+        if not mine or (file, name, span) in mine:
+            found.setdefault(file, {}).setdefault(name, []).append([*span, bits[file, name, span] if mine else 0])
     return found
 
 
-def _names(file: str, qualified_name: str, test: str) -> bool:
-    """Return whether a test id names this test of this file."""
-    words = [*qualified_name.split("."), PurePosixPath(file).stem]
-    return all(re.search(rf"\b{re.escape(word)}\b", test) for word in words)
+async def _try(
+    task: Task, bench: Bench, diff: bytes, places: Collection[Place] | None, make: MakeCopy, copies: int = 1
+) -> tuple[Trial, verdict.Verdict, Mapping[str, str] | None]:
+    """Run the tests with copies of them. Return the trial, the verdict, and the witness's statuses if it began."""
+    context = bench.context(task, diff)
+    swe = EVALUATORS.make(context.request.evaluator)
+    assert isinstance(swe, Swe)
+    trial = Trial(task.FAIL_TO_PASS, places, make, copies)
+    run = await swe.run(context, trial.draw)
+    if isinstance(run, EvaluationResult):
+        raise CurationError(f"{task.instance_id}: patch: {run.detail}")
+    if run.result.timed_out:
+        seconds = context.request.evaluator.timeout_seconds
+        raise CurationError(f"{task.instance_id}: with altered tests, the tests take more than {seconds:g} s")
+    return trial, await swe.read(context, run), run.testimony.tests if run.testimony.began else None
+
+
+def _altered(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
+    return copy(source, test, name, [(place, place.draw(2, random.SystemRandom())[1])])
+
+
+def _alone(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
+    return alone(source, test, place.span, name)

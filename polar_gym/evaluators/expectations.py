@@ -185,7 +185,7 @@ class _Finder:
             yield from self._of_name(node.func, name)
         elif name in ("raises", "assertRaises", "assertRaisesRegex") and node.args:
             yield self._of_exception(node.args[0])
-        elif _HELPER.match(name) and node.args:
+        elif _HELPER.match(name) and len(node.args) > 1:
             yield from self._literals(node.args[-1])
 
     def _of_pair(self, left: ast.expr, right: ast.expr, known: dict[str, ast.expr]) -> list[Expectation]:
@@ -236,8 +236,11 @@ class _Finder:
 
 
 def _is_helper(node: ast.expr) -> TypeGuard[ast.Call]:
-    """Return whether a statement calls a function with arguments and ignores its result, as `same(total([]), 0)`."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and bool(node.args)
+    """Return whether a statement calls a function with two arguments or more, as `same(total([]), 0)`.
+
+    A single argument would be the input of the tested code.
+    """
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1
 
 
 def _is_literal(node: ast.expr) -> bool:
