@@ -89,9 +89,9 @@ def show(search: Search) -> Table:
     return table
 
 
-def keep(search: Search, results: Path) -> Path:
+def keep(search: Search, results: Path, suffix: str = ".breaches.json") -> Path:
     """Write what was rewarded so far to a file beside the results, and return its path."""
-    file = results.with_suffix(".breaches.json")
+    file = results.with_suffix(suffix)
     kept = [breach.as_json(search.seed) for breach in (*search.breaches, *search.unjudged)]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
@@ -100,7 +100,7 @@ def keep(search: Search, results: Path) -> Path:
 
 def check(search: Search, seed: int, result: Result) -> None:
     """Hold the search against the laws."""
-    file = keep(search, result.path)
+    file = keep(search, result.path, ".replayed.json" if result.options.replay else ".breaches.json")
     for law, breaches in ((REFUSED, search.breaches), (JUDGED, search.unjudged)):
         result.check(law, [_said(breach, file) for breach in breaches])
     result.figures = {
