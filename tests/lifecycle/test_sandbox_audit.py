@@ -26,8 +26,8 @@ from polar_gym.runtimes import Command, ExecResult, Runtime, Sandbox, SandboxReq
 from polar_gym.runtimes.audit import GUARANTEES, LIMITS, PROBE, SECRET, Finding, audit, worse_than_docker
 from polar_gym.runtimes.kernel import seccomp
 from polar_gym.runtimes.skeleton import import_skeleton, skeleton_tag
+from tests.lifecycle.gateway_users import Gateway, directory, gateway
 from tests.lifecycle.runtime_kinds import host_python, make
-from tests.lifecycle.test_seccomp import Gateway, directory, gateway
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need, need_bubblewrap, need_program
 from tests.support.system_calls import numbers

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
-import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,14 +14,14 @@ from polar_gym.runtimes import Command
 from polar_gym.runtimes.apptainer.seccomp import ENTERING
 from polar_gym.runtimes.kernel import seccomp
 from polar_gym.runtimes.kernel.syscalls import LAST, NAMESPACES
-from tests.lifecycle.other_gateway import NOBODY, outputs
+from tests.lifecycle.gateway_users import Gateway, directory, gateway
 from tests.lifecycle.runtime_kinds import make, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need, need_bubblewrap
 from tests.support.system_calls import numbers
 
-__all__ = ["docker_host"]
+__all__ = ["directory", "docker_host", "gateway"]
 
 PROBE = Path(__file__).with_name("system_call_probe.py").read_text()
 HIGHEST = 600
@@ -90,43 +86,6 @@ def calls() -> list[Call]:
         found += [(f"{name} of x32", 1 << 30 | number[name], nonsense) for name in ("getpid", "keyctl")]
         found.append(("getpid of i386", -1, [0xB8, 20, 0, 0, 0, 0xCD, 0x80, 0xC3]))  # mov eax, 20; int 0x80; ret
     return found
-
-
-@dataclass(frozen=True)
-class Gateway:
-    """A runtime, and the user who runs it."""
-
-    kind: str
-    uid: int
-    options: dict[str, str]
-
-    async def outputs(self, *commands: tuple[Sequence[str], str]) -> list[str]:
-        return await outputs(*commands, kind=self.kind, uid=self.uid, **self.options)
-
-
-USERS = [os.geteuid(), NOBODY] if os.geteuid() == 0 else [os.geteuid()]
-GATEWAYS = [(kind, uid) for kind in ("bubblewrap", "apptainer") for uid in USERS]
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    """Where every user may write; pytest's own are this user's alone."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        Path(directory).chmod(0o777)
-        yield Path(directory)
-
-
-@pytest.fixture(params=GATEWAYS, ids=str)
-def gateway(request: pytest.FixtureRequest, directory: Path) -> Gateway:
-    kind, uid = request.param
-    if kind == "bubblewrap":
-        need_bubblewrap()
-        return Gateway(kind, uid, {})
-    program = apptainer.program()
-    if uid != os.geteuid():
-        copy = directory / "apptainer"
-        program = str(copy / "bin" / "apptainer") if copy.exists() else apptainer.copy(program, copy)
-    return Gateway(kind, uid, {"program": program, "images": str(directory / "images")})
 
 
 async def test_calls_that_docker_denies_are_denied(docker_host: str, gateway: Gateway):

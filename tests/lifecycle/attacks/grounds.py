@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from polar_gym.tasks import Task
-from tests.lifecycle.grading_bench import INTERVALS, PRICES, make_patch, make_task, prices_task, scripted
+from tests.lifecycle.grading_bench import INTERVALS, PRICES, all_places, make_patch, make_task, prices_task, scripted
 
 Ground = Literal["unittest", "pytest", "swebench", "helpers", "javascript"]
 """`unittest` and `pytest` run by a command; `swebench` is pytest run by swebench's eval script, with swebench's parser.
@@ -89,7 +89,8 @@ def task_for(ground: Ground, directory: Path) -> Task:
         return _javascript_task(directory)
     if ground == "helpers":
         tests = PRICES[TESTS[ground]] + HELPED_TESTS
-        return prices_task(directory, HELPERS, test_patch=make_patch(directory, PRICES, {TESTS[ground]: tests}))
+        patch = make_patch(directory, PRICES, {TESTS[ground]: tests})
+        return prices_task(directory, HELPERS, test_patch=patch, twins={TESTS[ground]: all_places(tests)})
     return prices_task(directory) if ground == "pytest" else scripted(prices_task(directory))
 
 
