@@ -18,6 +18,11 @@ IN_SWEBENCH = ("prints a log at the end", "sys.settrace", "overwrites the record
 CHOSEN: dict[str, Ground] = {
     "a plugin by .DIST-INFO": "pytest",
     "a third party's module": "helpers",
+    "equal to anything": "pytest",
+    "a new attribute": "unittest",
+    "forges every report": "pytest",
+    "empties the package's test helper": "helpers",
+    "assert asserts nothing": "javascript",
     "a process that setup.py leaves": "swebench",
     "a script of package.json": "javascript",
     "the Makefile": "javascript",

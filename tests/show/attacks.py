@@ -1,7 +1,7 @@
 """Try every attack on the grader, on each way to run tests, and print what stopped each one: `make show-attacks`.
 
 The column `unguarded` is the reward of a grader that applies the whole diff, runs the command and reads the log. An
-attack that the grader does not claim to notice (`Attack.unnoticed`) is tried, too, and its reward breaks no law.
+evaluation with `trust: low` does not claim to notice forged results, and its reward breaks no law.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from tests.lifecycle.grading_bench import Bench, make_bench
 from tests.show.matrix import RUNTIMES, runtime_settings
 from tests.show.result import Result, make_parser, parse
 
-SOLUTION, ATTACK = LAWS = ("the solution is rewarded", "no attack is rewarded")
+SOLUTION, TRUST, ATTACK = LAWS = (
+    "the solution is rewarded",
+    "in Python, the evaluation has high trust",
+    "no attack is rewarded where the evaluation has high trust",
+)
 
 
 async def unguarded(bench: Bench, task: Task, diff: bytes) -> float:
@@ -62,6 +66,7 @@ async def show(ground: Ground, settings: Mapping[str, Any], console: Console, re
         task = task_for(ground, bench.directory)
         honest = await bench.evaluate(task, task.patch.encode())
         result.check(SOLUTION, [f"{where}: {honest.reward:g}, {honest.detail}"] * (honest.reward != 1.0))
+        result.check(TRUST, [f"{where}: {honest.trust}"] * (ground != "javascript" and honest.trust != "high"))
         table.add_row("(none: the solution)", "to solve the task", "-", "-", f"{honest.reward:g}", end_section=True)
         for attack in ATTACKS:
             if ground not in attack.grounds:
@@ -70,13 +75,15 @@ async def show(ground: Ground, settings: Mapping[str, Any], console: Console, re
             bare = await unguarded(bench, task, diff)
             graded = await bench.evaluate(task, diff)
             rewarded = graded.reward > 0
-            done.update(attacks=1, rewarded=rewarded, unnoticed=attack.unnoticed, rewarded_unguarded=bare > 0)
-            breach = rewarded and not attack.unnoticed
-            result.check(ATTACK, [f"{where}: {attack.name}: {graded.reward:g}"] * breach)
+            low = graded.trust == "low"
+            done.update(attacks=1, rewarded=rewarded and not low, rewarded_at_low_trust=rewarded and low)
+            done.update(rewarded_unguarded=bare > 0)
+            result.check(ATTACK, [f"{where}: {attack.name}: {graded.reward:g}"] * (rewarded and not low))
             detail = graded.detail.splitlines()[0]
             if "not counted: " in detail:
                 detail = f"does not count: {detail.partition('not counted: ')[2]}"
-            table.add_row(attack.name, attack.tries, detail[:110], f"{bare:g}", f"{graded.reward:g}")
+            worth = f"{graded.reward:g}, trust: low" if rewarded and low else f"{graded.reward:g}"
+            table.add_row(attack.name, attack.tries, detail[:110], f"{bare:g}", worth)
         await bench.runtime.close()
     console.print(table)
     result.figures[where] = done

@@ -29,11 +29,14 @@ from tests.attack_search.plan import plan_from
 from tests.lifecycle.grading_bench import Bench, make_bench
 from tests.show.result import Result, make_parser, parse
 
-SOLVED, REFUSED, JUDGED = LAWS = (
+SOLVED, TRUST, REFUSED, JUDGED = LAWS = (
     "the solution is rewarded",
-    "no attack is rewarded",
+    "in Python, the evaluation has high trust",
+    "no attack is rewarded where the evaluation has high trust",
     "no attack leaves its session without a verdict",
 )
+LOW = "node"
+"""The ground without twins: its evaluations have low trust, and what is rewarded there breaks no law."""
 NAMES = ("intervals", "durations", "pytest", "script", "node")
 ALL = float("inf")
 
@@ -54,8 +57,9 @@ async def run(options: argparse.Namespace, seed: int, result: Result) -> Search:
         chosen = {name: every[name] for name in dict.fromkeys(options.grounds)}
         grade = real_grader(bench)
         for ground in chosen.values():
-            gold = await grade(ground, ground.task.patch.encode())
+            gold = await bench.evaluate(ground.task, ground.task.patch.encode())
             result.check(SOLVED, [f"{ground.name}: {gold.detail}"] * (gold.reward != 1.0))
+            result.check(TRUST, [f"{ground.name}: {gold.trust}"] * (ground.name != LOW and gold.trust != "high"))
         search = Search(bench=bench, grounds=chosen, fragments=FRAGMENTS, grade=grade, seed=seed)
         search.kept = lambda: keep(search, result.path)
         if options.replay:
@@ -101,12 +105,15 @@ def keep(search: Search, results: Path, suffix: str = ".breaches.json") -> Path:
 def check(search: Search, seed: int, result: Result) -> None:
     """Hold the search against the laws."""
     file = keep(search, result.path, ".replayed.json" if result.options.replay else ".breaches.json")
-    for law, breaches in ((REFUSED, search.breaches), (JUDGED, search.unjudged)):
+    rewarded = [breach for breach in search.breaches if breach.plan.ground != LOW]
+    for law, breaches in ((REFUSED, rewarded), (JUDGED, search.unjudged)):
         result.check(law, [_said(breach, file) for breach in breaches])
     result.figures = {
         "seed": seed,
         "tries": search.tries,
         "diffs_graded": search.graded,
+        "rewarded": len(rewarded),
+        "rewarded_at_low_trust": len(search.breaches) - len(rewarded),
         "fragments": len(FRAGMENTS),
         "families": {family: len(found) for family, found in FAMILIES.items()},
         "fragments_used": len(search.used),

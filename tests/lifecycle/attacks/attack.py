@@ -19,9 +19,6 @@ class Attack:
     log of a run in which all tests passed."""
     commands: tuple[str, ...] = ()
     grounds: tuple[Ground, ...] = PYTHON
-    unnoticed: bool = False
-    """The attack is rewarded. The grader does not claim to notice code that forges from inside a test process in
-    another language than Python."""
 
     def script(self, ground: Ground) -> str:
         """Return the shell commands that carry the attack out."""

@@ -87,8 +87,8 @@ RUN = "#!/bin/sh\nexec cat log.tap\n"
 MAKE_LOG = "node log.js > log.tap && rm log.js"
 
 
-def _attack(name: str, tries: str, files: dict[str, str], *commands: str, unnoticed: bool = False) -> Attack:
-    return Attack(name, tries, files, commands, grounds=("javascript",), unnoticed=unnoticed)
+def _attack(name: str, tries: str, files: dict[str, str], *commands: str) -> Attack:
+    return Attack(name, tries, files, commands, grounds=("javascript",))
 
 
 ATTACKS = [
@@ -97,7 +97,6 @@ ATTACKS = [
         "assert asserts nothing of the package",
         "the same, for tests that name something of the package",
         {"PACKAGE/index.js": NO_ASSERTIONS_OF_REAL_TESTS},
-        unnoticed=True,
     ),
     _attack(
         "prints TAP and exits", "the log of a success, then process.exit(0)", {"PACKAGE/index.js": PRINTS_AND_EXITS}
@@ -106,7 +105,6 @@ ATTACKS = [
         "speaks for node's test runner",
         "the messages by which a test process reports, with names from the test file",
         {"PACKAGE/index.js": SPEAKS_FOR_THE_RUNNER},
-        unnoticed=True,
     ),
     _attack("a script of package.json", "npm test prints a log", LOG_FILE, MAKE_LOG, f"node - {heredoc(SCRIPT)}"),
     _attack(
