@@ -48,6 +48,13 @@ ETC = {
 }
 """The sandbox's own /etc: file name -> text. The agent's own lines are added when its uid is known."""
 
+HIDDEN = (
+    *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
+    *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
+    *("/sys/devices/virtual/powercap", "/sys/firmware"),
+)
+"""What the kernel tells of the whole machine and Docker hides."""
+
 _HOST_ETC = (
     "alternatives",
     "ca-certificates.conf",

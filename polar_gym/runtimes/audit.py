@@ -1,7 +1,6 @@
 """Tries in real sandboxes what an attacker would try, and says which guarantees hold on this machine.
 
-`in_sandbox/probe.py` runs in two sandboxes side by side, because some guarantees are about other sandboxes. The machine
-holds out bait that no sandbox may reach: a file, a secret in the gateway's environment, and listening sockets.
+`in_sandbox/probe.py` runs in two sandboxes side by side, because some guarantees are about other sandboxes.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import os
 import platform
 import secrets
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
-from polar_gym.runtimes import HOME, RUNTIMES, Command, Runtime, Sandbox, SandboxError, SandboxRequest
+from polar_gym.runtimes import HOME, RUNTIMES, Command, Runtime, Sandbox, SandboxError, SandboxRequest, agent
 from polar_gym.runtimes.kernel.syscalls import AF_ALG, AF_VSOCK, DENIED, MACHINES
 from polar_gym.schema import PluginSpec, RuntimeSpec
 
@@ -29,14 +26,9 @@ LIMITS = {"memory_mb": 192, "pids": 64, "disk_mb": 64, "file_mb": 64}
 
 PROBE = (Path(__file__).parent / "in_sandbox" / "probe.py").read_bytes()
 PROBE_SECONDS = 120
-ORPHAN, ORPHAN_SECONDS = "sleep 300; exit", 20
 SECRET = "POLAR_GYM_AUDIT"
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-SYSTEM = ("/", "/etc", "/opt", "/usr", "/usr/bin", "/usr/lib", "/var")
+PLACES = ("/tmp", HOME, "/", "/etc", "/opt", "/usr", "/var", "/var/tmp", "/run/lock", "/dev/shm", "/dev/mqueue")
 CLONE_NEWUSER, ADDR_NO_RANDOMIZE = 0x10000000, 0x40000
-
-Answer = tuple[Sequence[str], Sequence[str], str]
-"""What breaks a guarantee, what weakens the guarantee, and the words for an unbroken one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,54 +36,45 @@ class Finding:
     """How far one guarantee holds, and what was found."""
 
     verdict: Literal["holds", "lower", "fails"]
-    found: str
+    found: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """One promise of a sandbox. The probe has a function of its name, unless the machine's side checks it."""
+    """One promise of a sandbox, for which the probe has a function of its name."""
 
     name: str
     why: str
     """The damage where the promise is broken."""
-    docker: Finding
+    docker: Finding = Finding("holds")
     """The promise in a container that `docker run` starts without any option, as root."""
+    weaker: Collection[str] = ()
+    """What may be found and only weakens the promise; all else breaks the promise."""
 
+    def judge(self, found: Collection[str]) -> Finding:
+        broken = {*found} - {*self.weaker}
+        return Finding("fails" if broken else "lower" if found else "holds", "; ".join(found))
+
+
+NO_LIMIT = Finding("fails", "no limit")
+ONE_UID = "one for all sandboxes"
 
 GUARANTEES = (
-    Guarantee(
-        "system calls",
-        "a hole in a rare call gives the machine",
-        Finding("holds", "all but root's chroot and AF_PACKET"),
-    ),
-    Guarantee("namespaces", "a part of the machine is shared", Finding("holds", "shared with the machine: user")),
-    Guarantee("user", "what the kernel keeps for a uid is everyone's", Finding("fails", "root on the machine")),
-    Guarantee("rights", "a hole in the kernel or in a setuid program is enough", Finding("fails", "14 of root's")),
-    Guarantee("other processes", "one without a filter makes calls for others", Finding("holds", "its own only")),
-    Guarantee("leftovers", "a session gives hidden tests to a later one", Finding("holds", "none")),
-    Guarantee("system files", "a session changes the tools that grade", Finding("lower", "writable copies")),
-    Guarantee("machine secrets", "keys and passwords are read", Finding("holds", "not seen")),
-    Guarantee("kernel secrets", "they tell of the machine and other sessions", Finding("holds", "hidden")),
-    Guarantee("devices", "disks and the kernel's log are read", Finding("holds", "all harmless")),
-    Guarantee(
-        "kernel settings", "core_pattern alone makes a sandbox the machine's root", Finding("holds", "read-only")
-    ),
-    Guarantee("network", "solutions are looked up, machines attacked", Finding("fails", "a route to other machines")),
-    Guarantee("memory", "one session kills others", Finding("fails", "no limit")),
-    Guarantee("processes", "one session stops others", Finding("fails", "no limit")),
-    Guarantee("disk", "one session stops others", Finding("fails", "no limit")),
-    Guarantee("core dumps", "the machine's handler reads a forged crash", Finding("lower", "the machine's handler")),
-    Guarantee("shared memory", "honest solutions fail", Finding("holds", "multiprocessing works; 64 MiB")),
-    Guarantee("time limit", "what a command leaves behind changes the grading", Finding("fails", "there is none")),
+    Guarantee("system calls", "a hole in a rare call gives the machine", Finding("holds", "all but chroot, AF_PACKET")),
+    Guarantee("namespaces", "a part of the machine is shared"),
+    Guarantee("uid", "the kernel keeps keys and limits for a uid", Finding("fails", "0"), [ONE_UID]),
+    Guarantee("rights", "a hole in a setuid program is enough", Finding("fails", "14 of root's")),
+    Guarantee("leftovers", "a session gives hidden tests to a later one"),
+    Guarantee("secrets", "keys and other sessions are seen", weaker={*agent.HIDDEN} - {"/proc/kcore"}),
+    Guarantee("devices", "disks and the kernel's log are read"),
+    Guarantee("kernel settings", "core_pattern alone makes a sandbox the machine's root"),
+    Guarantee("network", "solutions are looked up, machines attacked", Finding("fails", "other machines")),
+    Guarantee("memory", "one session kills others", NO_LIMIT, ["each process alone"]),
+    Guarantee("processes", "one session stops others", NO_LIMIT),
+    Guarantee("disk", "one session stops others", NO_LIMIT, ["each file alone"]),
+    Guarantee("shared memory", "honest solutions fail"),
 )
 """Docker's are read in moby at 23f2c12 (`daemon/pkg/oci/defaults.go`) and moby/profiles at 3c28324."""
-
-
-def judge(answer: Answer) -> Finding:
-    broken, weakened, words = answer
-    if broken:
-        return Finding("fails", "; ".join(broken))
-    return Finding("lower", "; ".join(weakened)) if weakened else Finding("holds", words)
 
 
 def worse_than_docker(findings: Mapping[str, Finding]) -> list[Guarantee]:
@@ -106,115 +89,50 @@ def make(name: str) -> Runtime:
 
 
 async def audit(runtime: Runtime) -> dict[str, Finding]:
-    """Return guarantee -> finding, for a runtime that `make` made. Raises `SandboxError`."""
-    mark = f"polar-gym-{secrets.token_hex(8)}"
-    with _bait(mark) as bait:
-        async with _started(runtime, f"{mark}-1") as first, _started(runtime, f"{mark}-2") as second:
-            uids = [await _orphan(sandbox, mark) for sandbox in (first, second)]
-            answers = {"user": _user(*uids), "time limit": _time_limit(mark)}
-            await _probe(first, ["leftovers"], bait)
-            answers |= await _probe(second, [each.name for each in GUARANTEES if each.name not in answers], bait)
-    return {each.name: judge(answers[each.name]) for each in GUARANTEES}
+    """Return guarantee -> finding, for a runtime that `make` made, and close the runtime. Raises `SandboxError`."""
+    request = SandboxRequest(session_id="audit", spec=RuntimeSpec(name="audit"), workspace=None, serve=_serve)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(runtime.close)
+        if missing := await asyncio.to_thread(runtime.check):
+            raise SandboxError(", ".join(missing))
+        os.environ[SECRET] = mark = f"polar-gym-{secrets.token_hex(8)}"
+        stack.callback(os.environ.pop, SECRET)
+        links = {name: str(Path("/proc/self/ns", name).readlink()) for name in ("ipc", "mnt", "net", "pid", "uts")}
+        facts = {"mark": mark, "namespaces": links, "calls": _calls()}
+        facts |= {"limits": LIMITS, "hidden": agent.HIDDEN, "places": PLACES}
+        first = await runtime.start(request)
+        stack.push_async_callback(first.stop)
+        second = await runtime.start(request)
+        stack.push_async_callback(second.stop)
+        other = await _probe(first, facts | {"guarantees": ["leftovers", "uid"]})
+        found = await _probe(second, facts | {"guarantees": [each.name for each in GUARANTEES]})
+    if found["uid"] != ["0"]:
+        found["uid"] = [ONE_UID] if found["uid"] == other["uid"] else []
+    return {each.name: each.judge(found[each.name]) for each in GUARANTEES}
 
 
-def _user(other: int | None, own: int | None) -> Answer:
-    if own is None:
-        return [], ["its processes are not seen from here"], ""
-    if own == 0:
-        return ["root on the machine"], [], ""
-    whose = "the gateway's" if own == os.geteuid() else "of all sandboxes" if own == other else "its own"
-    return [], [f"uid {own}, {whose}"] if whose != "its own" else [], f"uid {own}, its own"
-
-
-def _time_limit(mark: str) -> Answer:
-    return ["a process outlives its command"] if _orphans(mark) else [], [], "it ends all processes"
-
-
-async def _orphan(sandbox: Sandbox, mark: str) -> int | None:
-    """Run a command whose child leaves its session, and end the command; return the child's uid on the machine."""
-    end = asyncio.Event()
-    argv = ["sh", "-c", f"setsid sh -c '{ORPHAN}' \"$0\" & wait", mark]
-    running = asyncio.create_task(sandbox.exec(Command(argv=argv, end=end, timeout_seconds=ORPHAN_SECONDS)))
-    uids: list[int] = []
-    while not uids and not running.done():
-        await asyncio.sleep(0.01)
-        uids = _orphans(mark)
-    end.set()
-    await running
-    return next(iter(uids), None)
-
-
-def _orphans(mark: str) -> list[int]:
-    """Return the uid on the machine of each child that `_orphan` left."""
-    uids = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if (process / "cmdline").read_bytes() == "\0".join(("sh", "-c", ORPHAN, mark, "")).encode():
-                uids.append(int((process / "status").read_text().partition("\nUid:")[2].split()[0]))
-    return uids
-
-
-async def _probe(sandbox: Sandbox, guarantees: Sequence[str], bait: dict[str, Any]) -> dict[str, Answer]:
-    asked = {**bait, "guarantees": guarantees, "gateway": ["127.0.0.1", urlsplit(sandbox.base_url).port]}
+async def _probe(sandbox: Sandbox, asked: Mapping[str, Any]) -> dict[str, list[str]]:
     argv = ["python3", "-I", "-", json.dumps(asked)]
     done = await sandbox.exec(Command(argv=argv, stdin=PROBE, timeout_seconds=PROBE_SECONDS))
     if done.exit_code != 0:
-        raise SandboxError(
-            f"the probes, which need python3 in the sandbox, ended with {done.exit_code}: "
-            f"{done.stderr.decode(errors='replace').strip()}"
-        )
+        said = done.stderr.decode(errors="replace").strip()
+        raise SandboxError(f"the probes, which need python3 in the sandbox, ended with {done.exit_code}: {said}")
     return json.loads(done.stdout)
 
 
-@contextlib.contextmanager
-def _bait(mark: str) -> Iterator[dict[str, Any]]:
-    """Hold out what no sandbox may reach; give the facts that the probe needs. Raises `SandboxError`."""
-    numbers, calls = _calls()
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-")))
-        directory.chmod(0o755)
-        (directory / "bait").touch(0o644)
-        network = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        local = stack.enter_context(socket.socket(socket.AF_UNIX))
-        local.bind(f"\0{mark}")
-        local.listen()
-        os.environ[SECRET] = secret = secrets.token_hex(16)
-        stack.callback(os.environ.pop, SECRET)
-        yield {
-            **{"mark": mark, "secret": secret, "file": str(directory / "bait"), "limits": LIMITS},
-            **{"calls": calls, "numbers": numbers, "writable": ["/tmp", HOME], "system": SYSTEM},
-            "targets": [["127.0.0.1", network.getsockname()[1]], ["169.254.169.254", 80], f"\0{mark}"],
-            "namespaces": {name: str(Path("/proc/self/ns", name).readlink()) for name in NAMESPACES},
-        }
-
-
-def _calls() -> tuple[dict[str, int], list[tuple[str, int, list[int]]]]:
-    """Return the numbers of the calls that Docker denies, and calls to try: label, number, arguments.
-
-    Raises `SandboxError`.
-    """
+def _calls() -> list[tuple[str, int, list[int]]]:
+    """Return the calls that Docker denies, with arguments to try them with. Raises `SandboxError`."""
     if (machine := MACHINES.get(platform.machine())) is None:
         raise SandboxError(f"the probes know no system calls of {platform.machine()}, only of {', '.join(MACHINES)}")
-    found = {name: numbers[machine.column] for name, numbers in DENIED.items()}
-    denied = {name: number for name, number in found.items() if number is not None}
-    return denied, [
-        *((name, number, [2**64 - 1] * 6) for name, number in denied.items()),
+    numbers = {name: each[machine.column] for name, each in DENIED.items()}
+    return [
+        *((name, number, [2**64 - 1] * 6) for name, number in numbers.items() if number is not None),
         ("clone(CLONE_NEWUSER)", machine.clone, [CLONE_NEWUSER, 0, 0, 0, 0]),
         ("personality(ADDR_NO_RANDOMIZE)", machine.personality, [ADDR_NO_RANDOMIZE]),
         ("socket(AF_ALG)", machine.socket, [AF_ALG, socket.SOCK_SEQPACKET, 0]),
         ("socket(AF_PACKET)", machine.socket, [socket.AF_PACKET, socket.SOCK_RAW, 0]),
         ("socket(AF_VSOCK)", machine.socket, [AF_VSOCK, socket.SOCK_STREAM, 0]),
     ]
-
-
-@contextlib.asynccontextmanager
-async def _started(runtime: Runtime, session_id: str) -> AsyncIterator[Sandbox]:
-    spec = RuntimeSpec(name="audit")
-    sandbox = await runtime.start(SandboxRequest(session_id=session_id, spec=spec, workspace=None, serve=_serve))
-    try:
-        yield sandbox
-    finally:
-        await sandbox.stop()
 
 
 async def _serve(listener: socket.socket) -> asyncio.Server:

@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 
 from polar_gym.cli.doctor import doctor
-from polar_gym.cli.sandbox_audit import Findings, audit_sandboxes, render
+from polar_gym.cli.sandbox_audit import audit_sandboxes, render
 from polar_gym.errors import ConfigError
 from polar_gym.runtimes.audit import GUARANTEES, Finding
 
 HOLDS = {each.name: Finding("holds", "as it should") for each in GUARANTEES}
 
 
-def printed(findings: Findings) -> str:
+def printed(findings: dict[str, dict[str, Finding]]) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(render(findings))
     return console.export_text()
@@ -30,7 +30,7 @@ def test_a_failure_is_shown_with_its_damage_and_compared_with_docker():
 
 def test_a_failure_that_docker_shares_is_not_worse():
     text = printed({"bad": HOLDS | {"disk": Finding("fails", "no limit")}})
-    assert "Nothing fails that Docker's default holds" in text
+    assert "Worse than Docker's default: nothing" in text
 
 
 def test_an_unknown_runtime_is_refused():
@@ -40,7 +40,7 @@ def test_an_unknown_runtime_is_refused():
 
 def test_a_runtime_that_lacks_something_is_refused_where_it_was_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=r"runtime=bubblewrap cannot be used: .*apt-get install bubblewrap"):
+    with pytest.raises(ConfigError, match=r"runtime=bubblewrap cannot be probed: .*apt-get install bubblewrap"):
         audit_sandboxes(["bubblewrap"])
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from polar_gym.runtimes.audit import GUARANTEES, Answer, Finding, judge, worse_than_docker
+from polar_gym.runtimes.audit import GUARANTEES, Finding, Guarantee, worse_than_docker
 
-ALL_HOLD = {each.name: Finding("holds", "") for each in GUARANTEES}
+ALL_HOLD = {each.name: Finding("holds") for each in GUARANTEES}
 
 
 @pytest.mark.parametrize(
-    ("answer", "finding"),
+    ("found", "finding"),
     [
-        (([], [], "all are refused"), Finding("holds", "all are refused")),
-        (([], ["each file alone"], ""), Finding("lower", "each file alone")),
-        ((["keyctl", "bpf"], ["weak"], "words"), Finding("fails", "keyctl; bpf")),
+        ([], Finding("holds")),
+        (["each file alone"], Finding("lower", "each file alone")),
+        (["no limit", "each file alone"], Finding("fails", "no limit; each file alone")),
     ],
 )
-def test_what_breaks_a_guarantee_counts_more_than_what_weakens_it(answer: Answer, finding: Finding):
-    assert judge(answer) == finding
+def test_only_what_is_named_as_weaker_does_not_break_a_guarantee(found: list[str], finding: Finding):
+    assert Guarantee("disk", "harm", weaker=["each file alone"]).judge(found) == finding
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES, ids=lambda each: each.name)
