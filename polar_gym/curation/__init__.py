@@ -4,10 +4,10 @@ A task is valid if its reference solution resolves it and an empty change does n
 
 - `bench`: grades patches in sandboxes, as a rollout would;
 - `validation`: grades a task's reference solution and a change that does nothing;
-- `twins`: finds the places at which a task's tests can be altered; `alone` makes tests with one assertion;
-- `audit`: measures how often a task rewards a wrong patch. `mutants` varies a source, and `wrong` makes the patches
-  (with `cheats/`). `trial` runs the tests on many patches in one sandbox. `equivalence` compares the behaviour of two
-  patches (with `in_sandbox/`). `leaks` looks for the solution in the sandbox;
+- `audit`: measures how often a task rewards a wrong patch. `wrong` makes the patches (with `cheats`), `trial` runs the
+  tests on many patches in one sandbox. `equivalence` compares two patches by altered tests. `leaks` looks for the
+  solution in the sandbox;
+- `twins`: finds the places at which hidden tests can be altered; `alone` makes tests with one assertion;
 - `from_pypi`: makes a task out of two releases of a package. `pypi` fetches the releases, `releases` compares them,
   `issue` writes the instruction;
 - `prepare`: adds the way of grading to rows of SWE-bench, SWE-Gym and SWE-smith. `swebench_specs` asks swebench 4 (by

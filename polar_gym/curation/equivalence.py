@@ -1,81 +1,57 @@
-"""Tells whether a wrong variant of a solution behaves as the solution does.
+"""Tells whether a wrong patch behaves as the solution does, as far as altered hidden tests can show a difference.
 
-The functions that differ are called with the arguments that the hidden tests give them, and with variants of these.
-Two sources count as equivalent only if each such function did the same on `ENOUGH` inputs that ran a differing line.
-Code that differs outside of functions is never called equivalent. Nor is a function whose results cannot be compared.
+Copies of the hidden tests get other literals, inputs as well as expectations. The same copies run with the solution and
+with the patch. A patch counts as equivalent only if each copy passes or fails as it does with the solution, with the
+same message. A copy counts only if it runs under the witness and does the same in two runs of the solution.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
-import json
+import random
 import re
-from collections.abc import Collection, Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from polar_gym.curation.bench import Bench
+from polar_gym.curation.twins import names_test
 from polar_gym.curation.wrong import WrongPatch
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
-from polar_gym.evaluators.result import full_log
 from polar_gym.evaluators.swe import Swe
-from polar_gym.evaluators.twins import Edit, Twins, copy, names_test, new_name, rewritten
+from polar_gym.evaluators.twins import Edit, Twins, copy, new_name, rewritten
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 
-ENOUGH = 20
-"""The least number of inputs on which a function must have done the same."""
-EXAMPLES = 3
-REPLAY_SECONDS = 300.0
+ROUNDS, TESTS, COPIES = 3, 24, 16
+"""How often tests are altered, how many at a time, and how many copies of each. A copy has one to three other literals.
+"""
+ENOUGH, FEWEST = 20, 5
+"""How many copies must be compared: `ENOUGH`, or all where there are fewer, but at least `FEWEST`."""
 
-_COMMENT = re.compile(r"(^|\s+)#.*")
+_HEADING = re.compile(r"_+ (?!_ )|(?:FAIL|ERROR): |Ran \d+ tests? |=+ ")
+"""Matches the start of a line above a failure in a log of pytest or unittest, and of a line below the last failure."""
+_MESSAGE = re.compile(r"E  .*|[\w.]+: .*|[-+?] .*")
+"""Matches lines of a failure's message. The lines of a traceback differ where only the code differs."""
+_NOISE = re.compile(r"0x[0-9a-f]+|\bline \d+|\.py:\d+|/tmp/\S+|\b\d+\.\d+ ?m?s\b")
 
-Functions = Mapping[str, list[int]]
-"""`file::name` of a function -> the lines of the solution in it that differ."""
 
-
-class _Split(ast.NodeTransformer):
-    """Takes the functions of modules and classes out of a tree. Removes types, docstrings and name tags."""
-
-    def __init__(self) -> None:
-        self.functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
-        self._scope: list[str] = []
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self._scope.append(node.name)
-        self.generic_visit(node)
-        self._scope.pop()
-        return node
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        return None if is_tag(node) else self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        return self.visit(ast.Assign(targets=[node.target], value=node.value)) if node.value else None
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        return None if node.module == "typing" else node
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        return ast.arg(node.arg)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        name = ".".join([*self._scope, node.name])
-        node.returns = None
-        self._scope.append("<locals>")
-        self.generic_visit(node)
-        self._scope.pop()
-        if "<locals>" in self._scope:
-            return node
-        self.functions.setdefault(name, []).append(node)
-        return ast.Name(name)
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+async def equivalent(task: Task, bench: Bench, patches: Sequence[WrongPatch]) -> dict[WrongPatch, str]:
+    """Return the patches that behave as the solution does, each with examples. Raises what a grading raises."""
+    same, existing = list(patches), 0
+    compared: list[str] = []
+    for turn in range(ROUNDS):
+        if not same:
+            return {}
+        gold, again = [await _outcomes(task, bench, task.patch.encode(), turn) for _ in range(2)]
+        steady = {change: outcome for change, outcome in gold.items() if again.get(change) == outcome}
+        others = [await _outcomes(task, bench, patch.diff, turn) for patch in same]
+        same = [patch for patch, other in zip(same, others, strict=True) if steady.items() <= other.items()]
+        existing += len(gold)
+        compared += steady
+    if len(compared) < max(FEWEST, min(ENOUGH, existing)):
+        return {}
+    examples = (" ".join(each.split())[:120] for each in compared[:: len(compared) // 3 + 1])
+    return dict.fromkeys(same, f"{len(compared)} altered tests, e.g. {'; '.join(examples)}")
 
 
 async def _outcomes(task: Task, bench: Bench, diff: bytes, turn: int) -> dict[str, str]:
@@ -87,88 +63,59 @@ async def _outcomes(task: Task, bench: Bench, diff: bytes, turn: int) -> dict[st
     run = await swe.run(context, lambda sources: _altered(task, sources, turn, changes))
     if isinstance(run, EvaluationResult) or run.result.timed_out or not changes:
         return {}
-    return {changes[name]: told for name, told in outcomes(changes, run.testimony.tests, full_log(run.result)).items()}
+    return {changes[name]: told for name, told in outcomes(changes, run.testimony.tests, run.log()).items()}
 
 
-def first_lines(file: str, source: str) -> list[tuple[str, int, str]]:
-    """Return file, first line and `file::name` of each function."""
-    split = _Split()
-    split.visit(ast.parse(source))
-    return [
-        (file, min([node.lineno, *(each.lineno for each in node.decorator_list)]), f"{file}::{name}")
-        for name, nodes in split.functions.items()
-        for node in nodes
-    ]
+def outcomes(names: Iterable[str], statuses: Mapping[str, str], log: str) -> dict[str, str]:
+    """Return the statuses and messages of each test in a log of pytest or unittest whose id has one of these names."""
+    name = re.compile("|".join(names))
+    told: dict[str, str] = {}
+    for test, status in sorted(statuses.items()):
+        if found := name.search(test):
+            told[found[0]] = f"{told.get(found[0], '')}{test} {status}\n"
+    current = ""
+    for line in log.splitlines():
+        if _HEADING.match(line):
+            current = found[0] if (found := name.search(line)) else ""
+        elif current in told and _MESSAGE.fullmatch(line):
+            told[current] += _NOISE.sub("", line) + "\n"
+    return told
 
 
-def differing_lines(right: str, wrong: str, *, beside: bool = False) -> set[int]:
-    """Return the lines of `right` that `wrong` lacks, without regard to comments.
+def _altered(task: Task, sources: Mapping[str, bytes], turn: int, changes: dict[str, str]) -> Twins:
+    """Return altered copies of the hidden tests, the same ones for each call with a `turn`.
 
-    `beside`: also the line after each place where `wrong` has lines that `right` lacks.
+    Puts into `changes`, under the name of each copy, the test and its other literals in one line.
     """
-    code = [[_COMMENT.sub("", line) for line in source.splitlines()] for source in (right, wrong)]
-    matcher = difflib.SequenceMatcher(None, *code, autojunk=False)
-    changed = ((start, end) for tag, start, end, *_ in matcher.get_opcodes() if tag != "equal")
-    return {line + 1 for start, end in changed for line in range(start, max(end, start + beside))}
-
-
-async def record(trial: Trial, sources: Mapping[str, str]) -> None:
-    """Record the calls of all functions of the sources while the hidden tests run on the solution."""
-    functions = [line for file, source in sources.items() for line in first_lines(file, source)]
-    await trial.run(b"", f"cat > {PLACE}/functions.json", stdin=json.dumps(functions).encode())
-    await trial.passes(trial.gold, {"PYTHONPATH": PLACE})
-    await trial.run(trial.gold, f'"$(cat {PLACE}/python)" {PLACE}/replay.py make', seconds=REPLAY_SECONDS)
-
-
-async def compared(trial: Trial, wrong: bytes, functions: Functions) -> str:
-    """Return the inputs on which the solution and `wrong` did the same; "" where they are not shown to be equivalent.
-
-    Behaviour is that of public functions: for a private one, the public ones of its file are called, as far as any of
-    them runs a differing line. `trial` holds the recorded calls.
-    """
-    lines: dict[str, list[int]] = {}
-    for name, mine in functions.items():
-        file = name.partition("::")[0]
-        lines[file] = [*lines.get(file, []), *mine]
-    outcomes = [await _outcomes(trial, diff, lines) for diff in (trial.gold, trial.gold, wrong)]
-    if len({len(each) for each in outcomes}) > 1:
-        return ""
-    same: dict[str, list[str]] = {}
-    different: set[str] = set()
-    for (name, shown, reached, outcome), again, other in zip(*outcomes, strict=True):
-        if outcome is None or outcome != again[3]:
-            continue
-        if outcome != other[3]:
-            different.add(name)
-        elif reached and outcome != "timed out":
-            same.setdefault(name, []).append(shown)
-    callers = {caller for name in functions for caller in _callers(name, same)}
-    if any(not _is_private(name) for name in different) or different & callers:
-        return ""
-    if any(sum(len(same[caller]) for caller in _callers(name, same)) < ENOUGH for name in functions):
-        return ""
-    return "; ".join(
-        f"{name} on {len(same[name])} inputs, e.g. ({'), ('.join(same[name][:EXAMPLES])})" for name in sorted(callers)
+    chance = random.Random(f"{task.instance_id} {turn}")
+    tests = [(file, test) for file in sorted(sources) for test in find_tests(sources[file], all_literals=True)]
+    tests = [each for each in tests if each[1].expectations]
+    chance.shuffle(tests)
+    tests.sort(
+        key=lambda each: not any(names_test(each[0], each[1].qualified_name, name) for name in task.FAIL_TO_PASS)
     )
+    copies: dict[str, list[tuple[TestFunction, list[bytes]]]] = {}
+    for file, test in tests[:TESTS]:
+        made: dict[str, list[Edit]] = {}
+        texts = {place: sources[file][place.start : place.end].decode() for place in test.expectations}
+        for _ in range(COPIES):
+            places = chance.sample(test.expectations, min(chance.randint(1, 3), len(texts)))
+            edits: list[Edit] = [(place, _other_text(place, texts, chance)) for place in places]
+            change = f"{test.name}: " + ", ".join(f"{texts[place]} -> {text}" for place, text in edits)
+            made[change] = edits
+        named = {new_name(test, chance): change for change in made}
+        changes |= named
+        texts_of_copies = [copy(sources[file], test, name, made[change]) for name, change in named.items()]
+        copies.setdefault(file, []).append((test, texts_of_copies))
+    return Twins({file: rewritten(sources[file], each) for file, each in copies.items()}, {}, ())
 
 
-def _callers(name: str, reached: Collection[str]) -> list[str]:
-    """Return the functions whose behaviour shows that of function `name`, among those that reached a differing line."""
-    if not _is_private(name):
-        return [each for each in reached if each == name]
-    file = name.partition("::")[0]
-    public = [each for each in reached if each.partition("::")[0] == file and not _is_private(each)]
-    return public or [each for each in reached if each == name]
-
-
-def _is_private(name: str) -> bool:
-    parts = name.partition("::")[2].split(".")
-    return any(part.startswith("_") and not part.endswith("__") for part in parts)
-
-
-async def _outcomes(trial: Trial, diff: bytes, lines: Mapping[str, list[int]]) -> list[Any]:
-    python = f'"$(cat {PLACE}/python)" {PLACE}/replay.py run'
-    result = await trial.run(diff, python, stdin=json.dumps(lines).encode(), seconds=REPLAY_SECONDS)
-    with suppress(ValueError):  # the functions may print, or end the process
-        return json.loads(result.stdout)
-    return []
+def _other_text(place: Expectation, texts: Mapping[Expectation, str], chance: random.Random) -> str:
+    """Return another text for a literal: a drawn one, a piece of the old one, or another literal of the test."""
+    value = ast.literal_eval(texts[place])
+    others = place.draw(place.capacity, chance)
+    others += [text for text in texts.values() if type(ast.literal_eval(text)) is type(value)]
+    if isinstance(value, str | bytes):
+        cut = chance.randrange(len(value) + 1)
+        others += [repr(value[:cut]), repr(value[cut:]), repr(value * 2)]
+    return chance.choice([text for text in others if ast.literal_eval(text) != value])

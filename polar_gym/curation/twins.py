@@ -51,7 +51,7 @@ class Trial:
         for file, source in sources.items():
             made: list[tuple[TestFunction, list[bytes]]] = []
             for test in find_tests(source):
-                if any(_names(file, test.qualified_name, each) for each in self._tests):
+                if any(names_test(file, test.qualified_name, each) for each in self._tests):
                     original = new_name(test, chance)
                     self._originals[file, test.qualified_name] = original
                     copies = [copy(source, test, original, ()), *self._made(file, source, test, chance)]
@@ -84,13 +84,7 @@ class Trial:
     def broken(self, read: verdict.Verdict) -> set[Place]:
         """Return the places of tests that did not pass themselves, with all their parameters."""
         tests = [test for test in self._tests if read.tests.get(test) != PASSED]
-        failed = [test for test, status in read.statuses.items() if status in (FAILED, ERROR)]
-        return {
-            place
-            for place in self._copies.values()
-            if any(names_test(*place[:2], test) for test in tests)
-            or any(self._originals[place[:2]] in test for test in failed)
-        }
+        return {place for place in self._copies.values() if any(names_test(*place[:2], test) for test in tests)}
 
 
 async def with_twins(task: Task, bench: Bench) -> Verdict:
@@ -149,3 +143,9 @@ def _altered(source: bytes, test: TestFunction, place: Expectation, name: str) -
 
 def _alone(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
     return alone(source, test, place.span, name)
+
+
+def names_test(file: str, qualified_name: str, test: str) -> bool:
+    """Return whether a test id names this test of this file."""
+    words = [*qualified_name.split("."), PurePosixPath(file).stem]
+    return all(re.search(rf"\b{re.escape(word)}\b", test) for word in words)

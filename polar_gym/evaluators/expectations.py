@@ -92,13 +92,21 @@ class TestFunction:
         return self.qualified_name.rpartition(".")[2]
 
 
-def find_tests(source: bytes) -> list[TestFunction]:
-    """Return the tests of a Python file in its order; [] where this Python cannot parse the file as UTF-8."""
+def find_tests(source: bytes, *, all_literals: bool = False) -> list[TestFunction]:
+    """Return the tests of a Python file in its order; [] where this Python cannot parse the file as UTF-8.
+
+    `all_literals`: a test's expectations are all its literals, inputs included.
+    """
     try:
         tree = ast.parse(source.decode())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return list(_Finder(source).tests(tree.body, ""))
+    finder = _Finder(source)
+    return list(finder.tests(tree.body, "", finder.literals_of if all_literals else finder.expectations_of))
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Places = Callable[[Function], Iterator[Expectation]]
 
 
 class Offsets:
@@ -122,22 +130,28 @@ class _Finder:
         self._offsets = Offsets(source)
         self._span = self._offsets.of
 
-    def tests(self, body: list[ast.stmt], prefix: str) -> Iterator[TestFunction]:
+    def tests(self, body: list[ast.stmt], prefix: str, places: Places) -> Iterator[TestFunction]:
         for node in body:
             if isinstance(node, ast.ClassDef):
-                yield from self.tests(node.body, f"{prefix}{node.name}.")
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+                yield from self.tests(node.body, f"{prefix}{node.name}.", places)
+            elif isinstance(node, Function) and node.name.startswith("test"):
                 start = self._offsets.lines[min([node, *node.decorator_list], key=lambda each: each.lineno).lineno - 1]
                 end = self._offsets.lines[node.end_lineno or node.lineno]
                 named = re.compile(rb"def\s+(" + node.name.encode() + rb")\b").search(self._source, start, end)
                 if named is not None:
-                    found = {(each.start, each.end): each for each in self._of_test(node)}
+                    found = {(each.start, each.end): each for each in places(node)}
                     yield TestFunction(prefix + node.name, start, end, named.start(1), _by_place(found.values()))
 
-    def _of_test(self, test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Expectation]:
-        for decorator in test.decorator_list:
-            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize"):
-                yield from self._last_of_rows(decorator.args[1] if len(decorator.args) > 1 else None)
+    def literals_of(self, test: Function) -> Iterator[Expectation]:
+        """Yield all literals of a test and of its tables of cases."""
+        for node in [*_tables(test), *test.body]:
+            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+                yield from self._literals(node)
+
+    def expectations_of(self, test: Function) -> Iterator[Expectation]:
+        """Yield what a test expects."""
+        for table in _tables(test):
+            yield from self._last_of_rows(table)
         known = {
             node.targets[0].id: node.value
             for node in ast.walk(test)
@@ -203,9 +217,10 @@ class _Finder:
             if cells:
                 yield from self._literals(cells[-1])
 
-    def _literals(self, node: ast.expr) -> Iterator[Expectation]:
+    def _literals(self, node: ast.AST) -> Iterator[Expectation]:
+        in_f_strings = {part for each in ast.walk(node) if isinstance(each, ast.JoinedStr) for part in ast.walk(each)}
         for each in ast.walk(node):
-            if isinstance(each, ast.Constant) and not _inside_f_string(node, each):
+            if isinstance(each, ast.Constant) and each not in in_f_strings:
                 drawn = _drawn(each.value)
                 if drawn is not None:
                     yield Expectation(*self._span(each), *drawn)
@@ -264,8 +279,10 @@ def _is_made_of_literals(node: ast.expr) -> bool:
     return all(map(_is_made_of_literals, parts))
 
 
-def _inside_f_string(root: ast.expr, node: ast.Constant) -> bool:
-    return any(node in ast.walk(each) for each in ast.walk(root) if isinstance(each, ast.JoinedStr))
+def _tables(test: Function) -> list[ast.expr]:
+    """Return the tables of cases of a test: the second arguments of `parametrize`."""
+    calls = [each for each in test.decorator_list if isinstance(each, ast.Call) and len(each.args) > 1]
+    return [call.args[1] for call in calls if ast.unparse(call.func).endswith("parametrize")]
 
 
 def _choice(texts: list[str]) -> Draw:

@@ -1,4 +1,4 @@
-"""The search for a line of the solution among all objects of a repository, reachable or not."""
+"""The searches of `polar-gym tasks audit` for the solution: in the objects of a repository, and in vendored copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.curation.leaks import OBJECTS
+from polar_gym.curation.leaks import OBJECTS, copies_of
 
 LINE = "return the_solution_of_the_task(argument)"
 
@@ -42,3 +42,21 @@ def test_a_line_of_the_base_commit_is_no_history(repository):
     run(repository, "git", "add", "-A")
     run(repository, "git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "more")
     assert found(repository) == ""
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "site-packages/some_package-1.0.dist-info/METADATA",
+        "cache/some-package-1.0.tar.gz",
+        "site-packages/pip/_vendor/some_package/core.py",
+        "site-packages/setuptools/_vendor/some_package.py",
+    ],
+)
+def test_copies_of_the_package_outside_of_the_workspace_are_found(tmp_path, copy):
+    for place in (copy, f"workspace/{copy}", "site-packages/some_package_more-1.0.dist-info/METADATA"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    script = copies_of("some-package").replace("find /", f"find {tmp_path}", 1)
+    (place,) = run(tmp_path / "workspace", "sh", "-c", script).splitlines()
+    assert f"{tmp_path}/{copy}".startswith(place)

@@ -1,0 +1,77 @@
+"""What is compared of two runs of altered tests: statuses and messages, in the logs of two runners."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polar_gym.curation.equivalence import outcomes
+from polar_gym.evaluators.expectations import find_tests
+from polar_gym.evaluators.parsers import PARSERS
+
+CODE = """\
+def half(value):
+    if value < 0:
+        raise ValueError(f"{value} is negative")
+    return {value // 2: object()} if value > 90 else value // 2
+"""
+TESTS = """\
+import unittest
+from code_of_task import half
+
+class HalfTest(unittest.TestCase):
+    def test_right(self):
+        self.assertEqual(half(4), 2)
+
+    def test_value(self):
+        self.assertEqual([half(7), 1], [1, 1])
+
+    def test_error(self):
+        half(-3)
+
+    def test_address(self):
+        self.assertEqual(half(98), 5)
+"""
+NAMES = ["test_right", "test_value", "test_error", "test_address"]
+COMMANDS = {
+    "pytest": ["pytest", "-rA", "--color=no", "-p", "no:cacheprovider", "test_code.py"],
+    "unittest": ["unittest", "-v", "test_code"],
+}
+
+
+def run(directory: Path, runner: str, code: str) -> dict[str, str]:
+    directory.mkdir()
+    (directory / "code_of_task.py").write_text(code)
+    (directory / "test_code.py").write_text(TESTS)
+    command = [sys.executable, "-m", *COMMANDS[runner]]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    log = done.stdout + done.stderr
+    return outcomes(NAMES, PARSERS[runner](log), log)
+
+
+@pytest.mark.parametrize("runner", COMMANDS)
+def test_outcomes_differ_where_the_behaviour_does(tmp_path, runner):
+    told = run(tmp_path / "one", runner, CODE)
+    assert sorted(told) == sorted(NAMES)
+    assert told["test_right"].endswith("test_right PASSED\n")
+    assert "-3 is negative" in told["test_error"]
+    alike = CODE.replace("    if value < 0:\n", "    # negative?\n\n    if value <= -1:\n")
+    assert run(tmp_path / "alike", runner, alike) == told
+    wrong = CODE.replace("is negative", "is below 0").replace("value // 2\n", "value // 2 if value != 7 else 4\n")
+    other = run(tmp_path / "wrong", runner, wrong)
+    assert {name for name in NAMES if other[name] != told[name]} == {"test_error", "test_value"}
+
+
+def test_all_literals_of_a_test_are_found():
+    source = """\
+@parametrize("number, text", [(1, "a"), (2, f"{3}b")])
+def test_a(number, text, more=4):
+    "Docstring."
+    assert f(number, [5, "c"], g={}) == None or b"d"
+"""
+    (test,) = find_tests(source.encode(), all_literals=True)
+    found = [source[each.start : each.end] for each in test.expectations]
+    assert found == ["1", '"a"', "2", "5", '"c"', "{}", "None", 'b"d"']
