@@ -15,7 +15,7 @@ import pytest
 from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.runtimes.docker.daemon import Starts
-from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SESSION_LABEL
+from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SECURITY, SESSION_LABEL
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
@@ -153,7 +153,7 @@ async def test_container_has_labels_and_no_rights(docker_host: str):
     assert container.labels[NODE_LABEL] == "node-7"
     host = container.attrs["HostConfig"]
     assert host["CapDrop"] == ["ALL"]
-    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["SecurityOpt"] == list(SECURITY)
     assert not host["Privileged"]
     assert host["NetworkMode"] == "none"
     assert (host["Memory"], host["MemorySwap"], host["PidsLimit"], host["NanoCpus"]) == (

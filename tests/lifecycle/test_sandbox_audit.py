@@ -108,10 +108,8 @@ async def test_what_holds_without_a_daemon(gateway: Gateway):
 
 
 async def test_what_holds_in_docker(docker_host: str):
-    findings = await audited("docker", host=docker_host, **limits("disk_mb"))
-    hold(findings, besides=MAY_BE_LOWER | {"system calls"})
-    reached = findings["system calls"]
-    assert reached.verdict == "holds" or {*reached.found.split("; ")} <= OLDER_DOCKERS_ALLOW
+    """An older daemon's own profile allows io_uring and AF_ALG."""
+    hold(await audited("docker", host=docker_host, **limits("disk_mb")), besides=MAY_BE_LOWER)
 
 
 def allow_all(machine: str, allowed: tuple[str, ...] = ()) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 
 from polar_gym.runtimes import Command
 from polar_gym.runtimes.apptainer.seccomp import ENTERING
+from polar_gym.runtimes.docker import sandbox as docker_sandbox
 from polar_gym.runtimes.kernel import seccomp
 from polar_gym.runtimes.kernel.syscalls import LAST, NAMESPACES
 from tests.lifecycle.gateway_users import Gateway, directory, gateway
@@ -88,8 +89,9 @@ def calls() -> list[Call]:
     return found
 
 
-async def test_calls_that_docker_denies_are_denied(docker_host: str, gateway: Gateway):
-    """Errno for errno: there was no filter."""
+async def test_calls_that_docker_denies_are_denied(docker_host: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
+    """Errno for errno, as Docker's default profile answers: there was no filter."""
+    monkeypatch.setattr(docker_sandbox, "SECURITY", ("no-new-privileges",))
     probing = argv, stdin = ("python3", "-c", PROBE), json.dumps(calls())
     runtime = make("docker", host=docker_host)
     async with started(runtime) as sandbox:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polar_gym.runtimes import HOME, PROXY_PORT, Mount, SandboxError, SandboxRequest, agent, glibc
-from polar_gym.runtimes.apptainer import seccomp
 from polar_gym.runtimes.apptainer.images import CONTAINED, Image, as_nobody, environment
+from polar_gym.runtimes.apptainer.seccomp import launcher
+from polar_gym.runtimes.kernel import seccomp
 from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.kernel.uids import Claim
 
@@ -44,7 +45,9 @@ class Instance:
         (self.scratch / "apptainer").mkdir()
         for name, line in agent.accounts(self.claim.uid).items():
             (self.scratch / "etc" / name).write_text(_with_account(image.accounts[name], line))
-        (profile := self.scratch / "apptainer" / "seccomp.json").write_text(seccomp.profile())
+        # Without root, the agent has the uid of PID 1, and could make calls through that process. Apptainer answers all
+        # with EPERM; after that answer of `clone3`, no thread starts.
+        (profile := self.scratch / "apptainer" / "seccomp.json").write_text(seccomp.profile(("clone3",)))
         network = () if request.spec.network == "full" else ("--net", "--network", "none")
         overlay = ("--overlay", str(self.scratch / "disk" / "overlay"))
         calls = ("--security", f"seccomp:{profile}")
@@ -70,7 +73,7 @@ class Instance:
         uid = str(self.claim.uid)
         identity = ("--setuid", uid, "--setgid", uid) if root else _OWN_USER_NAMESPACE
         spaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--root")
-        return [*seccomp.launcher(), "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
+        return [*launcher(), "nsenter", "--target", str(self._pid), *spaces, *identity, "--"]
 
     async def listen(self) -> socket.socket:
         """Return the gateway's listening socket in the instance's network namespace. Raises `SandboxError`."""

@@ -1,4 +1,4 @@
-"""The filter of system calls in Apptainer's sandboxes: for their commands, and for the PID 1 beside them.
+"""The filter of system calls for the commands in Apptainer's sandboxes.
 
 A command is filtered before it enters the instance: inside there may be no program that could set the filter. So the
 filter allows the two calls that `nsenter` makes; the kernel refuses them to an agent, who has no capabilities.
@@ -6,14 +6,12 @@ filter allows the two calls that `nsenter` makes; the kernel refuses them to an 
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 import sys
 
 from polar_gym.runtimes import SandboxError, agent
 from polar_gym.runtimes.kernel import seccomp
-from polar_gym.runtimes.kernel.syscalls import DENIED
 
 ENTERING = ("chroot", "setns")
 
@@ -52,12 +50,3 @@ def check() -> list[str]:
         f"system calls cannot be filtered here ({done.stderr.strip()}); use a kernel that was built with "
         "CONFIG_SECCOMP_FILTER and a Python that runs without environment variables, or set runtime=docker"
     ]
-
-
-def profile() -> str:
-    """Return the filter of PID 1 as `apptainer --security seccomp:FILE` reads it.
-
-    Where the agent has the uid of PID 1, the agent could make calls through that process.
-    """
-    denied = {"names": sorted(DENIED), "action": "SCMP_ACT_ERRNO"}
-    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [denied]})

@@ -35,7 +35,7 @@ from polar_gym.runtimes import (
 from polar_gym.runtimes.docker import relay, streams
 from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import Image
-from polar_gym.runtimes.kernel import uids
+from polar_gym.runtimes.kernel import seccomp, uids
 from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
@@ -56,6 +56,9 @@ chown -R "$3:$3" "$2"
 grep -q "^[^:]*:[^:]*:$3:" /etc/passwd || printf %s "$4" >> /etc/passwd
 grep -q "^[^:]*:[^:]*:$3:" /etc/group || printf %s "$5" >> /etc/group
 """
+
+SECURITY = ("no-new-privileges", f"seccomp={seccomp.profile()}")
+"""The profile is ours, because an older daemon's own allows io_uring and AF_ALG."""
 
 EXIT_POLLS = 200
 REMOVE_SECONDS = 30
@@ -149,7 +152,7 @@ class DockerSandbox:
             network_mode=options.bridge if self._request.spec.network == "full" else "none",
             cap_drop=["ALL"],
             cap_add=["CHOWN"],  # for PREPARE; agents, not being root, never hold it
-            security_opt=["no-new-privileges"],
+            security_opt=list(SECURITY),
             mounts=self._mounts(),
             mem_limit=memory,
             memswap_limit=memory,

@@ -1,4 +1,4 @@
-"""The filter of the system calls of sandboxes without a daemon: a seccomp program.
+"""The filter of the system calls of sandboxes: a seccomp program, and the same as a profile for Docker and Apptainer.
 
 The filter answers as Docker's default profile does for a container without capabilities. A call of `DENIED` and a
 number that is not in use get EPERM. `clone3`, whose flags a filter cannot read, and every number above `LAST` get
@@ -11,9 +11,11 @@ Programs of other machines (32-bit ones, x32) get ENOSYS for all their calls, be
 from __future__ import annotations
 
 import errno
+import json
 import struct
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from polar_gym.runtimes import SandboxError
 from polar_gym.runtimes.kernel.syscalls import AF_ALG, AF_VSOCK, DENIED, LAST, MACHINES, NAMESPACES, PERSONALITIES
@@ -30,6 +32,11 @@ NUMBER, ARCHITECTURE, ARGUMENT, ARGUMENT_HIGH = 0, 4, 16, 20
 ALLOW = 0x7FFF0000
 EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
+ARCHITECTURES = (
+    {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"]},
+    {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_ARM"]},
+)
+
 
 @cache
 def program(machine: str, allowed: tuple[str, ...] = ()) -> bytes:
@@ -43,6 +50,33 @@ def program(machine: str, allowed: tuple[str, ...] = ()) -> bytes:
             "set runtime=docker"
         )
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine, allowed))
+
+
+@cache
+def profile(allowed: tuple[str, ...] = ()) -> str:
+    """Return the filter as Docker and Apptainer read it, which lets 32-bit programs run and allows these calls too.
+
+    A rule compares bits only, because a profile can neither combine comparisons of one argument nor except a value.
+    """
+    query = PERSONALITIES[-1]
+    known = max(PERSONALITIES[:-1])
+    bits = [1 << bit for bit in range(query.bit_length() - 1)]
+    last = query ^ sum(bits)  # set in a query alone, which has all other bits too
+    rules = [
+        {"names": sorted({*DENIED} - {*allowed})},
+        {"names": sorted({"clone3"} - {*allowed}), "errnoRet": errno.ENOSYS},
+        *(_where("clone", bit, bit) for bit in bits if bit & NAMESPACES),
+        *(_where("socket", query, family) for family in (AF_ALG, AF_VSOCK)),
+        *(_where("personality", last | bit, bit) for bit in bits if not bit & known),
+        *(_where("personality", last | bit, last) for bit in bits),
+    ]
+    denied = [{"action": "SCMP_ACT_ERRNO", **rule} for rule in rules]
+    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "archMap": ARCHITECTURES, "syscalls": denied})
+
+
+def _where(call: str, mask: int, value: int) -> dict[str, Any]:
+    """Return the rule for a call whose first argument has this value in the bits of the mask."""
+    return {"names": [call], "args": [{"index": 0, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}]}
 
 
 def _instructions(name: str, allowed: tuple[str, ...]) -> Iterator[Instruction]:
