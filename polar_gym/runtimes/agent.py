@@ -53,7 +53,7 @@ HIDDEN = (
     *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
     *("/sys/devices/virtual/powercap", "/sys/firmware"),
 )
-"""What the kernel tells of the whole machine and Docker hides."""
+"""What the kernel tells of the whole machine, and Docker hides."""
 
 _HOST_ETC = (
     "alternatives",
@@ -87,6 +87,11 @@ def exports(environment: Mapping[str, str]) -> str:
 def host_etc() -> list[Path]:
     """Return the paths in the host's /etc that programs in its /usr need, as far as they exist. None is secret."""
     return [path for name in _HOST_ETC if (path := Path("/etc", name)).exists()]
+
+
+def hidden(parent: str) -> list[Path]:
+    """Return the paths of `HIDDEN` below a directory that this machine has."""
+    return [Path(path) for path in HIDDEN if path.startswith(f"{parent}/") and Path(path).exists()]
 
 
 def host_root_links() -> dict[str, str]:

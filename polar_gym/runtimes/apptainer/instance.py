@@ -98,7 +98,9 @@ class Instance:
         mounts += [Mount(self.scratch / "etc" / name, f"/etc/{name}") for name in agent.accounts(self.claim.uid)]
         own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
         writable = [(self.scratch / name, inside, "rw") for name, inside in own.items()]
-        binds = [*writable, *((mount.host, mount.inside, "ro") for mount in mounts)]
+        (nothing := self.scratch / "apptainer" / "nothing").mkdir()
+        hidden = [(nothing if path.is_dir() else Path("/dev/null"), path, "ro") for path in agent.hidden("")]
+        binds = [*writable, *((mount.host, mount.inside, "ro") for mount in mounts), *hidden]
         for host, inside, _ in binds:
             if any(character in f"{host}{inside}" for character in ",:"):
                 raise SandboxError(

@@ -263,6 +263,9 @@ class BubblewrapSandbox:
             arguments.append("--unshare-net")
         elif (names := Path("/etc/resolv.conf")).exists():
             arguments += _mount("--ro-bind", names.resolve(), str(names))
+        for path in agent.hidden("/proc"):
+            hide = ("--tmpfs", str(path), "--remount-ro", str(path))
+            arguments += hide if path.is_dir() else ("--dev-bind", "/dev/null", str(path))
         for link, target in agent.host_root_links().items():
             arguments += ["--symlink", target, link]
         for name in agent.ETC:
