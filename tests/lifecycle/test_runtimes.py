@@ -206,6 +206,11 @@ async def test_what_the_kernel_tells_of_the_machine_is_hidden(sandbox: Sandbox, 
     assert said == "Linux\n"
 
 
+async def test_a_crash_leaves_no_core(sandbox: Sandbox):
+    """The machine's handler of cores would read a file that the agent made."""
+    assert (await sh(sandbox, "ulimit -H -c")).stdout == b"0\n"
+
+
 async def test_agent_has_no_rights(sandbox: Sandbox):
     """Uid 0 without capabilities still owns /proc/sys: with it, `core_pattern` would run commands on the host."""
     status = (await sh(sandbox, "grep -E '^(Uid|Gid|CapPrm|CapEff|NoNewPrivs)' /proc/self/status")).stdout.decode()

@@ -108,15 +108,15 @@ class Daemon:
                 self._whole_disk = False
                 log.warning("docker: runtime.disk_mb limits each file alone: %s", reason)
 
-    def disk_limit(self) -> dict[str, Any]:
-        """Return the options of a new container that limit its disk."""
-        limit = self.options.disk_mb
-        if limit is None:
-            return {}
-        if self._whole_disk:
-            return {"storage_opt": {"size": f"{limit}m"}}
-        size = limit * MEBIBYTE
-        return {"ulimits": [docker_types.Ulimit(name="fsize", soft=size, hard=size)]}
+    def limits(self) -> dict[str, Any]:
+        """Return the options of a new container that limit its disk and its dumps of core."""
+        limits = {"core": 0}
+        if self.options.disk_mb is not None and not self._whole_disk:
+            limits["fsize"] = self.options.disk_mb * MEBIBYTE
+        ulimits = [docker_types.Ulimit(name=name, soft=size, hard=size) for name, size in limits.items()]
+        if self.options.disk_mb is None or not self._whole_disk:
+            return {"ulimits": ulimits}
+        return {"ulimits": ulimits, "storage_opt": {"size": f"{self.options.disk_mb}m"}}
 
     async def _run(self, executor: ThreadPoolExecutor, function: Callable[[docker.DockerClient], T]) -> T:
         running = asyncio.get_running_loop().run_in_executor(executor, lambda: function(self.connected()))

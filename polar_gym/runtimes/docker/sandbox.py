@@ -159,7 +159,7 @@ class DockerSandbox:
             pids_limit=options.pids,
             nano_cpus=None if options.cpus is None else int(options.cpus * 1e9),
             log_config=docker_types.LogConfig(type="none"),
-            **self._daemon.disk_limit(),
+            **self._daemon.limits(),
         )
         try:
             container.start()
