@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +164,17 @@ async def test_the_images_start_script_does_not_run_as_the_machines_root(
     runtime = make("apptainer", program=program, images=tmp_path / "images")
     async with started(runtime, spec=RuntimeSpec(name="apptainer", image=image)) as sandbox:
         assert (await sh(sandbox, "busybox stat -c %u /proc/1")).stdout.strip() not in (b"", b"0")
+
+
+async def test_apptainer_is_found_outside_of_the_standard_directories(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`doctor` found the program, and the first conversion did not."""
+    monkeypatch.setenv("PATH", f"{Path(program).parent}:{os.environ['PATH']}")
+    runtime = make("apptainer", images=tmp_path / "images")
+    assert runtime.check() == []
+    async with started(runtime) as sandbox:
+        assert (await sh(sandbox, "echo here")).stdout == b"here\n"
 
 
 async def test_apptainer_runs_sif_files(docker_host: str, busybox: str, program: str, tmp_path: Path):

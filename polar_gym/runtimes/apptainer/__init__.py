@@ -55,18 +55,20 @@ class Apptainer:
 
     def __init__(self, options: ApptainerOptions) -> None:
         self.options = options
-        self._images = Images(options.program, options.images or cache_dir() / "images", options.form)
+        # Apptainer's commands get a PATH of their own, in which a name would not be found.
+        self._program = shutil.which(options.program) or options.program
+        self._images = Images(self._program, options.images or cache_dir() / "images", options.form)
         self._node_check = NodeCheck()
 
     def check(self) -> list[str]:
         missing = processes.missing({"nsenter": "util-linux", "prlimit": "util-linux", "tar": "tar"})
-        if not shutil.which(self.options.program):
+        if not shutil.which(self._program):
             missing.append(
                 f"{self.options.program} is missing; install it from https://apptainer.org/docs/admin/latest/"
                 "installation.html, and name it with runtime.program where it is not on PATH"
             )
             return missing
-        done = subprocess.run([self.options.program, "--version"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([self._program, "--version"], capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             missing.append(f"{self.options.program} does not run: {done.stderr.strip()}")
         return missing + seccomp.check()
@@ -75,11 +77,11 @@ class Apptainer:
         return sandbox_files.caveats(self.options)
 
     async def start(self, request: SandboxRequest) -> ApptainerSandbox:
-        if not (program := shutil.which(self.options.program)):
+        if not shutil.which(self._program):
             raise SandboxError(f"{self.options.program} is missing; see: polar-gym doctor")
         image = await to_its_end(self._images.get, request.spec.image)
         scratch, claim = await sandbox_files.make(request.session_id, self.options.scratch)
-        instance = Instance(program, scratch, self._images.cache, claim)
+        instance = Instance(self._program, scratch, self._images.cache, claim)
         limits = process_limits(self.options.memory_mb, self.options.file_mb)
         sandbox = ApptainerSandbox(instance=instance, image=image, request=request, limits=limits)
         try:
