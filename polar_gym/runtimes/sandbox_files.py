@@ -45,14 +45,14 @@ async def make(session_id: str, root: Path | None) -> tuple[Path, uids.Claim]:
 
 
 def _fill(scratch: Path, uid: int) -> None:
-    for name in ("home", "tmp", "etc", "workspace", *(f"disk/{each}" for each in (*disk.AGENTS, *disk.ROOTS))):
+    for name in ("etc", *(f"disk/{each}" for each in (*disk.AGENTS, *disk.ROOTS))):
         (scratch / name).mkdir(parents=True)
     accounts = agent.accounts(uid)
     for name, text in agent.ETC.items():
         (scratch / "etc" / name).write_text(text + accounts.get(name, ""))
     if os.geteuid() == 0:
-        for name in ("home", "tmp", "workspace", "disk/upper"):
-            os.chown(scratch / name, uid, uid)
+        for name in disk.AGENTS:
+            os.chown(scratch / "disk" / name, uid, uid)
 
 
 async def own_disk(scratch: Path, limits: LimitOptions) -> disk.Disk:
@@ -81,7 +81,7 @@ async def show_workspace(source: Path, own: disk.Disk, uid: int) -> copy_on_writ
 
     Raises `SandboxError`.
     """
-    upper, work, at = (own.scratch / name for name in ("disk/upper", "disk/work", "workspace"))
+    upper, work, at = (own.scratch / name for name in ("disk/upper", "disk/work", "disk/workspace"))
     try:
         return await copy_on_write.view(source.resolve(), upper, work, at, uid=uid, through=own.enter)
     except copy_on_write.OverlayError as error:
@@ -93,7 +93,7 @@ async def show_workspace(source: Path, own: disk.Disk, uid: int) -> copy_on_writ
 async def copy_workspace(source: Path, own: disk.Disk, uid: int) -> None:
     """Copy `source` into the scratch directory. Raises `SandboxError`."""
     try:
-        await to_its_end(_copy, source, own.seen(own.scratch / "workspace"), uid)
+        await to_its_end(_copy, source, own.seen(own.scratch / "disk" / "workspace"), uid)
     except (OSError, shutil.Error) as error:
         raise SandboxError(f"the workspace {source} could not be copied: {error}") from error
 
@@ -107,7 +107,7 @@ def unpack_workspace(archive: bytes | None, own: disk.Disk, uid: int) -> None:
     """Extract a tar as the workspace; None: the workspace stays empty. Blocks. Raises `SandboxError`."""
     if archive is None:
         return
-    workspace = own.seen(own.scratch / "workspace")
+    workspace = own.seen(own.scratch / "disk" / "workspace")
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             tar.unpack(files, workspace, "tar")

@@ -51,7 +51,9 @@ class HangingSandbox:
         self.base_url = sandbox.base_url
 
     async def exec(self, command: Command) -> ExecResult:
-        fifo, hangs, loop = self._sandbox.scratch / "tmp" / "hangs", asyncio.Event(), asyncio.get_running_loop()
+        disk, hangs, loop = self._sandbox.disk, asyncio.Event(), asyncio.get_running_loop()
+        assert disk is not None
+        fifo = disk.seen(disk.scratch / "disk" / "tmp" / "hangs")
         os.mkfifo(fifo)
         fifo.chmod(0o666)
         reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

@@ -97,7 +97,7 @@ class Instance:
         mounts = glibc.mounts_of(request, has_glibc=image.glibc, has_git=image.git)
         mounts += [Mount(self.scratch / "etc" / name, f"/etc/{name}") for name in agent.accounts(self.claim.uid)]
         own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
-        writable = [(self.scratch / name, inside, "rw") for name, inside in own.items()]
+        writable = [(self.scratch / "disk" / name, inside, "rw") for name, inside in own.items()]
         (nothing := self.scratch / "apptainer" / "nothing").mkdir()
         hidden = [(nothing if path.is_dir() else Path("/dev/null"), path, "ro") for path in agent.hidden("")]
         binds = [*writable, *((mount.host, mount.inside, "ro") for mount in mounts), *hidden]

@@ -272,9 +272,9 @@ class BubblewrapSandbox:
             arguments += _mount("--ro-bind", self.scratch / "etc" / name, f"/etc/{name}")
         for path in agent.host_etc():
             arguments += _mount("--ro-bind", path, str(path))
-        arguments += _mount("--bind", self.scratch / "tmp", "/tmp")
-        arguments += _mount("--bind", self.scratch / "home", HOME)
-        arguments += _mount("--bind", self.scratch / "workspace", workspace)
+        arguments += _mount("--bind", self.scratch / "disk" / "tmp", "/tmp")
+        arguments += _mount("--bind", self.scratch / "disk" / "home", HOME)
+        arguments += _mount("--bind", self.scratch / "disk" / "workspace", workspace)
         for mount in self.request.mounts:
             arguments += _mount("--ro-bind", mount.host, mount.inside)
         arguments += ["--setenv", "PATH", agent.PATH, "--setenv", agent.EXPORTS, agent.exports(environment)]
