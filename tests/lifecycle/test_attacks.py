@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from tests.lifecycle import grading_bench
-from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, adaptive, javascript, task_for
+from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, adaptive, copies, javascript, task_for
 from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
 from tests.support.requirements import need, need_node, need_program
 from tests.support.shell import heredoc
@@ -21,6 +21,10 @@ CHOSEN: dict[str, Ground] = {
     "equal to anything": "pytest",
     "a new attribute": "unittest",
     "forges every report": "pytest",
+    "a failure beside each copy": "unittest",
+    "a parameter that fails": "pytest",
+    "a colour in a name": "unittest",
+    "the own name": "swebench",
     "empties the package's test helper": "helpers",
     "assert asserts nothing": "javascript",
     "a process that setup.py leaves": "swebench",
@@ -44,7 +48,7 @@ def needs(ground: Ground, bench: Bench) -> None:
 
 def grounds(attack: Attack) -> list[Ground]:
     """Where CI tries it; `make show-attacks` tries all everywhere. Files that do not count do not count anywhere."""
-    if attack in (*adaptive.ATTACKS, *javascript.ATTACKS):
+    if attack in (*adaptive.ATTACKS, *copies.ATTACKS, *javascript.ATTACKS):
         return [CHOSEN[attack.name]] if attack.name in CHOSEN else []
     in_tested_code = any("PACKAGE" in path for path in attack.files)
     chosen: list[Ground] = ["pytest"] if "pytest" in attack.grounds else []

@@ -5,10 +5,17 @@ All attacks run on a task that the agent has not solved. Each module of this pac
 
 from __future__ import annotations
 
-from tests.lifecycle.attacks import adaptive, files, javascript, machinery, process
+from tests.lifecycle.attacks import adaptive, copies, files, javascript, machinery, process
 from tests.lifecycle.attacks.attack import Attack as Attack
 from tests.lifecycle.attacks.grounds import GROUNDS as GROUNDS
 from tests.lifecycle.attacks.grounds import Ground as Ground
 from tests.lifecycle.attacks.grounds import task_for as task_for
 
-ATTACKS = [*files.ATTACKS, *process.ATTACKS, *machinery.ATTACKS, *adaptive.ATTACKS, *javascript.ATTACKS]
+ATTACKS = [
+    *files.ATTACKS,
+    *process.ATTACKS,
+    *machinery.ATTACKS,
+    *adaptive.ATTACKS,
+    *copies.ATTACKS,
+    *javascript.ATTACKS,
+]
