@@ -12,7 +12,7 @@ from polar_gym.evaluators.expectations import Offsets, TestFunction
 def alone(source: bytes, test: TestFunction, span: tuple[int, int], name: str) -> bytes:
     """Return a copy of a test in which only the assertion around a place can fail.
 
-    Other assertions only compute their values. Of a table of cases, only the case with the place is left. Where the
+    Other assertions only compute their values. A table of cases keeps only the case with the place. Where the
     place is in no assertion (a variable), all assertions stay.
     """
     offsets = Offsets(source)

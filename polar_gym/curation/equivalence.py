@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.twins import names_test
 from polar_gym.curation.wrong import WrongPatch
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
+from polar_gym.evaluators.result import full_log
 from polar_gym.evaluators.swe import Swe
-from polar_gym.evaluators.twins import Edit, Twins, copy, new_name, rewritten
+from polar_gym.evaluators.twins import Edit, Twins, copy, names_test, new_name, rewritten
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 
@@ -63,7 +63,7 @@ async def _outcomes(task: Task, bench: Bench, diff: bytes, turn: int) -> dict[st
     run = await swe.run(context, lambda sources: _altered(task, sources, turn, changes))
     if isinstance(run, EvaluationResult) or run.result.timed_out or not changes:
         return {}
-    return {changes[name]: told for name, told in outcomes(changes, run.testimony.tests, run.log()).items()}
+    return {changes[name]: told for name, told in outcomes(changes, run.testimony.tests, full_log(run.result)).items()}
 
 
 def outcomes(names: Iterable[str], statuses: Mapping[str, str], log: str) -> dict[str, str]:

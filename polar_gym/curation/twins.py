@@ -84,7 +84,13 @@ class Trial:
     def broken(self, read: verdict.Verdict) -> set[Place]:
         """Return the places of tests that did not pass themselves, with all their parameters."""
         tests = [test for test in self._tests if read.tests.get(test) != PASSED]
-        return {place for place in self._copies.values() if any(names_test(*place[:2], test) for test in tests)}
+        failed = [test for test, status in read.statuses.items() if status in (FAILED, ERROR)]
+        return {
+            place
+            for place in self._copies.values()
+            if any(names_test(*place[:2], test) for test in tests)
+            or any(self._originals[place[:2]] in test for test in failed)
+        }
 
 
 async def with_twins(task: Task, bench: Bench) -> Verdict:
@@ -143,9 +149,3 @@ def _altered(source: bytes, test: TestFunction, place: Expectation, name: str) -
 
 def _alone(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
     return alone(source, test, place.span, name)
-
-
-def names_test(file: str, qualified_name: str, test: str) -> bool:
-    """Return whether a test id names this test of this file."""
-    words = [*qualified_name.split("."), PurePosixPath(file).stem]
-    return all(re.search(rf"\b{re.escape(word)}\b", test) for word in words)

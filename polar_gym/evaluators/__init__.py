@@ -11,8 +11,8 @@ its validated `Options`. The evaluators are `swe`, `test_on_output`, `session_co
 - `protected`, `steering`: tell which files belong to the task;
 - `parsers`, `junit`, `swebench_report`: read the statuses of tests from logs and reports;
 - `hidden_tests`: puts the tests of a task into the sandbox;
-- `twins` (with `expectations`), `canary` (with `canary_javascript`), `witness` (with `in_sandbox/`): detect forged
-  reports; `verdict` compares all reports of a run;
+- `twins` (with `expectations`, `alternatives`), `canary` (with `canary_javascript`) and `witness` (with `in_sandbox/`)
+  detect forged reports; `verdict` compares all reports of a run;
 - `pattern`: searches an output for a regular expression of a request;
 - `result`: shortens logs and words results.
 

@@ -70,15 +70,19 @@ class Canary:
             lines[at - 1] += b"\n"
         return b"".join([*lines[:at], self.text.encode(), b"\n\n", *lines[at:]])
 
-    def problem(self, statuses: Mapping[str, str], source: str) -> str:
-        """Return why `statuses` cannot be true; "" when a canary was reported and every reported canary has failed."""
+    def forgery(self, statuses: Mapping[str, str], source: str) -> str:
+        """Return which canary the reports of `source` call passed; "" for none."""
+        passed = [test for test, status in self._mine(statuses).items() if status == PASSED]
+        return f"a test that must fail is reported as passed by {source}: {passed[0]}" if passed else ""
+
+    def silence(self, statuses: Mapping[str, str], source: str) -> str:
+        """Return that `source` does not report a canary as failed; "" where it does."""
+        failed = {FAILED, ERROR} & set(self._mine(statuses).values())
+        return "" if failed else f"a test that must fail is not reported by {source}"
+
+    def _mine(self, statuses: Mapping[str, str]) -> dict[str, str]:
         names = (*self.names, *self.titles)
-        mine = {test: status for test, status in statuses.items() if any(name in test for name in names)}
-        if passed := [test for test, status in mine.items() if status == PASSED]:
-            return f"a test that must fail is reported as passed by {source}: {passed[0]}"
-        if not any(status in (FAILED, ERROR) for status in mine.values()):
-            return f"a test that must fail is not reported by {source}"
-        return ""
+        return {test: status for test, status in statuses.items() if any(name in test for name in names)}
 
 
 def make_canary() -> Canary:

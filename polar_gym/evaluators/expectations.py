@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import random
 import re
-import string
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
 from typing import TypeGuard
+
+from polar_gym.evaluators.alternatives import Draw, choice, drawn
 
 _EQUAL = frozenset(
     {
@@ -47,15 +45,13 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, str]] = {
 """Comparison -> a regular expression for its text, and the text of its opposite."""
 
 _OTHER_EMPTY = {"[]": "[None]", "()": "(None,)", "{}": "{None: None}"}
-_EXCEPTIONS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OSError, ZeroDivisionError)
-_KINDS = (string.ascii_lowercase, string.ascii_uppercase, string.digits, string.punctuation)
-MOST = 16
-"""How many texts a literal can have at most."""
+_EXCEPTIONS = (
+    *(ZeroDivisionError, FloatingPointError, BufferError, EOFError),
+    *(ChildProcessError, IsADirectoryError, StopAsyncIteration),
+)
+"""Classes that no solution raises by chance, nor as a second base of its own class."""
 
 _HELPER = re.compile(r"_*(assert|check|expect|verify)")
-
-Draw = Callable[[int, random.Random], list[str]]
-"""(a power of two, source of randomness) -> so many texts, all different in meaning; the first one is the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,8 @@ class Expectation:
     capacity: int
     """How many texts the piece could have, the original one included."""
     draw: Draw
+    bits: int = 0
+    """How much code that compares the texts must guess; 0 where they tell the right one, as opposites and words do."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -129,6 +127,8 @@ class _Finder:
         self._source = source
         self._offsets = Offsets(source)
         self._span = self._offsets.of
+        self._words: frozenset[str] = frozenset()
+        """The words in the literals of the test at hand."""
 
     def tests(self, body: list[ast.stmt], prefix: str, places: Places) -> Iterator[TestFunction]:
         for node in body:
@@ -139,6 +139,8 @@ class _Finder:
                 end = self._offsets.lines[node.end_lineno or node.lineno]
                 named = re.compile(rb"def\s+(" + node.name.encode() + rb")\b").search(self._source, start, end)
                 if named is not None:
+                    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                    self._words = frozenset(word for text in texts for word in re.findall(r"\w{2,}", str(text)))
                     found = {(each.start, each.end): each for each in places(node)}
                     yield TestFunction(prefix + node.name, start, end, named.start(1), _by_place(found.values()))
 
@@ -221,9 +223,8 @@ class _Finder:
         in_f_strings = {part for each in ast.walk(node) if isinstance(each, ast.JoinedStr) for part in ast.walk(each)}
         for each in ast.walk(node):
             if isinstance(each, ast.Constant) and each not in in_f_strings:
-                drawn = _drawn(each.value)
-                if drawn is not None:
-                    yield Expectation(*self._span(each), *drawn)
+                if (others := drawn(each.value, self._words)) is not None:
+                    yield Expectation(*self._span(each), *others)
             elif isinstance(each, ast.List | ast.Tuple | ast.Dict) and (other := _OTHER_EMPTY.get(ast.unparse(each))):
                 yield self._either(each, other)
 
@@ -231,12 +232,12 @@ class _Finder:
         text, other = _OPERATORS[type(operator)]
         between = self._span(left)[1], self._span(right)[0]
         if found := re.compile(text.encode()).search(self._source, *between):
-            yield Expectation(found.start(), found.end(), 2, _choice([found[0].decode(), other]))
+            yield Expectation(found.start(), found.end(), 2, choice([found[0].decode(), other]))
 
     def _of_name(self, function: ast.expr, name: str) -> Iterator[Expectation]:
         if name in _OPPOSITE and isinstance(function, ast.Attribute):
             end = self._span(function)[1]
-            yield Expectation(end - len(name), end, 2, _choice([name, _OPPOSITE[name]]))
+            yield Expectation(end - len(name), end, 2, choice([name, _OPPOSITE[name]]))
 
     def _of_exception(self, node: ast.expr) -> Expectation:
         text = ast.unparse(node)
@@ -244,10 +245,10 @@ class _Finder:
         mine = known if isinstance(known, type) and issubclass(known, BaseException) else ()
         related = [each for each in _EXCEPTIONS if mine and (issubclass(each, mine) or issubclass(mine, each))]
         others = [each.__name__ for each in _EXCEPTIONS if each not in related and each.__name__ != text]
-        return Expectation(*self._span(node), 1 + len(others), _choice([text, *others]))
+        return Expectation(*self._span(node), 1 + len(others), choice([text, *others]))
 
     def _either(self, node: ast.expr, other: str) -> Expectation:
-        return Expectation(*self._span(node), 2, _choice([ast.unparse(node), other]))
+        return Expectation(*self._span(node), 2, choice([ast.unparse(node), other]))
 
 
 def _is_helper(node: ast.expr) -> TypeGuard[ast.Call]:
@@ -283,79 +284,6 @@ def _tables(test: Function) -> list[ast.expr]:
     """Return the tables of cases of a test: the second arguments of `parametrize`."""
     calls = [each for each in test.decorator_list if isinstance(each, ast.Call) and len(each.args) > 1]
     return [call.args[1] for call in calls if ast.unparse(call.func).endswith("parametrize")]
-
-
-def _choice(texts: list[str]) -> Draw:
-    def draw(number: int, chance: random.Random) -> list[str]:
-        return [texts[0], *chance.sample(texts[1:], number - 1)]
-
-    return draw
-
-
-def _drawn(value: object) -> tuple[int, Draw] | None:
-    """Return how many values like this one there are, and a way to draw some; None: the type has no such way.
-
-    The drawn values lie symmetrically: the original is neither their centre nor their end more often than the others.
-    """
-    if isinstance(value, bool) or value is None:
-        return 2, _choice([repr(value), {True: "False", False: "True", None: "False"}[value]])
-    if isinstance(value, int | float) and abs(value) < 1e15:
-        return MOST, partial(_numbers, value)
-    if isinstance(value, str):
-        return _capacity(value), partial(_strings, value, str)
-    if isinstance(value, bytes) and value.isascii():
-        text = value.decode()
-        return _capacity(text), partial(_strings, text, partial(bytes, encoding="ascii"))
-    return None
-
-
-def _capacity(value: str) -> int:
-    places = _places(value)
-    return 8 if len(places) == 1 and value[places[0]] in string.digits else MOST
-
-
-def _numbers(value: float, number: int, chance: random.Random) -> list[str]:
-    """Return numbers in equal steps, with `value` at a random place among them."""
-    step = 1 if isinstance(value, int) else max(1.0, abs(value) / 8)
-    place = chance.randrange(number if value < 0 else min(number, int(value / step) + 1))
-    others = [value + step * distance for distance in range(-place, number - place) if distance]
-    return [f"({each!r})" if each < 0 else repr(each) for each in (value, *others)]
-
-
-def _strings(value: str, made: Callable[[str], object], number: int, chance: random.Random) -> list[str]:
-    """Return texts that differ from each other in one to four letters or digits, in all combinations."""
-    places = _places(value)
-    if not places:
-        return [repr(made(value + letter)) for letter in ("", *chance.sample(string.ascii_lowercase, number - 1))]
-    doublings = number.bit_length() - 1
-    count = max(each for each in range(1, doublings + 1) if doublings % each == 0 and each <= len(places))
-    chosen = chance.sample(places, count)
-    texts = []
-    for letters in product(*(_like(value[place], 2 ** (doublings // count), chance) for place in chosen)):
-        characters = list(value)
-        for place, letter in zip(chosen, letters, strict=True):
-            characters[place] = letter
-        texts.append(repr(made("".join(characters))))
-    return texts
-
-
-def _places(value: str) -> list[int]:
-    """Return the places of the characters of a text that others can replace: letters and digits, else punctuation."""
-    places = [place for place, character in enumerate(value) if _kind(character)]
-    return [place for place in places if value[place] not in string.punctuation] or places
-
-
-def _like(character: str, number: int, chance: random.Random) -> list[str]:
-    """Return `number` characters of the same kind; the first one is the original."""
-    return [character, *chance.sample(_kind(character), number - 1)]
-
-
-def _kind(character: str) -> list[str]:
-    """Return the other characters of a character's kind; [] where there are too few of them."""
-    block = range(max(161, ord(character) - 32), ord(character) + 32) if character.isalpha() else ()
-    kinds = (*_KINDS, "".join(each for each in map(chr, block) if each.isalpha()))
-    others = [each for each in next((kind for kind in kinds if character in kind), "") if each != character]
-    return others if len(others) >= MOST or character in string.digits else []
 
 
 def _by_place(expectations: Iterable[Expectation]) -> list[Expectation]:

@@ -1,9 +1,10 @@
 """Hidden tests decide, as in SWE-bench: all of FAIL_TO_PASS and PASS_TO_PASS must pass with the harness's changes.
 
-In a fresh sandbox the hidden tests are first put in place on the pristine base commit, with canaries among them
-(`canary`). If that fails, the task is at fault, not the harness. Then the harness's diff is applied without the files
-that belong to the task (`protected`). The tests run under a witness (`witness`). A test has passed if every report says
-so: the runner's log, read by our parsers or by swebench's, and the witness's record.
+In a fresh sandbox the hidden tests are first put in place on the pristine base commit, with canaries (`canary`) and
+altered copies of themselves (`twins`) among them. If that fails, the task is at fault, not the harness. Then the
+harness's diff is applied without the files that belong to the task (`protected`). The tests run under a witness
+(`witness`). A test has passed if every report says so: the runner's log, read by our parsers or by swebench's, and the
+witness's record. A resolved diff is graded again, in another sandbox with other copies.
 
 A row has either a `test_command` or an `eval_script`. With a `test_command`, the row's `test_patch` is applied here. An
 `eval_script`, as in swebench 5, applies the test patch itself and prints swebench's marks around the tests.
@@ -30,7 +31,7 @@ from polar_gym.evaluators.parsers import MISSING, get_parser
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, INSTALL, START, known_parsers
-from polar_gym.evaluators.twins import Twins, cover, draw_twins, rounds
+from polar_gym.evaluators.twins import Twins, cover, draw_twins, of_tests, rounds
 from polar_gym.evaluators.verdict import Verdict, read_reports
 from polar_gym.evaluators.witness import Testimony, Witness
 from polar_gym.registry import Names, Options
@@ -44,7 +45,8 @@ hidden test."""
 
 _UNDER_WITNESS = 'export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"; shift; exec "$@"'
 
-NEW_FILE = b"\nnew file mode "
+_NEW_FILE = b"\nnew file mode "
+"""In a diff, the line of a file that the base commit does not have."""
 
 _WITNESSED = re.compile(r"pytest|py\.test|unittest|runtests")
 """Matches commands of runners that the witness knows. `tox` is excluded: it runs the tests in another environment."""
@@ -140,10 +142,6 @@ class Run:
     changed: Sequence[str]
     """Hidden test files that changed while the tests ran."""
 
-    def log(self) -> str:
-        """Return the log, with the originals of twins under their own names."""
-        return self.twins.own_names(full_log(self.result))
-
 
 class Swe:
     Options = SweOptions
@@ -151,7 +149,8 @@ class Swe:
 
     def __init__(self, options: SweOptions) -> None:
         self._options = options
-        self.runs = rounds(options.twins)
+        self._twins = of_tests(options.twins, options.FAIL_TO_PASS)
+        self.runs = rounds(self._twins)
         """How often the tests run at most."""
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
@@ -160,9 +159,7 @@ class Swe:
         chance = random.SystemRandom()
         graded, doubt = None, None
         for turn in range(1 if context.control else self.runs):
-            run = await self.run(
-                context, lambda sources, turn=turn: draw_twins(sources, self._options.twins, turn, chance)
-            )
+            run = await self.run(context, lambda sources, turn=turn: draw_twins(sources, self._twins, turn, chance))
             if isinstance(run, EvaluationResult):
                 return run
             try:
@@ -197,10 +194,10 @@ class Swe:
                 owned=owned,
                 tests=options.tests,
                 command=options.test_command or options.eval_script,
-                importable=await hidden_tests.importable_modules(sandbox) if NEW_FILE in context.diff else (),
+                importable=await hidden_tests.importable_modules(sandbox) if _NEW_FILE in context.diff else (),
             )
             tests = {file for file in files.test_files if is_test_module(file) or is_javascript_test(file)}
-            sources = await hidden_tests.read(sandbox, sorted(tests.union(options.twins)))
+            sources = await hidden_tests.read(sandbox, sorted(tests.union(self._twins)))
             try:
                 twins = await asyncio.to_thread(draw, sources)
             except ValueError as error:
@@ -220,7 +217,6 @@ class Swe:
             testimony = await witness.hear(sandbox, context.progress.counted)
             # An eval script puts the files of the base commit back after the tests.
             changed = [] if options.eval_script else await hidden_tests.changed(sandbox, workspace, texts)
-        testimony.rename(twins.own_names)
         if context.control:  # without the harness's changes, altered tests pass and fail as they like
             twins = dataclasses.replace(twins, altered=())
         return Run(result=result, testimony=testimony, canary=canary, twins=twins, changed=changed)
@@ -240,26 +236,29 @@ class Swe:
     async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:
         """Return the result of a run. Raises `SuspectError` if no test ran, or if tests pass in a doubtful run.
 
-        After the first turn only FAIL_TO_PASS counts: other tests, which may be flaky, have shown that they pass.
+        Reports that only forging can bring about are worth 0, whether or not the grader works without the harness's
+        changes. After the first turn only FAIL_TO_PASS counts: the other tests, which may be flaky, have passed.
         """
         options, timeout, result = self._options, context.request.evaluator.timeout_seconds, run.result
         context.progress.unwitnessed = run.testimony.silent and not options.witnessed and not result.timed_out
         testimony = Testimony() if context.progress.unwitnessed else run.testimony
-        log = run.log()
+        log = full_log(run.result)
         verdict = await self.read(context, dataclasses.replace(run, testimony=testimony), all_tests=not turn)
-        problem = verdict.problem or testimony.problem
-        if options.witnessed and not testimony.began:
-            problem = "the tests ran without the witness (a Python that ignores PYTHONPATH, or none?)"
-        if run.changed:
-            problem = f"hidden tests changed while they ran: {', '.join(run.changed[:5])}"
         ended = f"the tests {how_it_ended(result, timeout)}"
         if files := context.progress.not_counted:
             ended += f"; not counted: {', '.join(files[:5])}{', ...' if len(files) > 5 else ''}"
         if result.timed_out or not verdict.statuses:
             problem = ended if result.timed_out else f"{ended} and reported nothing: {log.strip()[-300:]}"
             raise SuspectError(self._result(verdict, problem, log, ended))
+        forged = f"hidden tests changed while they ran: {', '.join(run.changed[:5])}" if run.changed else ""
+        forged = forged or (verdict.forged if verdict.resolved else "")
+        if forged and not context.control:
+            return self._result(verdict, forged, log, ended)
+        problem = verdict.problem or testimony.problem
+        if options.witnessed and not testimony.began:
+            problem = "the tests ran without the witness (a Python that ignores PYTHONPATH, or none?)"
         graded = self._result(verdict, problem, log, ended)
-        if problem and (verdict.resolved or context.control):
+        if problem and (verdict.resolved or (context.control and verdict.ran)):
             raise SuspectError(graded)
         if graded.resolved and context.progress.unwitnessed:
             doubt = "the witness heard of no test, which it does without the harness's changes"
@@ -272,7 +271,7 @@ class Swe:
         if not all_tests:
             instance["PASS_TO_PASS"] = []
         instance |= {"instance_id": context.request.task_id, "image": ""}
-        return await read_reports(instance, run.log(), run.testimony, run.canary, run.twins)
+        return await read_reports(instance, full_log(run.result), run.testimony, run.canary, run.twins)
 
     def _result(self, verdict: Verdict, problem: str, log: str, ended: str) -> EvaluationResult:
         groups = {"FAIL_TO_PASS": self._options.FAIL_TO_PASS, "PASS_TO_PASS": self._options.PASS_TO_PASS}

@@ -18,20 +18,24 @@ import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import PurePosixPath
 
-from polar_gym.evaluators.expectations import MOST, Expectation, TestFunction, find_tests
+from polar_gym.evaluators.alternatives import MOST
+from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
 
 Places = Mapping[str, Sequence[Sequence[int]]]
-"""Qualified name of a test -> the places in its file at which another text makes it fail: two offsets in bytes, and 1
-where the place is strong, else 0. At a strong place the base commit fails as well, whichever of many texts stands
-there: then code that behaves as the base commit does not tell the original."""
+"""Qualified name of a test -> the places in its file at which another text makes the test fail. A place is two offsets
+in bytes, and how many bits of its original the place hides (`Expectation.bits`). Where the base commit passes, a place
+hides nothing: code that behaves as the base commit does would tell the original."""
 TwinPlaces = Mapping[str, Places]
 """Test file -> its places; made by `curation.twins`."""
 Edit = tuple[Expectation, str]
 
 MOST_COPIES = 128
 """How many copies of tests a run has at most, as long as 32 tests or fewer are twinned."""
+ENOUGH_BITS = 5
+"""The trust is high if the tests hide so many bits together. A test counts with four at most."""
 FEWEST = 4
 """How many copies a test has at least, where its expectations have so many texts."""
 MOST_ROUNDS = 3
@@ -42,30 +46,60 @@ class Twins:
     """The twins of one run: the new texts of test files, and the names of their copies."""
 
     texts: Mapping[str, bytes]
-    originals: Mapping[str, str]
-    """New name of an original -> its own name."""
+    originals: Mapping[tuple[str, str], str]
+    """Test file and qualified name of a test -> the name of its original."""
     altered: Collection[str]
     """Names of the copies that must fail."""
 
-    def own_names(self, text: str) -> str:
-        """Return a log with the originals under their own names."""
-        if not self.originals:
-            return text
-        return re.sub("|".join(self.originals), lambda match: self.originals[match[0]], text)
+    def reported(self, test: str) -> str:
+        """Return the id under which a listed test is reported: its original has another name."""
+        for (file, qualified_name), name in self.originals.items():
+            if names_test(file, qualified_name, test):
+                head, bracket, parameters = test.partition("[")
+                *_, last = re.finditer(rf"\b{re.escape(qualified_name.rpartition('.')[2])}\b", head)
+                return f"{head[: last.start()]}{name}{head[last.end() :]}{bracket}{parameters}"
+        return test
 
-    def problem(self, statuses: Mapping[str, str], source: str) -> str:
-        """Return why the reports of `source` cannot be true; "" where every altered copy has failed."""
-        if not self.altered:
-            return ""
-        found: dict[str, list[str]] = {name: [] for name in self.altered}
-        names = re.compile("|".join(self.altered))
-        for test, status in statuses.items():
-            for name in names.findall(test):
-                found[name].append(status)
-        wrong = [said for said in found.values() if not {FAILED, ERROR} & set(said)]
-        if any(PASSED in said for said in wrong):
-            return f"{len(wrong)} tests with an altered expectation are reported as passed by {source}"
-        return f"{len(wrong)} tests with an altered expectation are not reported by {source}" if wrong else ""
+    def forgery(self, statuses: Mapping[str, str], source: str, listed: Iterable[str]) -> str:
+        """Return what in the reports of `source` only forging can bring about; "" for nothing.
+
+        Originals and altered copies are held to the same rules: whatever makes an altered copy look failed without its
+        own assertion, done to all copies, makes the original look failed.
+        """
+        if strays := [test for test in listed if test in statuses and self.reported(test) != test]:
+            return f"a test that is not among the hidden ones is reported by {source}: {strays[0]}"
+        found, longer = self._statuses(statuses)
+        if longer:
+            return f"a test that is not among the hidden ones is reported by {source}: {longer}"
+        if any({FAILED, ERROR} & set(found[name]) for name in self.originals.values()):
+            return f"a test is reported as passed and failed by {source}"
+        passed = sum(PASSED in found[name] and not {FAILED, ERROR} & set(found[name]) for name in self.altered)
+        return f"{passed} tests with an altered expectation are reported as passed by {source}" if passed else ""
+
+    def silence(self, statuses: Mapping[str, str], source: str) -> str:
+        """Return how many altered copies are missing among the reports of `source`; "" where none is missing."""
+        found, _ = self._statuses(statuses)
+        missing = sum(not {FAILED, ERROR} & set(found[name]) for name in self.altered)
+        return f"{missing} tests with an altered expectation are not reported by {source}" if missing else ""
+
+    def _statuses(self, statuses: Mapping[str, str]) -> tuple[dict[str, list[str]], str]:
+        """Return the statuses of each copy, and an id that holds a copy's name as a part of a longer word."""
+        found: dict[str, list[str]] = {name: [] for name in (*self.originals.values(), *self.altered)}
+        words = re.compile(rf"\w*(?:{'|'.join(found)})\w*")
+        longer = ""
+        for test, status in statuses.items() if found else ():
+            for word in words.findall(test):
+                if word in found:
+                    found[word].append(status)
+                else:
+                    longer = test
+        return found, longer
+
+
+def names_test(file: str, qualified_name: str, test: str) -> bool:
+    """Return whether a test id names this test of this file."""
+    words = [*qualified_name.split("."), PurePosixPath(file).stem]
+    return all(re.search(rf"\b{re.escape(word)}\b", test) for word in words)
 
 
 def rounds(places: TwinPlaces) -> int:
@@ -75,15 +109,21 @@ def rounds(places: TwinPlaces) -> int:
     return min(max(2, math.ceil(longest / math.log2(MOST))), MOST_ROUNDS) if tests else 1
 
 
+def of_tests(places: TwinPlaces, tests: Sequence[str]) -> TwinPlaces:
+    """Return the places of those tests that these ids name."""
+    return {
+        file: {name: found for name, found in each.items() if any(names_test(file, name, test) for test in tests)}
+        for file, each in places.items()
+    }
+
+
 def cover(places: TwinPlaces, tests: Iterable[str]) -> bool:
-    """Return whether each of these test ids names a test that has twins, and one of them at a strong place."""
-    twinned = [(name.split("."), found) for file in places.values() for name, found in file.items()]
-    of_tests = [
-        [found for parts, found in twinned if all(re.search(rf"\b{re.escape(part)}\b", test) for part in parts)]
-        for test in tests
-    ]
-    strong = any(place[2] for found in of_tests for each in found for place in each)
-    return strong and all(of_tests)
+    """Return whether each of these test ids names a test that has twins, and all of them together hide enough."""
+    named = [(file, name) for file, each in places.items() for name in each]
+    of_tests = [{pair for pair in named if names_test(*pair, test)} for test in tests]
+    used = set[tuple[str, str]]().union(*of_tests)
+    bits = sum(min(4, sum(hidden for _, _, hidden in places[file][name])) for file, name in used)
+    return all(of_tests) and bits >= ENOUGH_BITS
 
 
 def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chance: random.Random) -> Twins:
@@ -96,7 +136,7 @@ def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chan
     chosen = chosen[: MOST_COPIES // FEWEST]
     most = min(MOST, max(FEWEST, 2 ** int(math.log2(MOST_COPIES / max(1, len(chosen))))))
     texts: dict[str, bytes] = {}
-    originals: dict[str, str] = {}
+    originals: dict[tuple[str, str], str] = {}
     altered: set[str] = set()
     for file in places:
         tests = {test.qualified_name: test for test in find_tests(sources.get(file, b""))}
@@ -105,7 +145,7 @@ def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chan
             live = _live(tests.get(name), places[file][name], f"{file}: {name}")
             variants = _variants(live, most, turn, chance)
             names = [new_name(tests[name], chance) for _ in variants]
-            originals[names[0]] = tests[name].name
+            originals[file, name] = names[0]
             altered.update(names[1:])
             copies = [copy(sources[file], tests[name], *each) for each in zip(names, variants, strict=True)]
             made.append((tests[name], chance.sample(copies, len(copies))))

@@ -23,9 +23,16 @@ class Verdict:
     resolved: bool
     statuses: Mapping[str, str]
     """The status of every test in the log."""
+    forged: str = ""
+    """What in the reports only forging can bring about."""
     problem: str = ""
-    """Why the reports cannot be believed."""
+    """Why the reports cannot be believed, though the tested code may not be to blame."""
     passed: set[str] = field(default_factory=set)
+
+    @property
+    def ran(self) -> bool:
+        """Return whether a listed test ran. Where the tests cannot be imported, the silence of others says nothing."""
+        return any(status != MISSING for status in self.tests.values())
 
 
 async def read_reports(
@@ -33,32 +40,35 @@ async def read_reports(
 ) -> Verdict:
     """Return the verdict on a run with this log. `instance` has swebench's field names. Raises `EvaluatorError`.
 
-    In the log and in the testimony, the originals of twins have their own names.
+    The originals of twins are reported under other names than the listed ones, which the verdict has.
     """
-    tests = [*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]]
+    listed = [*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]]
+    names = {test: twins.reported(test) for test in listed}
+    instance |= {group: [names[test] for test in instance[group]] for group in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     name = instance["log_parser"]
     if name.startswith("parse_log_"):
         logs = [log, f"{START}\n{testimony.log}\n{END}\n"] if testimony.tests else [log]
         found = await reports(instance, logs)
         statuses = found[0].statuses
-        passed = set.intersection(*(set(report.passed) for report in found))
+        reported = set.intersection(*(set(report.passed) for report in found))
         resolved = all(report.resolved for report in found)
     else:
         statuses = await asyncio.to_thread(get_parser(name), log)
         sources = [statuses, testimony.tests] if name in PARSERS and testimony.began else [statuses]
-        passed = {test for test in tests if all(source.get(test) == PASSED for source in sources)}
-        resolved = passed.issuperset(tests)
+        reported = {test for test in names.values() if all(source.get(test) == PASSED for source in sources)}
+        resolved = reported.issuperset(names.values())
+    passed = {test for test in listed if names[test] in reported}
     verdict = Verdict(
-        tests={test: PASSED if test in passed else _failing(test, statuses, testimony) for test in tests},
+        tests={test: PASSED if test in passed else _failing(names[test], statuses, testimony) for test in listed},
         resolved=resolved,
         statuses=statuses,
         passed=passed,
     )
-    for judge in (canary, twins) if statuses else ():
-        if judge is not None:
-            verdict.problem = verdict.problem or judge.problem(statuses, "the log")
-            if testimony.began:
-                verdict.problem = verdict.problem or judge.problem(testimony.tests, "the witness")
+    said = [(statuses, "the log"), *([(testimony.tests, "the witness")] if testimony.began else [])]
+    for each, source in said if statuses else ():
+        forged = (canary.forgery(each, source) if canary else "") or twins.forgery(each, source, listed)
+        silent = (canary.silence(each, source) if canary else "") or twins.silence(each, source)
+        verdict.forged, verdict.problem = verdict.forged or forged, verdict.problem or silent
     return verdict
 
 

@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,6 @@ class Testimony:
     """Test id -> PASSED | FAILED | ERROR | SKIPPED; a failure at any time wins."""
     log: str = ""
     """The same results in the runner's words, for parsers that read logs."""
-
-    def rename(self, renamed: Callable[[str], str]) -> None:
-        """Give tests the names that `renamed` makes of theirs."""
-        self.tests = {renamed(test): status for test, status in self.tests.items()}
-        self.log = renamed(self.log)
 
     @property
     def silent(self) -> bool:

@@ -84,9 +84,8 @@ class ModelCall(Record):
     """Seconds from the request's arrival to the engine's complete answer."""
     error: str | None = None
     error_kind: str | None = None
-    """`context_length`: the conversation became too long for the model, through the policy. `unreachable`: no
-    connection to the engine could be made. Any other kind may be the machinery's doing, or that of a request of the
-    agent."""
+    """`context_length`: the conversation became too long for the model, through the policy. `unreachable`: the engine
+    could not be connected to. Any other kind may be the machinery's doing, or that of a request of the agent."""
 
     @model_validator(mode="after")
     def _one_logprob_per_token(self) -> Self:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,10 +16,22 @@ from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.swe import Swe
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Task, bundled
-from tests.lifecycle.grading_bench import INTERVALS, Bench, bench, make_patch, prices_task, scripted
+from tests.lifecycle.grading_bench import (
+    HIDDEN_TESTS,
+    INTERVALS,
+    PRICES,
+    Bench,
+    all_places,
+    bench,
+    make_patch,
+    prices_task,
+    scripted,
+)
 from tests.support.requirements import need, need_bubblewrap
 
 __all__ = ["bench"]
+
+TESTS = "tests/test_prices.py"
 
 ALWAYS_EQUAL = """
 class Anything:
@@ -70,19 +83,33 @@ async def test_hidden_tests_that_change_while_they_run_are_worth_nothing(bench: 
 
 
 async def test_places_that_are_not_in_the_tests_mask_and_say_the_cure(bench: Bench) -> None:
-    task = INTERVALS.model_copy(update={"twins": {"tests/test_intervals.py": {"IntervalSetTest.test_x": [[1, 2, 1]]}}})
+    name = "TextTest.test_neighbouring_ranges_are_joined"
+    task = INTERVALS.model_copy(update={"twins": {"tests/test_intervals.py": {name: [[1, 2, 1]]}}})
     with pytest.raises(
-        EvaluatorError, match=r"IntervalSetTest\.test_x is not in the test file .*polar-gym tasks twins FILE"
+        EvaluatorError, match=rf"{re.escape(name)} is not in the test file .*polar-gym tasks twins FILE"
     ):
         await bench.evaluate(task, task.patch.encode())
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(0)", ALWAYS_EQUAL])
+async def test_tests_that_the_base_commit_cannot_import_buy_no_mask(bench: Bench, code: str) -> None:
+    """Hidden tests often import a name that only a solution has. Without the harness's changes they report nothing,
+    and that once masked each run that was cut short or forged."""
+    bench.offer_pytest()
+    tests = "from prices import total, tax\n" + PRICES[TESTS] + HIDDEN_TESTS
+    patch = make_patch(bench.directory, PRICES, {TESTS: tests})
+    task = prices_task(bench.directory, test_patch=patch, twins={TESTS: all_places(tests)})
+    diff = await bench.diff_after(task, f"cat >> prices/__init__.py <<'E'\ntax = 1\n{code}\nE")
+    assert (await bench.evaluate(task, diff)).reward == 0.0
 
 
 def test_tasks_of_low_trust_are_refused_before_the_run() -> None:
     tests = {"test_command": "pytest", "FAIL_TO_PASS": ["tests/test_a.py::test_a"], "min_trust": "high"}
     with pytest.raises(ValueError, match="min_trust: high, but tests have no twins; run: polar-gym tasks twins"):
         Swe.Options.model_validate(tests)
-    twins = {"tests/test_a.py": {"test_a": [[1, 2, 1]]}}
-    assert Swe.Options.model_validate({**tests, "twins": twins}).trust == "high"
+    twins = {"tests/test_a.py": {"test_a": [[1, 2, 3]], "test_b": [[4, 5, 3]]}}
+    both = ["tests/test_a.py::test_a", "tests/test_a.py::test_b"]
+    assert Swe.Options.model_validate({**tests, "FAIL_TO_PASS": both, "twins": twins}).trust == "high"
 
 
 SHOP = {

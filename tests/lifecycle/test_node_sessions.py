@@ -229,7 +229,7 @@ async def test_grading_takes_the_sandbox_that_came_up_beside_the_agent(
 
 
 async def test_a_prepared_sandbox_that_nobody_needs_is_removed(tmp_path: Path, watched: RuntimeSpec) -> None:
-    fails = asking("ask(); import time; time.sleep(1); sys.exit(3)")
+    fails = asking("import time; time.sleep(1); sys.exit(3)")
     episode = await graded(tmp_path, watched, agent=fails)
     assert episode.session.failure is not None
     assert Watched.started == [True, False]

@@ -16,12 +16,12 @@ from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SECURITY, SESSION_LABEL
-from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, sh, started
+from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, runtime, sandbox, sh, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need, need_bubblewrap
 
-__all__ = ["docker_host", "make_runtime"]
+__all__ = ["docker_host", "make_runtime", "runtime", "sandbox"]
 
 ALLOCATE = """
 import json, subprocess, sys
@@ -227,3 +227,28 @@ async def _look_at(runtime: Runtime, scratch: Path) -> int:
         result = await sandbox.exec(Command(argv=["python3", "-c", "x = b'x' * (1 << 30)"]))
         assert result.exit_code not in (0, None)
         return len(list(scratch.iterdir()))
+
+
+async def test_what_the_kernel_tells_of_the_machine_is_hidden(sandbox: Sandbox, request: pytest.FixtureRequest):
+    """Interrupts tell of other sessions' work. The kernel's own settings stay readable."""
+    files = "/proc/keys /proc/timer_list"
+    if request.node.callspec.params["make_runtime"] != "docker":  # an older daemon shows it
+        files += " /proc/interrupts"
+    script = f"cat {files}; ls -A /proc/acpi /proc/scsi /sys/firmware 2> /dev/null"
+    said = (await sh(sandbox, f"cat /proc/sys/kernel/ostype; ({script}) | grep -v :$ | grep .")).stdout.decode()
+    assert said == "Linux\n"
+
+
+async def test_a_crash_leaves_no_core(sandbox: Sandbox):
+    """The machine's handler of cores would read a file that the agent made."""
+    assert (await sh(sandbox, "ulimit -H -c")).stdout == b"0\n"
+
+
+async def test_agent_has_no_rights(sandbox: Sandbox):
+    """Uid 0 without capabilities still owns /proc/sys: with it, `core_pattern` would run commands on the host."""
+    status = (await sh(sandbox, "grep -E '^(Uid|Gid|CapPrm|CapEff|NoNewPrivs)' /proc/self/status")).stdout.decode()
+    seen = {line.split()[0]: line.split()[1] for line in status.splitlines()}
+    assert "0" not in (seen.pop("Uid:"), seen.pop("Gid:"))
+    assert seen == {"NoNewPrivs:": "1", "CapPrm:": "0" * 16, "CapEff:": "0" * 16}
+    result = await sh(sandbox, "f=/proc/sys/vm/swappiness; value=$(cat $f); echo $value > $f")
+    assert result.exit_code != 0, "a sandbox can write the host's kernel settings"

@@ -120,9 +120,11 @@ class FaultyEngine(EmbeddedEngine):
         return _told(await self._failing(good, on_delta), on_delta)
 
     def _what_becomes_of(self, request: ChatRequest) -> Literal["answer", "fault", "summary"]:
+        count = [asked.became for asked in self.asked].count
+        if request.max_tokens == 1 and self._times is None:  # the gateway asks whether the engine answers
+            return "fault" if count("fault") else "answer"
         if not request.tools or "detailed summary" in str(request.messages[-1]["content"]):
             return "summary"
-        count = [asked.became for asked in self.asked].count
         due = count("answer") >= self._fault.good_turns and (self._times is None or count("fault") < self._times)
         return "fault" if due else "answer"
 

@@ -194,10 +194,11 @@ def test_canary_judges_what_is_said_of_it():
     canary = make_canary()
     first, second, third = canary.names
     assert all(f"def {name}(" in canary.text for name in canary.names)
-    assert canary.problem({f"t.py::{first}": "FAILED", "t.py::other": "PASSED"}, "the log") == ""
-    assert "is reported as passed" in canary.problem({f"t.py::{first}": "FAILED", f"t.T.{second}": "PASSED"}, "the log")
-    assert "not reported" in canary.problem({"t.py::other": "PASSED"}, "the log")
-    assert "not reported" in canary.problem({f"t.py::{third}": "SKIPPED"}, "the log")
+    said = {f"t.py::{first}": "FAILED", "t.py::other": "PASSED"}
+    assert canary.forgery(said, "the log") == canary.silence(said, "the log") == ""
+    assert "is reported as passed" in canary.forgery({**said, f"t.T.{second}": "PASSED"}, "the log")
+    assert "not reported" in canary.silence({"t.py::other": "PASSED"}, "the log")
+    assert "not reported" in canary.silence({f"t.py::{third}": "SKIPPED"}, "the log")
 
 
 def test_canaries_are_tests_that_fail():

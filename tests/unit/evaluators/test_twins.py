@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polar_gym.evaluators.expectations import MOST, find_tests
+from polar_gym.evaluators.alternatives import MOST
+from polar_gym.evaluators.expectations import find_tests
 from polar_gym.evaluators.parsers import FAILED, PASSED
 from polar_gym.evaluators.twins import MOST_COPIES, Twins, _variants, cover, draw_twins, rounds
 
@@ -92,13 +93,13 @@ def test_copies_differ_in_their_names_and_expectations_only(seed: int, turn: int
     source = SOURCE.replace("\n", newline)
     twins = draw_twins({FILE: source.encode()}, places(source), turn, random.Random(seed))
     copies = {test.name: test for test in find_tests(twins.texts[FILE])}
-    own_names = sorted(test.name for test in find_tests(source.encode()))
-    assert sorted(twins.originals.values()) == own_names
-    assert {*twins.originals, *twins.altered} == set(copies)
+    own_names = sorted(test.qualified_name for test in find_tests(source.encode()))
+    assert sorted(name for _, name in twins.originals) == own_names
+    assert {*twins.originals.values(), *twins.altered} == set(copies)
     assert len(copies) <= MOST_COPIES
     before, after = functions(source), functions(twins.texts[FILE].decode())
-    for name, own in twins.originals.items():
-        assert after[name] == before[own]
+    for (_, own), name in twins.originals.items():
+        assert after[name] == before[own.rpartition(".")[2]]
     assert len(set(after.values())) == len(after), "two copies are the same test"
 
 
@@ -152,6 +153,7 @@ def test_drawn_texts_mean_different_values(value: Any, seed: int) -> None:
     assert len(set(map(repr, meant))) == len(meant) == number
 
 
+LISTED = f"{FILE}::Test::test_total"
 SHOP = """
 import unittest
 class Test(unittest.TestCase):
@@ -195,22 +197,40 @@ def run(twins: Twins, total: Any) -> dict[str, str]:
 def test_correct_code_passes_the_originals_and_fails_the_altered_copies(seed: int, turn: int) -> None:
     twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), turn, random.Random(seed))
     statuses = run(twins, honest)
-    assert [name for name, status in statuses.items() if status == PASSED] == list(twins.originals)
-    assert twins.problem(statuses, "the log") == ""
-    assert twins.own_names(next(iter(twins.originals))) == "test_total"
+    assert [name for name, status in statuses.items() if status == PASSED] == list(twins.originals.values())
+    assert twins.forgery(statuses, "the log", [LISTED]) == twins.silence(statuses, "the log") == ""
+    assert (
+        twins.reported(f"{LISTED}[test_total]") == f"{FILE}::Test::{next(iter(twins.originals.values()))}[test_total]"
+    )
 
 
 @given(st.integers(0, 10**6))
 def test_object_that_equals_everything_is_noticed_in_one_place_of_three(seed: int) -> None:
     twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(seed))
-    assert "altered expectation are reported as passed" in twins.problem(run(twins, always_equal), "the log")
+    assert "altered expectation are reported as passed" in twins.forgery(run(twins, always_equal), "the log", [])
 
 
 def test_copy_that_is_not_reported_is_a_problem() -> None:
     twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(1))
     statuses = run(twins, honest)
     statuses.pop(next(iter(twins.altered)))
-    assert twins.problem(statuses, "the log") == "1 tests with an altered expectation are not reported by the log"
+    assert twins.silence(statuses, "the log") == "1 tests with an altered expectation are not reported by the log"
+
+
+@pytest.mark.parametrize("forged", ["{name}z", "x{name}", "a.py::{name}[x]"])
+def test_failure_beside_each_copy_is_no_failure_of_the_copy(forged: str) -> None:
+    """Each copy once passed, and counted as failed by another failing test with its name in its id."""
+    twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(1))
+    names = [*twins.originals.values(), *twins.altered]
+    statuses = dict.fromkeys(names, PASSED) | {forged.format(name=name): FAILED for name in names}
+    assert twins.forgery(statuses, "the log", [LISTED])
+
+
+def test_report_under_the_own_name_is_forged() -> None:
+    """A test of the own name once counted for the original, whose copies had all failed."""
+    twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(1))
+    statuses = dict.fromkeys([*twins.originals.values(), *twins.altered], FAILED) | {LISTED: PASSED}
+    assert "is not among the hidden ones" in twins.forgery(statuses, "the log", [LISTED])
 
 
 def test_place_that_is_not_in_the_file_is_an_error() -> None:
@@ -227,8 +247,8 @@ def test_rounds_follow_from_the_longest_test() -> None:
 
 
 def test_cover_needs_every_test() -> None:
-    twins = {FILE: {"TestShop.test_words": [[0, 1, 1]], "test_last": [[2, 3, 0]]}}
+    twins = {FILE: {"TestShop.test_words": [[0, 1, 3], [1, 2, 3]], "test_last": [[2, 3, 1]]}}
     assert cover(twins, ["tests.test_shop.TestShop.test_words", f"{FILE}::test_last[1-2]"])
-    assert not cover(twins, [f"{FILE}::test_last"]), "the base commit tells its original"
+    assert not cover(twins, [f"{FILE}::test_last"]), "one bit is a coin"
     assert not cover(twins, [f"{FILE}::test_last_one"])
     assert not cover(twins, [f"{FILE}::Other::test_words"])
