@@ -34,6 +34,7 @@ class ChatRequest:
     stop: list[str] = field(default_factory=list)
     response_format: dict[str, Any] | None = None
     stream: bool = False
+    """Whether the harness reads the answer while the answer comes."""
     wire: dict[str, Any] = field(default_factory=dict)
     """Data that the provider needs to answer in the shape of its format: freeform tool names, requested extras."""
     origins: dict[int, str] = field(default_factory=dict)
@@ -65,6 +66,8 @@ class Completion:
     sampling: dict[str, Any]
     """Every sampling field as it was sent."""
     weight_versions: list[WeightVersion] = field(default_factory=list)
+    engine_tokens: int | None = None
+    """How many tokens the engine counts for the answer. None where the engine gives no count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ class Delta:
     response_ids: list[int] = field(default_factory=list)
     """May hold ids whose text comes later, because a parser still holds that text back."""
     logprobs: list[float] = field(default_factory=list)
+    engine_tokens: int | None = None
+    """How many tokens the engine counts for the answer so far. None where the engine gives no count yet."""
 
 
 OnDelta = Callable[[Delta], None]

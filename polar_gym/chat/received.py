@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ class Received:
         """None until the first delta."""
         self.response_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.engine_tokens: int | None = None
+        """The engine's own count. None until the engine gave it."""
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
@@ -29,6 +32,8 @@ class Received:
             self.prompt_ids = delta.prompt_ids
         self.response_ids += delta.response_ids
         self.logprobs += delta.logprobs
+        if delta.engine_tokens is not None:
+            self.engine_tokens = delta.engine_tokens
         self._reasoning.append(delta.reasoning)
         self._content.append(delta.content)
         for fragment in delta.tool_calls:
@@ -48,14 +53,21 @@ class Received:
         self._tool_calls[fragment["index"]]["function"]["arguments"] += function.get("arguments") or ""
 
 
-def whole_delta(completion: Completion) -> Delta:
-    """Return a whole answer as one delta, for an engine that cannot give its answer in pieces."""
-    message = completion.message
+def text_delta(message: Message) -> Delta:
+    """Return the text and tool calls of a whole answer as one delta, without ids."""
     return Delta(
         reasoning=message.get("reasoning") or "",
         content=message.get("content") or "",
         tool_calls=[{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or [])],
+    )
+
+
+def whole_delta(completion: Completion) -> Delta:
+    """Return a whole answer as one delta, for an engine that cannot give its answer in pieces."""
+    return replace(
+        text_delta(completion.message),
         prompt_ids=completion.prompt_ids,
         response_ids=completion.response_ids.tolist(),
         logprobs=completion.logprobs.tolist(),
+        engine_tokens=completion.engine_tokens,
     )

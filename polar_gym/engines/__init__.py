@@ -56,8 +56,12 @@ class Engine(Protocol):
         ...
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
-        """Sample one answer. With `on_delta` the engine streams, and calls it with each piece as it comes; the result
-        is the same. Raises `EngineError`; cancelling the task stops the engine's work."""
+        """Sample one answer, and call `on_delta` with each piece as it comes, up to the cut of an answer that is cut
+        off. An engine that gives whole answers only does not call `on_delta`.
+
+        With `request.stream` the harness reads the pieces. The text of the answer is then theirs, also where an engine
+        would read the whole answer in another way. Raises `EngineError`; cancelling the task stops the engine's work.
+        """
         ...
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:

@@ -109,12 +109,14 @@ class Http:
         raise AssertionError("it ends by an answer, or by raising")
 
     @asynccontextmanager
-    async def response(self, method: str, path: str, body: Body | None) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def response(
+        self, method: str, path: str, body: Body | None, request_id: str | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the response to one request, with status 200. Leaving the context before the response's end closes the
-        connection."""
+        connection. `request_id` is the name that the server is to give the request."""
         assert self._session is not None, "call start() first"
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **({"X-Request-Id": request_id} if request_id else {})}
         try:
             async with self._session.request(method, self.url + path, data=data, headers=headers) as response:
                 self._reached = True

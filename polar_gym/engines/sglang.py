@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
-from polar_gym.chat.received import whole_delta
 from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import asks_for_more_than_the_space
 from polar_gym.engines.http import Body, Http
@@ -75,15 +74,12 @@ class SglangEngine:
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         fields = sampling_fields(sampling, request)
         try:
-            completion = await self._complete(request, fields)
+            return await self._complete(request, fields)
         except EngineError as error:
             if not asks_for_more_than_the_space(error, fields):
                 raise
             del fields["max_tokens"]
-            completion = await self._complete(request, fields)
-        if on_delta is not None:
-            on_delta(whole_delta(completion))
-        return completion
+            return await self._complete(request, fields)
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
         """Return the prompt ids that SGLang names with an answer of one token: its tokenising route takes text only."""
@@ -106,7 +102,8 @@ class SglangEngine:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
         if request.prompt_ids is not None:
             body["input_ids"] = request.prompt_ids
-        choice = (await self._http.post(CHAT, body))["choices"][0]
+        answer = await self._http.post(CHAT, body)
+        choice = answer["choices"][0]
         prompt_ids, response_ids = self._ids(choice)
         return Completion(
             message=message_of(choice["message"]),
@@ -116,6 +113,7 @@ class SglangEngine:
             response_ids=as_ids(response_ids),
             logprobs=np.asarray(logprobs_of(self._http.url, choice, response_ids), np.float32),
             sampling=fields,
+            engine_tokens=(answer.get("usage") or {}).get("completion_tokens"),
         )
 
     def _ids(self, choice: Body) -> tuple[list[int], list[int]]:

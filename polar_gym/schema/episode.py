@@ -116,6 +116,8 @@ class EngineInfo(Record):
     path: Literal["chat", "generate", "plain"] | None = None
     """How prompts reach an engine behind a URL. `chat`: its chat route, with ids. `generate`: ids alone. `plain`: its
     chat route without ids, so that nothing is spliced."""
+    stream_interval: int | None = None
+    """How many sampled tokens the engine holds back at most before it sends them; None where an answer comes whole."""
 
 
 class Artifacts(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,23 @@ SHELL_CALLS = {
     "pi": '{"name": "bash", "arguments": {"command": "echo hello > hello.txt"}}',
     "codex": '{"name": "exec_command", "arguments": {"cmd": "echo hello > hello.txt"}}',
 }
+
+
+def whole(stream: bytes) -> dict[str, Any]:
+    """Return the ids and logprobs of a streamed answer, in the form of a whole answer."""
+    lines = [line[len(b"data: ") :] for line in stream.splitlines() if line.startswith(b"data: {")]
+    first, *chunks = [json.loads(line) for line in lines]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return {
+        "prompt_token_ids": first["prompt_token_ids"],
+        "choices": [
+            {
+                "token_ids": [token for choice in choices for token in choice["token_ids"]],
+                "logprobs": {"content": [entry for choice in choices for entry in choice["logprobs"]["content"]]},
+                "finish_reason": choices[-1]["finish_reason"],
+            }
+        ],
+    }
 
 
 @asynccontextmanager
@@ -33,10 +51,10 @@ async def observed(server: VllmServer, says: list[str]) -> AsyncIterator[tuple[s
             body["structured_outputs"] = {"choice": [says[turn]]}
             body["chat_template_kwargs"] = {"enable_thinking": False}  # else the grammar waits for the thinking to end
         async with http.request(request.method, f"{server.url}{request.path}", json=body or None) as response:
-            answer = await response.json()
+            raw = await response.read()
             if from_harness and response.status == 200:
-                answers.append(answer)
-            return web.json_response(answer, status=response.status)
+                answers.append(whole(raw))
+            return web.Response(body=raw, status=response.status, content_type=response.content_type)
 
     app = web.Application(client_max_size=64 * 1024**2)
     app.router.add_route("*", "/{path:.*}", relay)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from polar_gym.chat import ChatRequest
+from polar_gym.chat.received import Received
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
@@ -124,18 +125,22 @@ async def test_refusals_keep_vllms_words(engine: VllmEngine) -> None:
 
 @pytest.mark.parametrize("path", ["chat", "generate"])
 async def test_cancelling_stops_the_engines_work(path: Literal["chat", "generate"], vllm_server: VllmServer) -> None:
+    """Guards also against tokens that vLLM sampled and that the record of a call does not know."""
     engine = EndlessEngine(VllmOptions(url=vllm_server.url, path=path))
     await engine.start()
     url = vllm_server.url
     before = await asyncio.to_thread(sampled_tokens, url)
+    received = Received()
     with slow_engine(url):
-        call = asyncio.create_task(engine.chat(request(messages=[LONG_MESSAGE], max_tokens=None), Sampling()))
+        asked = request(messages=[LONG_MESSAGE], max_tokens=None)
+        call = asyncio.create_task(engine.chat(asked, Sampling(), received.add))
         await asyncio.to_thread(wait_until, lambda: sampled_tokens(url) > before)
         call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         await asyncio.to_thread(wait_until, lambda: running_requests(url) == 0)
-    assert await asyncio.to_thread(sampled_tokens, url) - before < ENDLESS
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    sampled = await asyncio.to_thread(sampled_tokens, url) - before
+    assert received.engine_tokens == len(received.response_ids) == len(received.logprobs) == sampled < ENDLESS
     await engine.close()
 
 

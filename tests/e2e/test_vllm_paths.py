@@ -110,14 +110,15 @@ async def test_both_paths_answer_the_same(
     assert by_chat.weight_versions == []
 
 
-async def test_the_whole_answer_is_one_delta_by_ids(vllm_server: VllmServer) -> None:
+async def test_the_text_comes_last_and_whole_by_ids(vllm_server: VllmServer) -> None:
     deltas: list[Delta] = []
     async with guided(vllm_server.url, "generate") as engine:
         engine.says = TWO_CALLS
         completion = await engine.chat(ChatRequest(model="m", messages=ASK, tools=[BASH]), SEED, deltas.append)
-    (delta,) = deltas
-    assert delta.response_ids == completion.response_ids.tolist()
-    assert [call["index"] for call in delta.tool_calls] == [0, 1]
+    *ids, text = deltas
+    assert [token for delta in ids for token in delta.response_ids] == completion.response_ids.tolist()
+    assert text.response_ids == []
+    assert [call["index"] for call in text.tool_calls] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import openai
@@ -30,13 +32,59 @@ from tests.e2e.vllm_work import (
 from tests.support.sessions import running_session
 from tests.support.tools import ASK, BASH
 
+UNCLOSED = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls}\n</tool_call>'
+NAME_LAST = '<tool_call>\n{"arguments": {"command": "ls"}, "name": "bash"}\n</tool_call>'
+SURROGATE = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls \\ud83d"}}\n</tool_call>'
+
+
+@asynccontextmanager
+async def started_engine(
+    server: VllmServer, path: Literal["auto", "chat", "generate"] = "auto"
+) -> AsyncIterator[GuidedEngine]:
+    made = GuidedEngine(VllmOptions(url=server.url, path=path))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
 
 @pytest.fixture
 async def engine(vllm_server: VllmServer) -> AsyncIterator[GuidedEngine]:
-    made = GuidedEngine(VllmOptions(url=vllm_server.url))
-    await made.start()
-    yield made
-    await made.close()
+    async with started_engine(vllm_server) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", ["chat", "generate"])
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        (UNCLOSED, {"content": UNCLOSED}),
+        (NAME_LAST, {"content": None, "tool_calls": [{"name": "bash", "arguments": '{"command": "ls"}'}]}),
+    ],
+    ids=["a call that never ends", "a call's name after its arguments"],
+)
+async def test_a_broken_call_is_read_again_where_nobody_reads_along(
+    vllm_server: VllmServer, path: Literal["chat", "generate"], says: str, message: dict[str, Any]
+) -> None:
+    """Guards against vLLM's streaming parsers: they tell of a call before they know it."""
+    async with started_engine(vllm_server, path) as engine:
+        engine.says = says
+        answer = await engine.chat(ChatRequest(model="m", messages=ASK, tools=[BASH], max_tokens=300), Sampling(seed=5))
+    assert without_ids(answer) == {"role": "assistant", "tool_calls": [], **message}
+    assert answer.finish_reason == ("tool_calls" if message.get("tool_calls") else "stop")
+
+
+@pytest.mark.parametrize("path", ["chat", "generate"])
+async def test_a_lone_surrogate_in_a_call_costs_no_token(
+    vllm_server: VllmServer, path: Literal["chat", "generate"]
+) -> None:
+    """Guards against vLLM's 400 for such an answer after it was sampled: the reward went to the tokens before."""
+    async with started_engine(vllm_server, path) as engine:
+        engine.says = SURROGATE
+        answer = await engine.chat(ChatRequest(model="m", messages=ASK, tools=[BASH], max_tokens=300), Sampling(seed=5))
+    assert answer.engine_tokens == len(answer.response_ids) > 10
+    assert SURROGATE in (answer.message["content"] or SURROGATE)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +106,7 @@ async def test_a_streamed_answer_is_the_same_answer(
     request, sampling = ChatRequest(model="m", messages=ASK, **fields), Sampling(seed=5)
     whole = await engine.chat(request, sampling)
     deltas: list[Delta] = []
-    streamed = await engine.chat(request, sampling, deltas.append)
+    streamed = await engine.chat(replace(request, stream=True), sampling, deltas.append)
     assert streamed.prompt_ids.tolist() == whole.prompt_ids.tolist()
     assert streamed.response_ids.tolist() == whole.response_ids.tolist()
     assert streamed.logprobs.tolist() == pytest.approx(whole.logprobs.tolist(), abs=1e-4)
@@ -107,24 +155,29 @@ async def test_the_record_is_the_same_in_both_modes(vllm_server: VllmServer, tmp
         assert one.outcome == other.outcome == "delivered"
 
 
-async def test_a_harness_that_hangs_up_stops_vllm(vllm_server: VllmServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("streaming", ["synthetic", "real"])
+async def test_a_harness_that_hangs_up_stops_vllm(
+    vllm_server: VllmServer, tmp_path: Path, streaming: Literal["synthetic", "real"]
+) -> None:
+    """Guards also against a balance that misses what vLLM sampled for the harness by then."""
     url = vllm_server.url
     engine = EndlessEngine(VllmOptions(url=url))
-    before = await asyncio.to_thread(sampled_tokens, url)
     async with (
-        running_session(engine, tmp_path, SEEDED, streaming="real") as (node, capture),
+        running_session(engine, tmp_path, SEEDED, streaming=streaming) as (node, capture),
         aiohttp.ClientSession() as http,
     ):
+        before = await asyncio.to_thread(sampled_tokens, url)
         headers = {"Authorization": f"Bearer {capture.key}"}
         body = {"model": "m", "messages": [LONG_MESSAGE], "stream": True}
         with slow_engine(url):
-            async with http.post(f"{node.url}/v1/chat/completions", json=body, headers=headers) as response:
-                said = b""
-                while said.count(b"data: ") < 5:
-                    said += await response.content.readany()
+            asked = asyncio.create_task(http.post(f"{node.url}/v1/chat/completions", json=body, headers=headers))
+            await asyncio.to_thread(wait_until, lambda: sampled_tokens(url) > before + 20)
+            asked.cancel()
+            if not asked.cancelled():
+                (await asked).close()
             await asyncio.to_thread(wait_until, lambda: bool(capture.calls) and running_requests(url) == 0)
         (call,) = capture.calls
-    assert await asyncio.to_thread(sampled_tokens, url) - before < ENDLESS
+    sampled = await asyncio.to_thread(sampled_tokens, url) - before
     assert call.outcome == "abandoned"
     assert len(call.prompt_ids) > 0
-    assert 0 < len(call.response_ids) == len(call.logprobs) < ENDLESS
+    assert call.engine_tokens == len(call.response_ids) == len(call.logprobs) == sampled < ENDLESS

@@ -27,6 +27,7 @@ from polar_gym.chat.messages import assistant_message
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.schema import Message, Sampling
+from tests.support.vllm_stand_in import as_asked
 
 MODEL = "policy"
 ANSWER = "answer "
@@ -84,11 +85,13 @@ class Server:
         if self._delay and request.max_tokens != 1:
             await asyncio.sleep(random.uniform(0.5, 1.5) * self._delay)
         completion = await self._engine.chat(request, Sampling())
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        answer = orjson.dumps(_answer(completion))
-        response.content_length = len(answer)
+        whole = web.Response(body=orjson.dumps(_answer(completion)), content_type="application/json")
+        answer = as_asked(body, whole)
+        assert isinstance(answer.body, bytes)
+        response = web.StreamResponse(headers={"Content-Type": answer.content_type})
+        response.content_length = len(answer.body)
         await response.prepare(http)
-        await response.write(answer)
+        await response.write(answer.body)
         await response.write_eof()
         self._note(request, completion)
         return response

@@ -29,7 +29,7 @@ from tests.lifecycle.runtime_kinds import started
 from tests.support.calls import make_call
 from tests.support.requirements import need, need_bubblewrap
 from tests.support.sessions import asking, node, task
-from tests.support.vllm_stand_in import MODELS, answer
+from tests.support.vllm_stand_in import MODELS, answer, as_asked
 
 GRADE = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
 
@@ -92,7 +92,7 @@ class Fragile:
             request.transport.abort()
         if how == "death":
             self._ending = asyncio.create_task(self.down())
-        return answer([5, 6], 2)
+        return as_asked(body, answer([5, 6], 2))
 
 
 @asynccontextmanager

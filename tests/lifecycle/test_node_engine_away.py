@@ -27,7 +27,7 @@ from polar_gym.splicing.plan import Splicer
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 from tests.support.tools import ASK
-from tests.support.vllm_stand_in import MODELS, REQUEST, answer
+from tests.support.vllm_stand_in import MODELS, REQUEST, answer, as_asked
 
 
 class Engine:
@@ -47,13 +47,13 @@ class Engine:
         return web.json_response(MODELS)
 
     async def _chat(self, request: web.Request) -> web.Response:
-        await request.read()
+        body = await request.json()
         self.asked.set()
         if self.die_on_the_next:
             self.die_on_the_next = False
             message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
             return web.json_response({"error": {"message": message}}, status=500)
-        return answer([5, 6], 2)
+        return as_asked(body, answer([5, 6], 2))
 
     async def up(self) -> None:
         app = web.Application()

@@ -30,6 +30,27 @@ def answer(ids: list[int] | None, logprobs: int, **message: Any) -> web.Response
     return web.json_response({"choices": [choice], "prompt_token_ids": None if ids is None else [1, 2]})
 
 
+def as_asked(body: dict[str, Any], whole: web.Response) -> web.Response:
+    """Return a whole answer, or the same as a stream where the request asks for one."""
+    return streamed(whole) if body.get("stream") else whole
+
+
+def streamed(answered: web.Response) -> web.Response:
+    """Return a whole answer as vLLM streams it: the prompt's ids, the rest of the answer, and its count of tokens."""
+    assert isinstance(answered.body, bytes)
+    whole = orjson.loads(answered.body)
+    (choice,) = whole["choices"]
+    message = choice.pop("message")
+    calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or [])]
+    chunks = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": whole["prompt_token_ids"]},
+        {"choices": [{**choice, "delta": {**message, "tool_calls": calls}}]},
+        {"choices": [], "usage": {"completion_tokens": len(choice.get("token_ids") or [])}},
+    ]
+    lines = [b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]
+    return web.Response(body=b"".join([*lines, b"data: [DONE]\n\n"]), content_type="text/event-stream")
+
+
 @asynccontextmanager
 async def started(handle: Handler, **options: Any) -> AsyncIterator[VllmEngine]:
     async with server(handle) as url:
@@ -47,7 +68,10 @@ async def server(handle: Handler) -> AsyncIterator[str]:
         return web.json_response(MODELS)
 
     async def chat(request: web.Request) -> web.Response:
-        return handle({**await request.json(loads=orjson.loads), "headers": request.headers})
+        body = {**await request.json(loads=orjson.loads), "headers": request.headers}
+        answered = handle(body)
+        whole = answered.status == 200 and answered.content_type == "application/json"
+        return as_asked(body, answered) if whole else answered
 
     application = web.Application()
     application.router.add_get("/v1/models", models)

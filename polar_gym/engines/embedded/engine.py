@@ -17,7 +17,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
 from polar_gym.engines.embedded.local_model import LocalModelPolicy
-from polar_gym.engines.embedded.policy import Policy
+from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Policy
 from polar_gym.engines.embedded.scripted import Script, ScriptedPolicy
 from polar_gym.engines.embedded.speech import Speech
 from polar_gym.engines.sampling import sampling_fields
@@ -84,6 +84,7 @@ class EmbeddedEngine:
             max_model_len=self.max_model_len,
             tokenizer=self._policy.tokenizer,
             logprobs_mode="processed",
+            stream_interval=TOKENS_AT_ONCE,
         )
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -126,6 +127,7 @@ class EmbeddedEngine:
             response_ids=np.asarray(generation.ids, np.int32),
             logprobs=np.asarray(generation.logprobs, np.float32),
             sampling=sampling_fields(sampling, request),
+            engine_tokens=len(generation.ids),
         )
 
     def _longest_answer(self, prompt_length: int, max_tokens: int | None) -> int:

@@ -23,11 +23,8 @@ from polar_gym.chat import ChatRequest, sampling_deviations
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.answers import Piece, split_tags
 from polar_gym.engines.embedded.chatml import parsed_arguments, text_content
-from polar_gym.engines.embedded.policy import Generation, OnIds
+from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.schema import Message, Sampling, ToolDefinition
-
-TOKENS_AT_ONCE = 4
-"""How many tokens come together when the answer is streamed: each time, the whole answer is decoded again."""
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, as in vLLM."""
@@ -104,14 +101,15 @@ class LocalModelPolicy:
             )
         loop, cancelled = asyncio.get_running_loop(), threading.Event()
         tell = functools.partial(loop.call_soon_threadsafe, on_ids) if on_ids else None
-        work = loop.run_in_executor(self._worker, self._sample, request, sampling, cancelled, tell)
+        work = self._worker.submit(self._sample, request, sampling, cancelled, tell)
+        sampled = asyncio.wrap_future(work)
         try:
-            generation = await work
-        finally:
+            return _told(await asyncio.shield(sampled), on_ids)
+        except asyncio.CancelledError:
             cancelled.set()
-        if on_ids and (rest := len(generation.ids) % TOKENS_AT_ONCE):
-            on_ids(generation.ids[-rest:], generation.logprobs[-rest:])
-        return generation
+            if not work.cancel():
+                _told(await sampled, on_ids)
+            raise
 
     def _sample(
         self,
@@ -157,6 +155,13 @@ class LocalModelPolicy:
             return False
         tail = self._tokenizer.decode(ids[-(4 * max(map(len, stop)) + 4) :], skip_special_tokens=False)
         return any(word in tail for word in stop)
+
+
+def _told(generation: Generation, on_ids: OnIds | None) -> Generation:
+    """Tell the last tokens of a generation, and return the generation."""
+    if on_ids and (rest := len(generation.ids) % TOKENS_AT_ONCE):
+        on_ids(generation.ids[-rest:], generation.logprobs[-rest:])
+    return generation
 
 
 def log_distribution(torch: Any, logits: Any, sampling: Sampling, prompt_ids: list[int], ids: list[int]) -> Any:

@@ -23,6 +23,9 @@ class Generation:
     finish_reason: Literal["stop", "length"]
 
 
+TOKENS_AT_ONCE = 4
+"""How many sampled tokens are told together: each time, the whole answer is decoded again."""
+
 OnIds = Callable[[list[int], list[float]], None]
 """Takes the ids sampled since its last call, with their logprobs. Called in the event loop's thread."""
 
@@ -44,7 +47,7 @@ class Policy(Protocol):
 
     async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
         """Sample the answer to `request`, whose `prompt_ids` and `max_tokens` are set, and tell `on_ids` the tokens as
-        they come. Cancelling stops the work."""
+        they come. Cancelling stops the work, and the tokens sampled by then are told before the call ends."""
         ...
 
     def pieces(self, ids: list[int]) -> list[Piece]:

@@ -21,12 +21,9 @@ from polar_gym.chat.messages import assistant_message, canonical_json
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.answers import Piece
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
-from polar_gym.engines.embedded.policy import Generation, OnIds
+from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.engines.embedded.shell_tools import example, find_shell, shell_arguments
 from polar_gym.schema import Message, Sampling, ToolDefinition
-
-TOKENS_AT_ONCE = 4
-"""How many tokens come together when the answer is streamed."""
 
 NO_SCRIPT = "No script matches this conversation: no `match` occurs in any of its user messages."
 

@@ -55,7 +55,8 @@ class Speech:
     def _tell(self, known: tuple[str, str], **added: Any) -> None:
         reasoning, content = known[0][len(self._told[0]) :], known[1][len(self._told[1]) :]
         prompt_ids, self._prompt_ids, self._told = self._prompt_ids, None, known
-        self._on_delta(Delta(reasoning=reasoning, content=content, prompt_ids=prompt_ids, **added))
+        said = Delta(reasoning=reasoning, content=content, prompt_ids=prompt_ids, engine_tokens=len(self._ids), **added)
+        self._on_delta(said)
 
     def _certain(self) -> tuple[str, str]:
         """Return the reasoning and the content that no later token can change."""

@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import aiohttp
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from tokenizers import Tokenizer
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta, has_media
-from polar_gym.chat.received import whole_delta
 from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import asks_for_more_than_the_space, leaves_no_space, no_space
 from polar_gym.engines.http import Body, Http
@@ -39,19 +38,17 @@ from polar_gym.engines.openai_form import (
     chat_body,
     check_normalised,
     context_length,
-    message_of,
     served_model,
-    stop_sequence,
 )
 from polar_gym.engines.sampling import logprobs_problem, sampling_fields
-from polar_gym.engines.vllm import prompt_echo
-from polar_gym.engines.vllm.generate import answer_by_ids, unusable
+from polar_gym.engines.vllm.generate import answer_by_ids, read_again, uncertain_call, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
-from polar_gym.engines.vllm.stream import StreamedAnswer, event_data, ids_and_logprobs, prompt_ids, weight_versions
+from polar_gym.engines.vllm.stream import StreamedAnswer, abort_route, ask, ids_and_logprobs, prompt_ids
 from polar_gym.schema import EngineInfo, Message, OwnGrammar, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
 
+READ_ALONG_INTERVAL = 8
 PROBE_TOP_LOGPROBS = 10
 PROBE: list[Message] = [{"role": "user", "content": "ping"}]
 
@@ -59,10 +56,14 @@ PROBE: list[Message] = [{"role": "user", "content": "ping"}]
 class VllmOptions(ServerOptions):
     path: Literal["auto", "chat", "generate"] = "auto"
     """How calls reach the engine. `generate` needs a server with `--enable-scale-out`. It tells weight versions also
-    before vLLM 0.33, and gives an answer as one piece also where streaming is asked for."""
+    before vLLM 0.33, and gives the text of an answer as one piece also where streaming is asked for."""
     prefix_field: Literal["kv_transfer_params", "required_prefix_token_ids"] = "kv_transfer_params"
     """How chat takes a spliced prompt. Stock vLLM takes all of it. NeMo RL's server takes the ids up to the end of the
     last answer, and templates the rest itself."""
+    stream_interval: int = Field(default=64, gt=0)
+    """How many tokens vLLM puts into one event of an answer (from vLLM 0.32 on; before, `--stream-interval` does). An
+    answer that is cut off may lose as many, where the server has no route that aborts requests. At most 8 for a harness
+    that reads along."""
     tokenizer: str | None = None
     """With `required_prefix_token_ids`: the tokenizer that turns ids into text. A directory, a `tokenizer.json` or a
     model on the Hugging Face Hub; default: `model`."""
@@ -82,6 +83,8 @@ class VllmEngine:
         self.own_grammar: OwnGrammar | None = None
         self.path: Literal["chat", "generate", "plain"] = "plain"
         self.weight_version: str | None = None
+        self._abort: str | None = None
+        """The server's route that aborts requests."""
         self._model_root: str | None = None
         self._warned = False
         self._tokenizer: Tokenizer | None = None
@@ -120,6 +123,7 @@ class VllmEngine:
             logprobs_mode=self.logprobs_mode,
             own_grammar=self.own_grammar,
             path=self.path,
+            stream_interval=self._options.stream_interval,
         )
 
     async def close(self) -> None:
@@ -159,46 +163,27 @@ class VllmEngine:
         return np.asarray([np.nan, *(entry[str(token)]["logprob"] for token, entry in pairs)], np.float32)
 
     async def _complete(self, request: ChatRequest, fields: dict[str, Any], on_delta: OnDelta | None) -> Completion:
+        answer = StreamedAnswer(self._http, on_delta or (lambda _: None), request.prompt_ids)
         try:
             if self.path == "generate" and not any(map(has_media, request.messages)):
-                return await self._complete_by_ids(request, fields, on_delta)
+                body = self._chat_body(replace(request, prompt_ids=None), fields)
+                await answer_by_ids(self._http, body, request.prompt_ids, self.max_model_len, answer, self._abort)
+                return answer.completion(fields)
             body = self._chat_body(request, fields)
-            if on_delta is None:
-                raw = await self._http.post_raw(CHAT, body)
-                return self._completion(prompt_echo.loads(raw, request.prompt_ids), fields)
-            return await self._http.patiently(lambda: self._stream_once(body, fields, on_delta, request.prompt_ids))
+            await ask(self._http, CHAT, body, answer, self._abort)
         except EngineError as error:
             if not leaves_no_space(error, fields):
                 raise
             raise no_space(self.max_model_len) from error
-
-    async def _complete_by_ids(
-        self, request: ChatRequest, fields: dict[str, Any], on_delta: OnDelta | None
-    ) -> Completion:
-        body = self._chat_body(replace(request, prompt_ids=None), fields)
-        answer = await answer_by_ids(self._http, body, request.prompt_ids, self.max_model_len)
-        completion = self._completion(answer, fields)
-        if on_delta is not None:
-            on_delta(whole_delta(completion))
-        return completion
-
-    async def _stream_once(
-        self, body: Body, fields: dict[str, Any], on_delta: OnDelta, sent: NDArray[np.int32] | None
-    ) -> Completion:
-        """Ask for an answer in pieces. After the first piece was told, no failure leads to another try."""
-        answer = StreamedAnswer(self._http, on_delta, sent)
-        async with self._http.response("POST", CHAT, body | {"stream": True}) as response:
-            try:
-                async for data in event_data(response.content):
-                    answer.add(data)
-            except aiohttp.ClientError as error:
-                if not answer.begun:
-                    raise
-                raise self._http.broken_off(repr(error)) from error
-        return answer.completion(fields)
+        completion = answer.completion(fields)
+        if request.stream or self.own_grammar is None or not uncertain_call(completion):
+            return completion
+        return await read_again(self._http, body, answer, completion)
 
     def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> Body:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
+        interval = self._options.stream_interval
+        body["stream_interval"] = min(interval, READ_ALONG_INTERVAL) if request.stream else interval
         body["return_weight_versions"] = True  # from vLLM 0.33 on
         if self.weight_version is not None:
             body["cache_salt"] = self.weight_version  # the cache of other weights must not be used
@@ -209,20 +194,6 @@ class VllmEngine:
         else:
             body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids}
         return body
-
-    def _completion(self, answer: Body, fields: dict[str, Any]) -> Completion:
-        choice = answer["choices"][0]
-        response_ids, logprobs = ids_and_logprobs(self.url, choice)
-        return Completion(
-            message=message_of(choice["message"]),
-            finish_reason=choice["finish_reason"],
-            stop_sequence=stop_sequence(choice),
-            prompt_ids=prompt_ids(self.url, answer),
-            response_ids=as_ids(response_ids),
-            logprobs=np.asarray(logprobs, np.float32),
-            sampling=fields,
-            weight_versions=weight_versions(choice),
-        )
 
     def _warn_of_logprobs(self, sampling: Sampling) -> None:
         problem = logprobs_problem(self.logprobs_mode, sampling)
@@ -238,6 +209,7 @@ class VllmEngine:
         gap, templated = await self._probe_once(1.0)
         self.logprobs_mode = await self._measure_logprobs_mode(gap)
         self.path = await self._choose_path(np.concatenate([templated, templated]))
+        self._abort = await abort_route(self._http)
         await self._ask_for_own_grammar()
 
     async def _ask_for_own_grammar(self) -> None:
@@ -293,7 +265,8 @@ class VllmEngine:
     ) -> tuple[float, NDArray[np.int32]]:
         """Return the gap between the likeliest next tokens of a fixed prompt, and that prompt as the engine saw it."""
         answer = await self._http.post(CHAT, self._probe_body(temperature, ids))
-        prompt = self._completion(answer, {}).prompt_ids
+        prompt = prompt_ids(self.url, answer)
+        ids_and_logprobs(self.url, answer["choices"][0])
         top = answer["choices"][0]["logprobs"]["content"][0].get("top_logprobs") or []
         check_normalised(self.url, [entry["logprob"] for entry in top])
         # The sampled token takes the last place in the list when it is not among the likeliest itself.

@@ -11,27 +11,37 @@ stop token is not given to it, and a stop string is cut off here. The finish rea
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
+from polar_gym.chat import Completion
 from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.http import Body, Http
-from polar_gym.engines.openai_form import stop_sequence
+from polar_gym.engines.openai_form import message_of
+from polar_gym.engines.vllm.stream import GENERATE, StreamedAnswer, ask
 from polar_gym.schema import Message
 
 RENDER = "/v1/chat/completions/render"
-GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
 
 STAND_IN: list[Message] = [{"role": "user", "content": "Hello."}]
 """Rendered in place of messages whose ids are known: grammar and parameters do not depend on the messages."""
 
 
-async def answer_by_ids(http: Http, body: Body, prompt_ids: NDArray[np.int32] | None, max_model_len: int) -> Body:
-    """Return the answer to a chat request, in the form in which chat gives it. Raises `EngineError`."""
+async def answer_by_ids(
+    http: Http,
+    body: Body,
+    prompt_ids: NDArray[np.int32] | None,
+    max_model_len: int,
+    answer: StreamedAnswer,
+    abort: str | None,
+) -> None:
+    """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`."""
     if prompt_ids is None:
         asked = await http.post(RENDER, body)
     else:
@@ -39,13 +49,12 @@ async def answer_by_ids(http: Http, body: Body, prompt_ids: NDArray[np.int32] | 
             raise no_space(max_model_len)
         asked = await http.post(RENDER, body | {"messages": STAND_IN})
         _put_prompt(asked, prompt_ids, body.get("max_tokens"), max_model_len)
-    generated = await http.post(GENERATE, asked | {"return_token_ids": True})
-    choice = generated["choices"][0]
-    message = await _message(http, body, generated, choice)
-    return {
-        "prompt_token_ids": generated.get("prompt_token_ids"),
-        "choices": [{**choice, "message": message, "finish_reason": _finish_reason(body, message, choice)}],
-    }
+    asked["sampling_params"]["stream_interval"] = body.get("stream_interval")
+    await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort)
+    reason = answer.finish_reason
+    if reason in ("stop", "length"):
+        message = message_of(await read_message(http, body, answer))
+        answer.say(message, finish_reason(body, message, reason))
 
 
 def _put_prompt(asked: Body, prompt_ids: NDArray[np.int32], max_tokens: int | None, max_model_len: int) -> None:
@@ -56,16 +65,44 @@ def _put_prompt(asked: Body, prompt_ids: NDArray[np.int32], max_tokens: int | No
         asked["reasoning_ended"] = None  # the engine finds the value from the ids
 
 
-async def _message(http: Http, body: Body, generated: Body, choice: Body) -> Message:
-    stop = stop_sequence(choice)
-    by_token = choice["finish_reason"] == "stop" and stop is None
-    shown = choice["token_ids"][:-1] if by_token else choice["token_ids"]
+async def read_message(http: Http, body: Body, answer: StreamedAnswer) -> Message:
+    """Return the message that the server's parsers read from the ids of a whole answer. Where they refuse (a lone
+    surrogate in a tool call's JSON), the message is the plain text."""
+    stop = answer.stop_sequence
+    shown = answer.response_ids[:-1] if answer.finish_reason != "length" and stop is None else answer.response_ids
     if not shown:
         return {"content": ""}
-    parsed = {**generated, "choices": [{**choice, "token_ids": shown, "logprobs": None}]}
-    asked = {"model": body["model"], "generate_response": parsed, "chat_request": body}
-    message = (await http.post(DERENDER, asked))["choices"][0]["message"]
+    choice = {"index": 0, "token_ids": shown, "finish_reason": "length" if answer.finish_reason == "length" else "stop"}
+    asked = {"model": body["model"], "generate_response": {"choices": [choice]}, "chat_request": body}
+    try:
+        message = (await http.post(DERENDER, asked))["choices"][0]["message"]
+    except EngineError as error:
+        if not 400 <= error.status < 500:
+            raise
+        message = {"content": (await http.post("/detokenize", {"model": body["model"], "tokens": shown}))["prompt"]}
     return _cut_at(message, stop) if stop else message
+
+
+def uncertain_call(completion: Completion) -> bool:
+    """Return whether the answer was cut off and holds tool calls, or holds one whose arguments are no JSON object."""
+    calls = completion.message.get("tool_calls") or []
+    if calls and completion.finish_reason == "length":
+        return True
+    for call in calls:
+        try:
+            if not isinstance(orjson.loads(call["function"]["arguments"]), dict):
+                return True
+        except orjson.JSONDecodeError:
+            return True
+    return False
+
+
+async def read_again(http: Http, body: Body, answer: StreamedAnswer, completion: Completion) -> Completion:
+    """Return an answer with the message that the server's parsers read from all of its ids. While ids come, the parsers
+    tell of a call before they know that it is broken, or that its arguments stand before its name."""
+    message = message_of(await read_message(http, body, answer))
+    ended = "length" if completion.finish_reason == "length" else "stop"
+    return replace(completion, message=message, finish_reason=finish_reason(body, message, ended))
 
 
 def _cut_at(message: dict[str, Any], stop: str) -> Message:
@@ -78,8 +115,8 @@ def _cut_at(message: dict[str, Any], stop: str) -> Message:
     return message
 
 
-def _finish_reason(body: Body, message: Message, choice: Body) -> str:
-    tool_choice, reason = body.get("tool_choice"), choice["finish_reason"]
+def finish_reason(body: Body, message: Message, reason: str) -> str:
+    tool_choice = body.get("tool_choice")
     if isinstance(tool_choice, dict):
         return reason
     called = reason == "stop" if tool_choice == "required" else bool(message.get("tool_calls"))
@@ -88,11 +125,12 @@ def _finish_reason(body: Body, message: Message, choice: Body) -> str:
 
 async def unusable(http: Http, body: Body, prompt_ids: NDArray[np.int32], max_model_len: int) -> str | None:
     """Return why this path cannot be used, or None where it can. Raises `EngineError` where the server is at fault."""
+    answer = StreamedAnswer(http, lambda _: None, prompt_ids)
     try:
-        answer = await answer_by_ids(http, body, prompt_ids, max_model_len)
+        await answer_by_ids(http, body, prompt_ids, max_model_len, answer, None)
     except EngineError as error:
         if not 400 <= error.status < 500:
             raise
         return f"{error.status}: {error.message}"
-    echoed = answer["prompt_token_ids"]
+    echoed = answer.completion({}).prompt_ids.tolist()
     return None if echoed == prompt_ids.tolist() else f"it answered for the prompt {echoed}"

@@ -1,14 +1,18 @@
 """vLLM's streamed answers: the ids of the prompt in the first chunk, sampled ids with their logprobs in the others.
 
-A chunk may hold ids and no text (a parser holds the text back), or many ids. Put together, the chunks are the answer
-that vLLM gives without streaming, with two differences in tool calls. Streamed arguments are the text of the model,
-while those of a whole answer are re-serialised. Streaming shows the valid part of a call with invalid JSON, while a
-whole answer keeps the call as content.
+Every answer is asked for as a stream, so that the ids of an answer that is cut off are known up to the cut. A chunk may
+hold ids and no text (a parser holds the text back), or many ids. The last chunk holds vLLM's own count of the tokens.
+
+A cancelled call has vLLM abort its request by id, where the server has a route for that, and reads the answer to its
+end. Then no sampled token is lost. Elsewhere the connection is closed, which stops vLLM's work within 0.1 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+import uuid
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -16,14 +20,74 @@ import numpy as np
 import orjson
 
 from polar_gym.chat import Completion, Delta, OnDelta
-from polar_gym.chat.received import Received
+from polar_gym.chat.received import Received, text_delta
 from polar_gym.engines import EngineError
-from polar_gym.engines.http import Http
-from polar_gym.engines.openai_form import as_ids, logprobs_of, stop_sequence
+from polar_gym.engines.http import Body, Http
+from polar_gym.engines.openai_form import CHAT, as_ids, logprobs_of, stop_sequence
 from polar_gym.engines.vllm import prompt_echo
-from polar_gym.schema import WeightVersion
+from polar_gym.schema import Message, WeightVersion
 
 DONE = b"[DONE]"
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+ABORT_ROUTES = ("/inference/v1/abort_requests", "/abort_requests")
+"""The first needs `--enable-scale-out`, the second a server in development mode."""
+ABORT_SECONDS = 5.0
+"""How long a cancelled call waits for the end of its aborted answer."""
+GENERATE = "/inference/v1/generate"
+REQUEST_PREFIX = {CHAT: "chatcmpl-", GENERATE: "generate-tokens-"}
+"""The words that vLLM puts before the ids of requests, by route."""
+
+
+async def abort_route(http: Http) -> str | None:
+    """Return the server's route that aborts requests by id, or None where the server has none."""
+    for route in ABORT_ROUTES:
+        with contextlib.suppress(EngineError):
+            await http.post_raw(route, {"request_ids": [uuid.uuid4().hex]})  # the id of no request
+            return route
+    return None
+
+
+async def ask(http: Http, path: str, body: Body, answer: StreamedAnswer, abort: str | None) -> None:
+    """Ask for an answer in pieces, and give them to `answer`. After the first piece, no failure leads to another try.
+    `abort` is the server's route that aborts requests."""
+    await http.patiently(lambda: _ask_once(http, path, body | STREAM, answer, abort))
+
+
+async def _ask_once(http: Http, path: str, body: Body, answer: StreamedAnswer, abort: str | None) -> None:
+    request_id = uuid.uuid4().hex
+    async with http.response("POST", path, body, request_id) as response:
+        events = Events(response.content)
+        try:
+            await answer.read(events)
+        except aiohttp.ClientError as error:
+            if not answer.begun:
+                raise
+            raise http.broken_off(repr(error)) from error
+        except asyncio.CancelledError:
+            if abort is not None:
+                with contextlib.suppress(EngineError, aiohttp.ClientError, TimeoutError):
+                    async with asyncio.timeout(ABORT_SECONDS):
+                        await http.post_raw(abort, {"request_ids": [REQUEST_PREFIX[path] + request_id]})
+                        await answer.read(events)
+            raise
+
+
+class Events:
+    """The data of a response's server-sent events, however the bytes were cut. A line may be long: a prompt's ids.
+    After a cancelled `read`, the next `read` loses nothing."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+        self._pending = b""
+
+    async def read(self) -> list[bytes] | None:
+        """Return the data of the events that came, perhaps of none yet; None at the response's end."""
+        chunk = await self._content.readany()
+        if not chunk:
+            return None
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        return [line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:")]
 
 
 class StreamedAnswer:
@@ -35,8 +99,8 @@ class StreamedAnswer:
         self._sent = sent
         self._on_delta = on_delta
         self._received = Received()
-        self._finish_reason: str | None = None
-        self._stop_sequence: str | None = None
+        self.finish_reason: str | None = None
+        self.stop_sequence: str | None = None
         self._weight_versions: list[WeightVersion] = []
         self._done = False
 
@@ -44,6 +108,16 @@ class StreamedAnswer:
     def begun(self) -> bool:
         """Return whether `on_delta` was called."""
         return self._received.prompt_ids is not None
+
+    @property
+    def response_ids(self) -> list[int]:
+        return self._received.response_ids
+
+    async def read(self, events: Events) -> None:
+        """Take the events up to the end of the response."""
+        while (read := await events.read()) is not None:
+            for data in read:
+                self.add(data)
 
     def add(self, data: bytes) -> None:
         if data == DONE:
@@ -56,36 +130,46 @@ class StreamedAnswer:
         if chunk.get("error"):
             error = chunk["error"]
             raise self._http.broken_off(str(error.get("message", error) if isinstance(error, dict) else error))
-        for choice in chunk["choices"]:  # one, or none in a chunk that reports usage
-            delta = self._delta(chunk, choice)
-            self._received.add(delta)
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            self._stop_sequence = stop_sequence(choice) or self._stop_sequence
+        for choice in chunk["choices"]:  # one, or none in the last chunk
+            self._tell(self._delta(chunk, choice))
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.stop_sequence = stop_sequence(choice) or self.stop_sequence
             self._weight_versions = weight_versions(choice) or self._weight_versions
-            self._on_delta(delta)
+        if not chunk["choices"] and chunk.get("usage"):
+            self._tell(Delta(engine_tokens=chunk["usage"]["completion_tokens"]))
+
+    def say(self, message: Message, finish_reason: str) -> None:
+        """Tell the text of an answer whose events held ids alone."""
+        self._tell(text_delta(message))
+        self.finish_reason = finish_reason
 
     def completion(self, sampling: dict[str, Any]) -> Completion:
         """Return the whole answer, after all its events were added."""
         received = self._received
-        if not self._done or self._finish_reason is None or received.prompt_ids is None:
+        if not self._done or self.finish_reason is None or received.prompt_ids is None:
             raise self._http.broken_off(f"the stream ended after {len(received.response_ids)} tokens")
         return Completion(
             message=received.message(),
-            finish_reason=self._finish_reason,
-            stop_sequence=self._stop_sequence,
+            finish_reason=self.finish_reason,
+            stop_sequence=self.stop_sequence,
             prompt_ids=received.prompt_ids,
             response_ids=as_ids(received.response_ids),
             logprobs=np.asarray(received.logprobs, np.float32),
             sampling=sampling,
             weight_versions=self._weight_versions,
+            engine_tokens=received.engine_tokens,
         )
 
+    def _tell(self, delta: Delta) -> None:
+        self._received.add(delta)
+        self._on_delta(delta)
+
     def _delta(self, chunk: dict[str, Any], choice: dict[str, Any]) -> Delta:
-        said = choice["delta"]
+        said = choice.get("delta") or {}
         prompt = None if self.begun else prompt_ids(self._http.url, chunk)
         names_the_role = not self.begun and choice.get("token_ids") is None  # such a chunk holds no sampled token
         ids, logprobs = ([], []) if names_the_role else ids_and_logprobs(self._http.url, choice)
-        return Delta(
+        delta = Delta(
             reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
             content=said.get("content") or "",
             tool_calls=[{**call, "function": call.get("function") or {}} for call in said.get("tool_calls") or []],
@@ -93,6 +177,10 @@ class StreamedAnswer:
             response_ids=ids,
             logprobs=logprobs,
         )
+        if not isinstance(delta.content, str) or not isinstance(delta.reasoning, str):
+            self._tell(replace(delta, reasoning="", content="", tool_calls=[]))  # its tokens were sampled all the same
+            raise self._http.broken_off(f"an event's text is no text: {str(said)[:200]}")
+        return delta
 
 
 def prompt_ids(url: str, answer: dict[str, Any]) -> np.ndarray:
@@ -124,16 +212,6 @@ def ids_and_logprobs(url: str, choice: dict[str, Any]) -> tuple[list[int], list[
     if ids is None:
         raise _without_ids(url)
     return ids, logprobs_of(url, choice, ids)
-
-
-async def event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the data of each server-sent event, however the bytes were cut. A line may be long: a prompt's ids."""
-    pending = b""
-    async for chunk in content.iter_any():
-        *lines, pending = (pending + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[len(b"data:") :].strip()
 
 
 def _without_ids(url: str) -> EngineError:

@@ -125,12 +125,13 @@ class Journal:
 def _append(file: int, data: bytes) -> None:
     """Append bytes to a file. Raises `OSError` where not all can be written (the disk is full), and then removes the
     written part."""
-    end, left = os.fstat(file).st_size, memoryview(data)
+    left = memoryview(data)
     try:
         while left:
             left = left[os.write(file, left) :]
     except OSError:
-        os.ftruncate(file, end)  # else the next line would be a part of this one
+        written = len(data) - len(left)
+        os.ftruncate(file, os.fstat(file).st_size - written)  # else the next line would be a part of this one
         raise
 
 

@@ -8,6 +8,8 @@ the node's loopback port and the session's key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import hmac
 import logging
 import time
@@ -221,9 +223,10 @@ class Proxy:
                 capture.mark_abandoned(sampling.result()[1])
             raise
         finally:
-            if not sampling.done():
-                sampling.cancel()
-                await asyncio.gather(sampling, return_exceptions=True)
+            sampling.cancel()
+            while not sampling.done():  # also where this task is cancelled again, because the session ends
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({sampling})
 
     async def _sample(self, exchange: Exchange) -> tuple[Completion, ModelCall]:
         """Return the engine's answer and the record of the call, which is in the journal by then."""

@@ -19,6 +19,7 @@ from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling
 from polar_gym.splicing.plan import SessionMemory, Splicer
 from tests.support.calls import make_call
+from tests.support.vllm_stand_in import streamed
 
 CHATML = ChatML()
 USER: Message = {"role": "user", "content": "Hello."}
@@ -62,7 +63,7 @@ class NemoRl:
             "token_ids": [*SAID, END],
             "logprobs": {"content": [entry] * (len(SAID) + 1)},
         }
-        return web.json_response({"choices": [choice], "prompt_token_ids": ids})
+        return streamed(web.json_response({"choices": [choice], "prompt_token_ids": ids}))
 
     def _with_prefix(self, ids: list[int], messages: Sequence[Message], required: list[int]) -> list[int]:
         last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")

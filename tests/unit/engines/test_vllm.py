@@ -118,7 +118,9 @@ async def test_what_is_sent_and_what_is_kept() -> None:
     assert sent == {
         "model": "m",
         "messages": REQUEST.messages,
-        "stream": False,
+        "stream": True,
+        "stream_interval": 64,
+        "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "logprobs": True,
         "return_weight_versions": True,

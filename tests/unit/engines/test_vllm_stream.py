@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from polar_gym.chat import Completion, Delta, OnDelta
 from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.engines.vllm.stream import event_data
+from polar_gym.engines.vllm.stream import Events
 from polar_gym.schema import Sampling
 from tests.support.vllm_stand_in import MODELS, REQUEST, Handler, answer, started
 
@@ -64,7 +64,7 @@ async def test_chunks_become_deltas_and_an_answer() -> None:
         chunk([9], tool_calls=[call(0, "", name="run"), call(0, '{"a"')]),
         chunk([10, 11], tool_calls=[call(0, ": 1}"), call(1, "{}", name="look")]),
         chunk([12], finish="tool_calls"),
-        {"choices": [], "usage": {"prompt_tokens": 2}},
+        {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 8}},
     ]
     deltas: list[Delta] = []
     async with started(streaming(*chunks)) as engine:
@@ -82,7 +82,8 @@ async def test_chunks_become_deltas_and_an_answer() -> None:
     assert completion.prompt_ids.tolist() == [1, 2]
     assert completion.response_ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
     assert completion.logprobs.tolist() == [-0.5] * 8
-    assert [delta.prompt_ids is not None for delta in deltas] == [True] + [False] * 6
+    assert completion.engine_tokens == deltas[-1].engine_tokens == 8
+    assert [delta.prompt_ids is not None for delta in deltas] == [True] + [False] * 7
 
 
 FAULTS: dict[str, tuple[Handler, str, int]] = {
@@ -178,9 +179,13 @@ def test_events_survive_any_cut(cuts: list[int], ending: bytes) -> None:
 
     async def read() -> list[bytes]:
         content = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), limit=2**16)
+        reader, found = Events(content), []
         for start, end in zip([0, *marks], [*marks, len(stream)], strict=True):
             content.feed_data(stream[start:end])
+            if start < end:
+                found += await reader.read() or []
         content.feed_eof()
-        return [data async for data in event_data(content)]
+        assert await reader.read() is None
+        return found
 
     assert asyncio.run(read()) == events
