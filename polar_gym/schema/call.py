@@ -86,6 +86,9 @@ class ModelCall(Record):
     error_kind: str | None = None
     """`context_length`: the conversation became too long for the model, through the policy. `unreachable`: the engine
     could not be connected to. Any other kind may be the machinery's doing, or that of a request of the agent."""
+    engine_tokens: int | None = None
+    """How many tokens the engine counts for the answer: those beyond `response_ids` were never sent. None where the
+    engine gave no count."""
 
     @model_validator(mode="after")
     def _one_logprob_per_token(self) -> Self:

@@ -145,7 +145,8 @@ async def test_the_sdks_helpers_read_along(tmp_path: Path) -> None:
     assert [call.outcome for call in capture.calls] == ["delivered"] * 4
 
 
-async def test_the_call_is_in_the_journal_before_the_last_event_leaves(tmp_path: Path) -> None:
+async def test_the_call_is_in_the_journal_as_far_as_it_left(tmp_path: Path) -> None:
+    """Guards against a gateway that is killed in the middle of an answer and knows nothing of its tokens afterwards."""
     engine = HesitantEngine()
     async with (
         running_session(engine, tmp_path, OPENCODE, streaming="real") as (node, capture),
@@ -154,13 +155,21 @@ async def test_the_call_is_in_the_journal_before_the_last_event_leaves(tmp_path:
         said = b""
         while b"All the" not in said:
             said += await response.content.readany()
-        assert read_journal(capture.journal.path) == [], "and half of the answer is out"
+        (half,) = read_journal(capture.journal.path)
+        received = [token for delta in engine.said for token in delta.response_ids]
+        assert (half.outcome, half.error) == ("failed", "the gateway process died while the engine answered")
+        assert half.response_ids.tolist() == received
+        assert len(half.logprobs) == len(received) > 0
         engine.go_on.set()
         while b'finish_reason":"stop' not in said:
             chunk = await response.content.readany()
             assert chunk, "the stream ended before the answer did"
             said += chunk
-        assert [call.outcome for call in read_journal(capture.journal.path)] == ["delivered"]
+        (call,) = read_journal(capture.journal.path)
+        assert (call.outcome, call.error) == ("delivered", None)
+        assert engine.completion is not None
+        assert call.response_ids.tolist() == engine.completion.response_ids.tolist()
+        assert call.to_json() == capture.calls[0].to_json()
 
 
 async def test_a_harness_that_hangs_up_stops_the_engine_and_leaves_what_was_received(tmp_path: Path) -> None:

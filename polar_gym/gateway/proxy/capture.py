@@ -114,9 +114,20 @@ class SessionCapture:
         if not self.exhausted.done():
             self.exhausted.set_result(reason)
 
+    def begin(self, call: ModelCall) -> None:
+        """Write a call whose answer has begun to the journal. Raises `CaptureError`, as `record` does."""
+        try:
+            self.journal.append(call)
+        except OSError as error:
+            raise self._unrecorded(call, error) from error
+
+    def add(self, call: ModelCall, ids: list[int], logprobs: list[float]) -> None:
+        """Write the next sampled tokens of a call that was begun. Raises `CaptureError`, as `record` does."""
+        self._amend(call, response_ids=ids, logprobs=logprobs)
+
     def record(self, call: ModelCall) -> None:
-        """Write a call to the journal and count it. Raises `CaptureError` where the journal cannot be written: the call
-        counts all the same, and its answer must not leave."""
+        """Write a call, or the rest of a call that was begun, to the journal and count it. Raises `CaptureError` where
+        the journal cannot be written: the call counts all the same, and its answer must not leave."""
         try:
             self.journal.append(call)
         except OSError as error:

@@ -17,6 +17,10 @@ from polar_gym.providers import Provider
 from polar_gym.schema import ModelCall
 from polar_gym.splicing.plan import Plan
 
+NO_IDS = np.empty(0, np.int32)
+DIED = "the gateway process died while the engine answered"
+"""The error of a call in a journal that holds the call's beginning and not its end."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
@@ -35,40 +39,61 @@ class Exchange:
     started_at: float
     weight_version: str | None = None
     """The version that was set when the engine was asked."""
+    live: bool = False
+    """Whether the harness reads along while the engine samples."""
     received: Received = field(default_factory=Received)
-    """The part of a streamed answer that the engine has sent."""
+    """The part of the answer that the engine has sent."""
     deltas: asyncio.Queue[Delta | None] = field(default_factory=asyncio.Queue)
-    """The deltas that wait for the harness, at most those of one answer; None at their end."""
+    """The deltas that wait for a harness that reads along, at most those of one answer; None at their end."""
+    call: ModelCall | None = None
+    """The record of the call, from the first delta on. It becomes the record of the answer at the answer's end."""
+
+    def begin(self) -> ModelCall:
+        """Return the record of a call whose answer has begun: in the journal, it stands if this process dies."""
+        self.call = self._record(outcome="failed", error=DIED)
+        return self.call
 
     def take(self, delta: Delta) -> None:
+        """Keep the next piece of the answer, and hand it to a harness that reads along."""
         self.received.add(delta)
-        self.deltas.put_nowait(delta)
+        if self.live:
+            self.deltas.put_nowait(delta)
 
     def answered(self, completion: Completion) -> ModelCall:
-        """Return the record of a call with its whole answer."""
-        return self._record(
+        """Return the record of a call with its whole answer, whose first delta was taken."""
+        assert self.call is not None
+        return self._ended(
+            self.call,
+            outcome="delivered",
+            error=None,
             response=completion.message,
             sampling=completion.sampling,
-            prompt_ids=completion.prompt_ids,
             response_ids=completion.response_ids,
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
             weight_versions=completion.weight_versions,
+            engine_tokens=completion.engine_tokens,
         )
 
     def cut_off(self, outcome: Literal["abandoned", "failed"], error: str, kind: str | None) -> ModelCall:
         """Return the record of a call whose answer did not come to its end, with the received part of the answer."""
         received = self.received
-        begun = received.prompt_ids is not None
-        return self._record(
+        return self._ended(
+            self.call or self._record(),
             outcome=outcome,
             error=error,
             error_kind=kind,
-            response=received.message() if begun else None,
-            prompt_ids=received.prompt_ids if begun else np.empty(0, np.int32),
+            response=received.message() if self.call else None,
             response_ids=np.asarray(received.response_ids, np.int32),
             logprobs=np.asarray(received.logprobs, np.float32),
+            engine_tokens=received.engine_tokens,
         )
+
+    def _ended(self, call: ModelCall, **answer: Any) -> ModelCall:
+        for name, value in answer.items():
+            setattr(call, name, value)
+        call.duration = time.time() - self.started_at
+        return call
 
     def _record(self, **answer: Any) -> ModelCall:
         asked = self.plan.request
@@ -88,5 +113,8 @@ class Exchange:
             hints=self.hints,
             started_at=self.started_at,
             duration=time.time() - self.started_at,
+            prompt_ids=NO_IDS if self.received.prompt_ids is None else self.received.prompt_ids,
+            response_ids=NO_IDS,
+            logprobs=np.empty(0, np.float32),
             **answer,
         )

@@ -1,13 +1,15 @@
 """The node's append-only record of captured calls: one file per session, one line per call.
 
-A call is in the file (`write()` returned, so it survives SIGKILL of the gateway) before its last byte leaves for the
-harness. Histories are stored once: a line holds what its call adds to an earlier call, so that a session's file grows
-with its length, not with its square.
+A line is in the file when `write()` has returned, and then survives SIGKILL of the gateway. A call has a line when its
+answer begins, one for each further piece of the answer, and one at the end, before the last byte of the answer leaves
+for the harness. Histories are stored once: a line holds what its call adds to an earlier call, so that a session's file
+grows with its length, not with its square.
 
 A line is JSON: the call without `messages`, `tools` and `prompt_ids`. Each of these three is
 `{"from": index of an earlier call | null, "keep": n, "new": [...]}`. It stands for the first `n` items of the earlier
 call's list (of its prompt and response for `prompt_ids`), followed by the new items. A line
-`{"amend": call_id, ...}` changes fields of a call written before.
+`{"amend": call_id, ...}` changes fields of a call written before. Its `response_ids` and `logprobs` come after the ones
+that the call has.
 """
 
 from __future__ import annotations
@@ -31,6 +33,13 @@ from polar_gym.schema import ModelCall
 LOOK_BACK = 8
 """How many earlier calls are tried as the one to build on: parallel conversations interleave."""
 
+ASKED = {
+    *("call_id", "session_id", "index", "provider", "model", "messages", "tools", "prompt_ids", "hints", "started_at"),
+    *("sampling_mismatch", "single_tool_call", "parent_id", "continuation", "splice_cause"),
+}
+"""The fields of a call that are known when its answer begins."""
+SAMPLED = {"response_ids", "logprobs"}
+"""The fields of a call that grow while its answer comes."""
 
 RESERVE = 4 * 1024 * 1024
 """Bytes on the disk that each journal holds ready, for lines that come while the disk is full."""
@@ -60,11 +69,17 @@ class Journal:
         self._calls: list[ModelCall] = []
         self._index: dict[str, int] = {}
         """Call id -> the call's place in `_calls`."""
+        self._sampled: dict[str, int] = {}
+        """Call id -> how many of the sampled tokens are in the file."""
         self._prompts = SharedPrompts()
 
     def append(self, call: ModelCall) -> None:
-        """Write a call. Afterwards it shares equal messages, tools and ids with the call that it builds on, so that
-        memory too grows with a session's length, and not with its square."""
+        """Write a call, or the rest of a call that was written when its answer began. Afterwards the call shares equal
+        messages, tools and ids with the call that it builds on, so that memory too grows with a session's length, and
+        not with its square."""
+        if call.call_id in self._index:
+            self._end(call)
+            return
         base_index, keep = self._closest(call)
         base = None if base_index is None else self._calls[base_index]
         line = _encode(call, base_index, base, keep)
@@ -74,10 +89,17 @@ class Journal:
             call.messages[:keep] = base.messages[:keep]
             call.tools = base.tools if base.tools == call.tools else call.tools
         self._index[call.call_id] = len(self._calls)
+        self._sampled[call.call_id] = len(call.response_ids)
         self._calls.append(call)
 
     def amend(self, call_id: str, **fields: Any) -> None:
         self._write({"amend": call_id, **fields})
+        self._sampled[call_id] += len(fields.get("response_ids", ()))
+
+    def _end(self, call: ModelCall) -> None:
+        known = self._sampled[call.call_id]
+        rest = {name: getattr(call, name)[known:] for name in SAMPLED} if known < len(call.response_ids) else {}
+        self.amend(call.call_id, **call.model_dump(mode="python", exclude=ASKED | SAMPLED), **rest)
 
     def close(self) -> None:
         self._closed = True
@@ -141,11 +163,12 @@ def read_journal(path: Path) -> list[ModelCall]:
     Raises `JournalError` naming the file and line of any other damage.
     """
     calls: list[ModelCall] = []
+    index: dict[str, int] = {}
     prompts = SharedPrompts()
     try:
         with path.open("rb") as lines:
             for place, line in json_lines(lines, path, may_be_cut=True):
-                _decode(place, line, calls, prompts)
+                _decode(place, line, calls, index, prompts)
     except ConfigError as error:
         raise JournalError(str(error), calls) from error
     return calls
@@ -168,20 +191,28 @@ def _shared_messages(base: ModelCall, call: ModelCall) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _decode(place: str, line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> None:
+def _decode(
+    place: str, line: dict[str, Any], calls: list[ModelCall], index: dict[str, int], prompts: SharedPrompts
+) -> None:
     """Add the call of a line, or amend the one that the line names. Raises `ConfigError` naming the place."""
     try:
-        _follow(line, calls, prompts)
+        if "amend" in line:
+            place_of = index[line.pop("amend")]
+            calls[place_of] = _amended(calls[place_of], line)
+        else:
+            index[line["call_id"]] = len(calls)
+            calls.append(_call(line, calls, prompts))
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{place}: not a line of a journal: {error!r}") from error
 
 
-def _follow(line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> None:
-    if "amend" in line:
-        call = {call.call_id: call for call in calls}[line["amend"]]
-        for name in line.keys() - {"amend"}:
-            setattr(call, name, line[name])
-        return
+def _amended(call: ModelCall, fields: dict[str, Any]) -> ModelCall:
+    for name in SAMPLED & fields.keys():
+        fields[name] = [*getattr(call, name).tolist(), *fields[name]]
+    return ModelCall.model_validate({**dict(call), **fields})
+
+
+def _call(line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> ModelCall:
     for name in ("messages", "tools"):
         part = line[name]
         kept = getattr(calls[part["from"]], name)[: part["keep"]] if part["from"] is not None else []
@@ -194,4 +225,4 @@ def _follow(line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts
     line["prompt_ids"] = new
     call = ModelCall.model_validate(line)
     call.prompt_ids = prompts.add(call.prompt_ids, part["from"], part["keep"])
-    calls.append(call)
+    return call

@@ -8,7 +8,6 @@ the node's loopback port and the session's key.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import logging
@@ -16,11 +15,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from aiohttp import web
 
-from polar_gym.chat import ChatRequest, Completion, sampling_deviations
+from polar_gym.chat import ChatRequest, Completion, Delta, sampling_deviations
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
@@ -212,6 +212,7 @@ class Proxy:
             call_id=uuid.uuid4().hex,
             index=index,
             started_at=time.time(),
+            live=self.streaming == "real" and request.stream,
         )
         sampling = asyncio.create_task(self._sample(exchange))
         try:
@@ -236,11 +237,14 @@ class Proxy:
                 exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
                 exchange.plan = await self.splicer.prepare(exchange.capture.memory, exchange.request, asked)
                 check_space(exchange.plan.request, self.engine.info.max_model_len)
-                on_delta = exchange.take if self.streaming == "real" and exchange.request.stream else None
                 exchange.weight_version = self.engine.weight_version
-                completion = await self.engine.chat(exchange.plan.request, exchange.capture.sampling, on_delta)
+                asked = replace(exchange.plan.request, stream=exchange.live)
+                take = functools.partial(self._take, exchange)
+                completion = await self.engine.chat(asked, exchange.capture.sampling, take)
+            if exchange.call is None:
+                self._take(exchange, whole_delta(completion))
             if completion.finish_reason not in FINISHED:
-                raise _given_up(exchange, completion)
+                raise _given_up(completion.finish_reason)
         except asyncio.CancelledError:
             self._record_cut_off(exchange, "abandoned", "the harness hung up")
             raise
@@ -251,17 +255,26 @@ class Proxy:
             log.exception("session %s: the engine's answer could not be read", exchange.capture.session_id)
             self._record_cut_off(exchange, "failed", repr(error))
             raise EngineError(502, f"the engine's answer could not be read: {error!r}", kind="server") from error
-        exchange.plan = self.splicer.confirm(exchange.plan, completion.prompt_ids)
         call = exchange.answered(completion)
         self._record(exchange, call)
         exchange.capture.memory.remember(call, exchange.plan)
         return completion, call
 
+    def _take(self, exchange: Exchange, delta: Delta) -> None:
+        """Write a piece of an answer to the journal, and hand the piece on."""
+        exchange.take(delta)
+        call = exchange.call
+        if call is None:
+            assert delta.prompt_ids is not None
+            exchange.plan = self.splicer.confirm(exchange.plan, delta.prompt_ids)
+            call = exchange.begin()
+            exchange.capture.begin(call)
+        if delta.response_ids:
+            exchange.capture.add(call, delta.response_ids, delta.logprobs)
+
     def _record_cut_off(
         self, exchange: Exchange, outcome: Literal["abandoned", "failed"], error: str, kind: str | None = None
     ) -> None:
-        if exchange.received.prompt_ids is not None:
-            exchange.plan = self.splicer.confirm(exchange.plan, exchange.received.prompt_ids)
         self._record(exchange, exchange.cut_off(outcome, error, kind))
 
     def _record(self, exchange: Exchange, call: ModelCall) -> None:
@@ -272,12 +285,9 @@ class Proxy:
         exchange.capture.record(call)
 
 
-def _given_up(exchange: Exchange, completion: Completion) -> EngineError:
+def _given_up(reason: str) -> EngineError:
     """Return the error for an answer that the engine gave up. An engine that is paused for new weights may end its
-    answers in the middle, as if they were complete. The received part is kept for the record."""
-    if exchange.received.prompt_ids is None:
-        exchange.received.add(whole_delta(completion))
-    reason = completion.finish_reason
+    answers in the middle, as if they were complete."""
     return EngineError(
         503, f"the engine gave its answer up in the middle (finish reason {reason!r})", kind="overloaded"
     )

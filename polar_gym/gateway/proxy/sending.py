@@ -44,8 +44,7 @@ async def send_stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completio
                 await _write(exchange, response, data)
                 silent_until = time.monotonic() + KEEP_ALIVE_SECONDS
         completion, _ = await sampling
-        streamed = exchange.received.prompt_ids is not None
-        await _write(exchange, response, events.end(completion) if streamed else whole_answer(events, completion))
+        await _write(exchange, response, events.end(completion) if exchange.live else whole_answer(events, completion))
     except EngineError as error:
         if not response.prepared:
             raise
