@@ -9,14 +9,20 @@ import numpy as np
 
 from polar_gym.schema import Break, Fidelity, ModelCall, Trace
 
+REFUSALS = ("context_length", "invalid_request", "not_found", "unreachable")
+"""Kinds of errors of calls that no engine sampled for."""
+
 
 def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> Fidelity:
     """Return the fidelity of a session. Raises `AssertionError` when tokens were lost or trained twice, or when a
     spliced prompt does not begin with the prompt and answer of its parent."""
     lost: Counter[str] = Counter()
+    unsent: Counter[str] = Counter()
     for call in calls:
         if call.call_id in excluded and len(call.response_ids):
             lost[excluded[call.call_id]] += len(call.response_ids)
+        if call.engine_tokens is not None and call.engine_tokens > len(call.response_ids):
+            unsent[call.outcome] += call.engine_tokens - len(call.response_ids)
     counted = Fidelity(
         sampled_tokens=sum(len(call.response_ids) for call in calls),
         trainable_tokens=sum(trace.trainable_tokens for trace in traces),
@@ -26,12 +32,20 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
         traces_by_kind=dict(Counter(trace.kind for trace in traces)),
         traces_per_request=sum(bool(len(call.response_ids)) and call.call_id not in excluded for call in calls),
         single_tool_call=sum(call.single_tool_call for call in calls),
+        unsent=dict(unsent),
+        uncounted=dict(Counter(call.error_kind or call.outcome for call in calls if _uncounted(call))),
     )
     if not counted.exact:
         raise AssertionError(f"the builder lost tokens or trained some twice: {counted!r}")
     _check_each_call(calls, traces, excluded)
     _count_continuations(counted, calls)
     return counted
+
+
+def _uncounted(call: ModelCall) -> bool:
+    """Return whether the engine may have sampled for the call, and gave no count."""
+    refused = call.error_kind in REFUSALS and not len(call.prompt_ids)
+    return call.engine_tokens is None and not refused
 
 
 def _check_each_call(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> None:

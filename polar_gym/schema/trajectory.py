@@ -47,7 +47,10 @@ class Break(Record):
 
 
 class Fidelity(Record):
-    """The token counts of a session: `sampled_tokens == trainable_tokens + sum(excluded.values())`, exactly."""
+    """The token counts of a session: `sampled_tokens == trainable_tokens + sum(excluded.values())`, exactly.
+
+    The engine sampled `sampled_tokens + sum(unsent.values())` tokens for the session, as long as `uncounted` is empty.
+    """
 
     sampled_tokens: int = 0
     """Sampled by the engine and received by the gateway, over all calls."""
@@ -67,6 +70,12 @@ class Fidelity(Record):
     """Continuations whose token prefix broke: each begins a new trace."""
     single_tool_call: int = 0
     """Calls whose harness asked for at most one tool call. The engine was not told of this wish."""
+    unsent: dict[str, int] = Field(default_factory=dict)
+    """Tokens beyond `sampled_tokens` that the engine counts for the session's calls, by the outcome of the call: the
+    engine sampled and never sent them."""
+    uncounted: dict[str, int] = Field(default_factory=dict)
+    """Calls for which the engine gave no count, by the call's `error_kind` or outcome. Each may hide as many sampled
+    tokens as the engine holds back (`EngineInfo.stream_interval`), and those on the way to the gateway."""
 
     @property
     def exact(self) -> bool:
