@@ -59,7 +59,8 @@ class _Alone(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> ast.AST:
         self.generic_visit(node)
-        if self._asserting and any(map(_raises, node.items)) and not any(map(self._holds, node.items)):
+        held = any(self._holds(item.context_expr) for item in node.items)
+        if self._asserting and any(map(_raises, node.items)) and not held:
             return ast.Try(node.body, [ast.ExceptHandler(ast.Name("BaseException"), None, [ast.Pass()])], [], [])
         return node
 

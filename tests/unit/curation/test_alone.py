@@ -1,0 +1,39 @@
+"""Tests of which one assertion is left."""
+
+import ast
+
+from polar_gym.curation.alone import alone
+from polar_gym.evaluators.expectations import find_tests
+
+SOURCE = b"""
+def test_shelf():
+    with pytest.raises(KeyError):
+        shelf["pear"]
+    assert shelf["plum"] == 731
+    assert shelf["fig"] == 912
+"""
+
+
+def test_an_expected_exception_is_no_assertion_that_stays():
+    (test,) = find_tests(SOURCE)
+    span = next(each.span for each in test.expectations if SOURCE[slice(*each.span)] == b"731")
+    made = ast.unparse(ast.parse(alone(SOURCE, test, span, "test_copy")))
+    assert made == "\n".join(
+        [
+            "def test_copy():",
+            "    try:",
+            "        shelf['pear']",
+            "    except BaseException:",
+            "        pass",
+            "    assert shelf['plum'] == 731",
+            "    shelf['fig'] == 912",
+        ]
+    )
+
+
+def test_the_expected_exception_stays_that_is_the_place_itself():
+    (test,) = find_tests(SOURCE)
+    span = next(each.span for each in test.expectations if SOURCE[slice(*each.span)] == b"KeyError")
+    made = alone(SOURCE, test, span, "test_copy").decode()
+    assert "with pytest.raises(KeyError):" in made
+    assert "assert" not in made
