@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from polar_gym.curation.errors import CurationError
@@ -42,23 +42,26 @@ class Comparison:
 
 def compare(old: Path, new: Path) -> Comparison:
     """Compare two releases. Raises `CurationError` where they do not make a task."""
-    changed = sorted(_changed(old, new))
     packages = _packages(new) | _packages(old)
-    tests = [path for path in changed if is_test(path)]
-    sources = [path for path in changed if not is_test(path) and any(map(PurePosixPath(path).is_relative_to, packages))]
-    modules = [path for path in tests if re.fullmatch(r"(test_.*|.*_tests?)\.py", PurePosixPath(path).name)]
-    modules = [path for path in modules if (new / path).is_file()]
-    if not sources:
-        raise CurationError("no source file changed between these releases; choose others")
-    if not modules:
-        raise CurationError("no test file changed between these releases, or the sdists hold none; choose others")
     with tempfile.TemporaryDirectory(prefix="polar-gym-") as scratch:
         repository = Path(scratch, "repository")
         base_commit = make_repository(old, repository)
+        git = partial(_git, new, "--git-dir", str(repository / ".git"), "--work-tree", ".", "--literal-pathspecs")
+        git("add", "--all", "--force")
+        diff = partial(git, "diff", "--cached", "--binary", "--no-renames", "--no-color")
+        changed = [path for path in diff("--name-only", "-z").split("\0") if path and not _IGNORED.search(path)]
+        tests = [path for path in changed if is_test(path)]
+        sources = [path for path in changed if path not in tests and _below(path, packages)]
+        modules = [path for path in tests if re.fullmatch(r"(test_.*|.*_tests?)\.py", PurePosixPath(path).name)]
+        modules = [path for path in modules if (new / path).is_file()]
+        if not sources:
+            raise CurationError("no source file changed between these releases; choose others")
+        if not modules:
+            raise CurationError("no test file changed between these releases, or the sdists hold none; choose others")
         return Comparison(
             base_commit=base_commit,
-            patch=_patch(repository, new, sources),
-            test_patch=_patch(repository, new, tests),
+            patch=diff("--", *sources),
+            test_patch=diff("--", *tests),
             test_modules=modules,
             import_roots=sorted({str(PurePosixPath(package).parent) for package in packages}),
         )
@@ -83,40 +86,18 @@ def _packages(tree: Path) -> set[str]:
     return found
 
 
-def _changed(old: Path, new: Path) -> set[str]:
-    before, after = _files(old), _files(new)
-    return {path for path in before | after if before.get(path) != after.get(path)}
+def _below(path: str, packages: Iterable[str]) -> bool:
+    return any(map(PurePosixPath(path).is_relative_to, packages))
 
 
-def _files(tree: Path) -> dict[str, bytes]:
-    """Return the content of each file, by its path."""
-    files = {path.relative_to(tree).as_posix(): path for path in tree.rglob("*") if path.is_file()}
-    return {
-        name: path.read_bytes() for name, path in files.items() if not path.is_symlink() and not _IGNORED.search(name)
-    }
-
-
-def _patch(repository: Path, new: Path, paths: Iterable[str]) -> str:
-    """Return the difference that `paths`, taken from `new`, make to the repository. The repository is then reset."""
-    for path in paths:
-        target = repository / path
-        target.unlink(missing_ok=True)
-        if (new / path).is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(new / path, target)
-    _git(repository, "add", "--all", "--force")
-    diff = _git(repository, "diff", "--cached", "--binary", "--no-renames", "--no-color", "HEAD")
-    _git(repository, "reset", "--quiet", "--hard")
-    try:
-        return diff.decode()
-    except UnicodeDecodeError as error:
-        raise CurationError("the releases differ in text that is not UTF-8; choose others") from error
-
-
-def _git(repository: Path, *arguments: str) -> bytes:
+def _git(directory: Path, *arguments: str) -> str:
+    """Run git in a directory. Raises `CurationError`."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"}
     environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    done = subprocess.run(["git", *arguments], cwd=repository, env=environment, capture_output=True, check=False)
+    done = subprocess.run(["git", *arguments], cwd=directory, env=environment, capture_output=True, check=False)
     if done.returncode:
-        raise CurationError(f"git {arguments[0]}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout
+        raise CurationError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
+    try:
+        return done.stdout.decode()
+    except UnicodeDecodeError as error:
+        raise CurationError("the releases differ in text that is not UTF-8; choose others") from error

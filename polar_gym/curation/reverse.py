@@ -7,52 +7,37 @@ A data set of planted bugs holds the patch that plants a bug. The reverse patch 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
-_HUNK = re.compile(r"@@ -(\S+) \+(\S+) @@(.*)", re.DOTALL)
-_SIDE = re.compile(r'(?<=^)[ab](?=/)|(?<=^")[ab](?=/)')
-"""Matches the side (`a` or `b`) in a file's name, which may be quoted."""
-_KEYS = ("diff --git", "rename from", "rename to", "old mode", "new mode", "new file mode", "deleted file mode")
-_KEYS += ("index", "---", "+++")
-_OPPOSITE = {"new file mode": "deleted file mode", "deleted file mode": "new file mode"}
-_SWAPPED = {"old mode": "new mode", "new mode": "old mode", "rename from": "rename to", "rename to": "rename from"}
+_HUNKS = re.compile(r"^(?=@@ )", re.MULTILINE)
+_UNKNOWN = re.compile(r"^(GIT binary patch|Binary files |copy )", re.MULTILINE)
+_OLD_AND_NEW = re.compile(r"^(old mode|rename from) (.*)\n(new mode|rename to) (.*)", re.MULTILINE)
+_RENAME = re.compile(r"^rename from (.*)\nrename to (.*)", re.MULTILINE)
+_SIDES = re.compile(r'^--- ("?)(?:a/)?(.*)\n\+\+\+ ("?)(?:b/)?(.*)', re.MULTILINE)
+_BLOCK = re.compile(r"((?:^-.*\n(?:^\\.*\n)?)*)((?:^\+.*\n(?:^\\.*\n)?)*)", re.MULTILINE)
+"""Matches removed lines and the added lines after them; `\\ No newline at end of file` belongs to the line above."""
 
 
 def reversed_patch(patch: str) -> str:
     """Return the patch that undoes `patch`. Raises `ValueError` for a binary patch, a copy, and other text."""
-    head, *sections = _SECTION.split(patch)
+    head, *sections = _SECTION.split(patch if patch.endswith("\n") else f"{patch}\n")
     if head.strip() or not sections:
         raise ValueError("is not a git patch: it does not begin with 'diff --git'")
     return "".join(map(_reversed_section, sections))
 
 
 def _reversed_section(section: str) -> str:
-    lines = section.removesuffix("\n").split("\n")
-    start = next((number for number, line in enumerate(lines) if line.startswith("@@ ")), len(lines))
-    reversed_lines = [*_reversed_head(lines[:start]), *_reversed_hunks(lines[start:])]
-    return "".join(f"{line}\n" for line in reversed_lines)
-
-
-def _reversed_head(lines: list[str]) -> Iterator[str]:
-    said = {key: line.removeprefix(f"{key} ") for line in lines for key in _KEYS if line.startswith(f"{key} ")}
-    if any(line.startswith(("GIT binary patch", "Binary files ", "copy ")) for line in lines):
-        raise ValueError(f"{lines[0]}: a binary change or a copy, which cannot be turned round")
-    for line in lines:
-        key = next((key for key in _KEYS if line.startswith(f"{key} ")), "")
-        if key == "diff --git" and "rename from" in said:
-            yield f"diff --git {_sided('a', said['rename to'])} {_sided('b', said['rename from'])}"
-        elif key in _SWAPPED:
-            yield f"{key} {said[_SWAPPED[key]]}"
-        elif key in _OPPOSITE:
-            yield f"{_OPPOSITE[key]} {said[key]}"
-        elif key == "index":
-            yield re.sub(r"^index (\w+)\.\.(\w+)", r"index \2..\1", line)
-        elif key in ("---", "+++"):
-            other, side = (said["+++"], "a") if key == "---" else (said["---"], "b")
-            yield f"{key} {_SIDE.sub(side, other)}"
-        else:
-            yield line
+    head, *hunks = _HUNKS.split(section)
+    if _UNKNOWN.search(head):
+        raise ValueError(f"{head.splitlines()[0]}: a binary change or a copy, which cannot be turned round")
+    if rename := _RENAME.search(head):
+        head = re.sub(".*", lambda _: f"diff --git {_sided('a', rename[2])} {_sided('b', rename[1])}", head, count=1)
+    head = _OLD_AND_NEW.sub(r"\1 \4\n\3 \2", head)
+    head = re.sub(
+        r"^(?:(new)|deleted)(?= file mode )", lambda found: "deleted" if found[1] else "new", head, flags=re.M
+    )
+    head = re.sub(r"^index (\w+)\.\.(\w+)", r"index \2..\1", head, flags=re.M)
+    return _SIDES.sub(_reversed_sides, head) + "".join(map(_reversed_hunk, hunks))
 
 
 def _sided(side: str, name: str) -> str:
@@ -60,26 +45,15 @@ def _sided(side: str, name: str) -> str:
     return f'"{side}/{name[1:]}' if name.startswith('"') else f"{side}/{name}"
 
 
-def _reversed_hunks(lines: list[str]) -> Iterator[str]:
-    """Yield reversed hunks: added lines come first, as removed lines.
+def _reversed_sides(found: re.Match[str]) -> str:
+    old, new = (text if text == "/dev/null" else f"{side}/{text}" for side, text in (("b", found[2]), ("a", found[4])))
+    return f"--- {found[3]}{new}\n+++ {found[1]}{old}"
 
-    `\\ No newline at end of file` stays behind its line.
-    """
-    removed: list[str] = []
-    added: list[str] = []
-    current: list[str] = []
-    for line in lines:
-        if line.startswith("-"):
-            current = added
-            current.append(f"+{line[1:]}")
-        elif line.startswith("+"):
-            current = removed
-            current.append(f"-{line[1:]}")
-        elif line.startswith("\\") and current:
-            current.append(line)
-        else:
-            yield from (*removed, *added)
-            removed, added, current = [], [], []
-            hunk = _HUNK.fullmatch(line)
-            yield f"@@ -{hunk[2]} +{hunk[1]} @@{hunk[3]}" if hunk else line
-    yield from (*removed, *added)
+
+def _reversed_hunk(hunk: str) -> str:
+    """Return a hunk with its sides exchanged; removed lines come first again."""
+    head, _, lines = hunk.partition("\n")
+    lines = _BLOCK.sub(
+        lambda found: re.sub(r"^\+", "-", found[2], flags=re.M) + re.sub("^-", "+", found[1], flags=re.M), lines
+    )
+    return re.sub(r"^@@ -(\S+) \+(\S+) @@", r"@@ -\2 +\1 @@", head) + "\n" + lines
