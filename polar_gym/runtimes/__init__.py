@@ -16,7 +16,7 @@ Used by the runtimes:
 - `limits`: the options that every runtime takes.
 - `sandbox_files`, `scratch_directory`: what a sandbox keeps on the gateway's machine.
 - `glibc`, `skeleton`, `image_names`: what an image lacks, an image without a registry, and the names of images.
-- `time_limit`, `output`: the end of a command, and what it printed.
+- `lasting`, `output`: a sandbox that outlives its commands and ends each of them; what a command printed.
 
 `audit` (with `in_sandbox/`) tries which guarantees hold in real sandboxes: `polar-gym doctor --sandbox`.
 

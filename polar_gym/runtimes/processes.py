@@ -12,6 +12,8 @@ from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+
 
 def missing(packages: Mapping[str, str]) -> list[str]:
     """Return what is missing of these programs (name -> package), each with the command that installs it."""
@@ -40,13 +42,14 @@ async def start(argv: Sequence[str], *, undo: Callable[[Process], Awaitable[None
         raise
 
 
-async def run(argv: Sequence[str], stdin: bytes, seconds: float) -> tuple[int, bytes, bytes]:
+async def run(
+    argv: Sequence[str], stdin: bytes = b"", seconds: float | None = None, **options: Any
+) -> tuple[int, bytes, bytes]:
     """Return the exit code, the output and the errors of a program. Raises `OSError`, also where `seconds` are over.
 
-    The program is killed where it does not end in time, and where this is cancelled.
+    The program is killed where it does not end in time, and where this is cancelled. `options` are those of `start`.
     """
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
-    process = await start(argv, **pipes)
+    process = await start(argv, **{**PIPES, **options})
     try:
         async with asyncio.timeout(seconds):
             stdout, stderr = await process.communicate(stdin)

@@ -1,22 +1,27 @@
-"""Runs blocking work beside the event loop."""
+"""Waits for work that must come to its end also when its caller is cancelled.
+
+Such work makes files or processes, which the caller removes after cancelling.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-async def to_its_end(function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function as `asyncio.to_thread` does, but wait for the thread's end when this is cancelled.
-
-    This is for work that makes files in a place that the caller removes after cancelling.
-    """
-    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+async def finish(work: Awaitable[T]) -> T:
+    """Return the result of some work. When this is cancelled, wait for the work's end first."""
+    running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running})
         raise
+
+
+async def to_its_end(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function as `asyncio.to_thread` does, and finish it also when this is cancelled."""
+    return await finish(asyncio.to_thread(function, *arguments))

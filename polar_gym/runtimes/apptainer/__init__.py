@@ -83,7 +83,7 @@ class Apptainer:
         scratch, claim = await sandbox_files.make(request.session_id, self.options.scratch)
         instance = Instance(self._program, scratch, self._images.cache, claim)
         limits = process_limits(self.options.memory_mb, self.options.file_mb)
-        sandbox = ApptainerSandbox(instance=instance, image=image, request=request, limits=limits)
+        sandbox = ApptainerSandbox(instance, image, request, limits)
         try:
             sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self.options)
             sandbox.disk = own = await sandbox_files.own_disk(scratch, self.options)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import select
 import signal
 import socket
+from asyncio.subprocess import DEVNULL
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar_gym.runtimes import HOME, PROXY_PORT, Mount, SandboxError, SandboxRequest, agent, glibc
+from polar_gym.runtimes import HOME, PROXY_PORT, Mount, SandboxError, SandboxRequest, agent, glibc, processes
 from polar_gym.runtimes.apptainer.images import CONTAINED, Image, as_nobody, environment
 from polar_gym.runtimes.apptainer.seccomp import launcher
 from polar_gym.runtimes.kernel import seccomp
 from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.kernel.uids import Claim
+from polar_gym.runtimes.threads import finish
 
 NAME = "sandbox"
 END_SECONDS = 30
@@ -109,25 +110,9 @@ class Instance:
         return [f"{host}:{inside}:{mode}" for host, inside, mode in binds]
 
     async def _apptainer(self, *arguments: str, through: Sequence[str]) -> None:
-        async def run() -> tuple[int | None, bytes]:
-            process = await asyncio.create_subprocess_exec(
-                *(*through, self._program, "--quiet", *arguments),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-                cwd="/",
-            )
-            _, stderr = await process.communicate()
-            return process.returncode, stderr
-
+        argv = [*through, self._program, "--quiet", *arguments]
         # Run to the end also when cancelled: a half-started instance could not be found again.
-        running = asyncio.create_task(run())
-        try:
-            code, stderr = await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            raise
+        code, _, stderr = await finish(processes.run(argv, stdout=DEVNULL, env=self._environment, cwd="/"))
         if code != 0:
             raise SandboxError(f"apptainer instance start failed: {stderr.decode(errors='replace').strip()[-2000:]}")
 

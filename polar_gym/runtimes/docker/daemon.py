@@ -25,6 +25,7 @@ from polar_gym.runtimes.docker.images import Images
 from polar_gym.runtimes.docker.options import DockerOptions
 from polar_gym.runtimes.glibc import NodeCheck
 from polar_gym.runtimes.limits import MEBIBYTE
+from polar_gym.runtimes.threads import finish
 
 log = logging.getLogger(__name__)
 
@@ -119,12 +120,9 @@ class Daemon:
         return {"ulimits": ulimits, "storage_opt": {"size": f"{self.options.disk_mb}m"}}
 
     async def _run(self, executor: ThreadPoolExecutor, function: Callable[[docker.DockerClient], T]) -> T:
-        running = asyncio.get_running_loop().run_in_executor(executor, lambda: function(self.connected()))
         try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            raise
+            loop = asyncio.get_running_loop()
+            return await finish(loop.run_in_executor(executor, lambda: function(self.connected())))
         except (errors.DockerException, requests.RequestException) as error:
             raise SandboxError(f"Docker at {self.host}: {error}") from error
 

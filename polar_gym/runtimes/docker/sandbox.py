@@ -2,13 +2,12 @@
 
 A container's PID 1 belongs to root and only waits; commands run beside it as the agent's uid. So one `kill -9 -1` as
 that uid ends every process that the agent ever started, however the agent hid it, and the container stays. Docker has
-no time limit for a command, so the runtime watches the clock. Commands of one sandbox run one at a time.
+no time limit for a command, so the runtime watches the clock (`lasting`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import time
 import uuid
@@ -37,9 +36,9 @@ from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import Image
 from polar_gym.runtimes.kernel import seccomp, uids
 from polar_gym.runtimes.kernel.listener import listen_inside
+from polar_gym.runtimes.lasting import LastingSandbox
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
-from polar_gym.runtimes.time_limit import until_its_end
 
 SESSION_LABEL = "polar-gym.session"
 NODE_LABEL = "polar-gym.node"
@@ -64,30 +63,24 @@ EXIT_POLLS = 200
 REMOVE_SECONDS = 30
 
 
-class DockerSandbox:
+class DockerSandbox(LastingSandbox):
     """A running container."""
 
-    base_url: str = f"http://127.0.0.1:{PROXY_PORT}"
-
     def __init__(self, daemon: Daemon, request: SandboxRequest, image: Image) -> None:
+        super().__init__(request, uids.Claim(agent.UID) if image.own_user else uids.claim())
         self._daemon = daemon
-        self._request = request
         self._image = image
-        self._claim = uids.Claim(agent.UID) if image.own_user else uids.claim()
-        self._agent = f"{self._claim.uid}:{self._claim.uid}"
+        self._agent = f"{self.claim.uid}:{self.claim.uid}"
         self._name = f"polar-gym-{uuid.uuid4().hex[:16]}"
         self._relay_directory: Path | None = None
         self._relay: asyncio.StreamWriter | None = None
-        self._server: asyncio.Server | None = None
-        self._one_at_a_time = asyncio.Lock()
-        self.stopped = False
 
     async def start(self) -> None:
         workspace = self._request.spec.workspace.path
         if self._request.served is not None and self._daemon.options.gateway != "namespace":
             self._relay_directory = await to_its_end(self._make_relay_directory)
         pid = await self._daemon.begin(self._create)
-        arguments = [HOME, workspace, str(self._claim.uid), *agent.accounts(self._claim.uid).values()]
+        arguments = [HOME, workspace, str(self.claim.uid), *agent.accounts(self.claim.uid).values()]
         prepared = await self._run(["/bin/sh", "-c", PREPARE, "sh", *arguments], user="0")
         if prepared.exit_code != 0:
             raise SandboxError(
@@ -101,35 +94,25 @@ class DockerSandbox:
             archive = await asyncio.to_thread(files.pack, self._request.workspace)
             await files.unpack(self, archive, workspace)
         if self._request.served is not None:
-            self._server = await self._request.served(await self._listen(pid))
+            self.server = await self._request.served(await self._listen(pid))
 
-    async def exec(self, command: Command) -> ExecResult:
-        environment = {**agent.IDENTITY, **self._request.spec.environment, **command.environment}
-        backstop = str(math.ceil(command.timeout_seconds) + agent.BACKSTOP_SECONDS)
-        argv = ["/bin/sh", "-c", agent.RUN, "sh", backstop, *command.argv]
-        workdir = command.workdir or self._request.spec.workspace.path
-        stdout, stderr = Output(command.output_limit), Output(command.output_limit)
-        async with self._one_at_a_time:
-            exec_id = await self._create_exec(argv, self._agent, workdir, environment)
-            running = asyncio.create_task(
-                streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
-            )
-            timed_out = await until_its_end(running, command, self)
-            if self.stopped:
-                raise SandboxError(f"the sandbox of session {self._request.session_id} was stopped during a command")
-            exit_code = None if timed_out else await self._exit_code(exec_id)
-        return ExecResult(exit_code=exit_code, stdout=stdout.value(), stderr=stderr.value(), timed_out=timed_out)
+    async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
+        argv = ["/bin/sh", "-c", agent.RUN, "sh", *command.argv]
+        exec_id = await self._create_exec(argv, self._agent, str(command.workdir), command.environment)
+        await streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
+        return await self._exit_code(exec_id)
 
-    async def stop(self) -> None:
-        self.stopped = True
-        if self._server is not None:
-            self._server.close()
-        await self.end()
+    async def kill_agent(self) -> None:
+        await self._run(agent.KILL, user=self._agent)
+
+    async def end(self) -> None:
+        await self._daemon.call(lambda client: remove_container(client, self._name))
+
+    async def remove(self) -> None:
         if self._relay is not None:
             self._relay.close()
         if self._relay_directory is not None:
             await to_its_end(scratch_directory.remove, self._relay_directory)
-        self._claim.release()
 
     def _make_relay_directory(self) -> Path:
         directory = scratch_directory.make(self._request.session_id, self._daemon.options.scratch)
@@ -201,8 +184,7 @@ class DockerSandbox:
         return listener
 
     async def _create_exec(self, argv: Sequence[str], user: str, workdir: str, environment: Mapping[str, str]) -> str:
-        if self.stopped:
-            raise SandboxError(f"the sandbox of session {self._request.session_id} is stopped")
+        self.check("is stopped")
 
         def create(client: docker.DockerClient) -> str:
             created = client.api.exec_create(
@@ -212,9 +194,11 @@ class DockerSandbox:
 
         return await self._daemon.call(create)
 
-    async def _exit_code(self, exec_id: str) -> int:
+    async def _exit_code(self, exec_id: str) -> int | None:
         """Return the exit code of a command whose streams have ended; the daemon may learn it a moment later."""
         for _ in range(EXIT_POLLS):
+            if self.stopped:
+                return None
             state = await self._daemon.call(lambda client: client.api.exec_inspect(exec_id))
             if not state["Running"] and state["ExitCode"] is not None:
                 return state["ExitCode"]
@@ -226,15 +210,7 @@ class DockerSandbox:
         stdout, stderr = Output(CHUNK), Output(CHUNK)
         exec_id = await self._create_exec(argv, user, "/", {})
         await streams.communicate(self._daemon.host, exec_id, b"", stdout, stderr)
-        return ExecResult(
-            exit_code=await self._exit_code(exec_id), stdout=stdout.value(), stderr=stderr.value(), timed_out=False
-        )
-
-    async def kill_agent(self) -> None:
-        await self._run(agent.KILL, user=self._agent)
-
-    async def end(self) -> None:
-        await self._daemon.call(lambda client: remove_container(client, self._name))
+        return ExecResult(exit_code=await self._exit_code(exec_id), stdout=stdout.value(), stderr=stderr.value())
 
 
 def _said(result: ExecResult) -> str:
