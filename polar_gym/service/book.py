@@ -15,11 +15,11 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from polar_gym.gateway.session.turns import FairQueue
 from polar_gym.protocol import Event
 from polar_gym.schema import Session
 from polar_gym.service.change import Change, OutboxEntry
 from polar_gym.service.fleet import Fleet
-from polar_gym.service.scheduler import FairQueue
 from polar_gym.service.store import Store, StoreError
 from polar_gym.service.task import Ending, Phase, Placement, Task
 
@@ -50,7 +50,7 @@ class Book:
         self.store = store
         self.fleet = fleet
         self.live: dict[str, Task] = {}
-        self.queue = FairQueue()
+        self.queue: FairQueue[str] = FairQueue()
         self.engines: dict[str, str] = {}
         """Task -> key of the engine that the task's first session went to."""
         self.counts = Counts()

@@ -9,10 +9,10 @@ while another engine is idle.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from polar_gym.gateway.session.turns import FairQueue
 from polar_gym.protocol import Heartbeat
 
 
@@ -42,55 +42,6 @@ class FreePlaces:
         return replace(self, running=self.running - 1, total=self.total - 1)
 
 
-class FairQueue:
-    """Waiting sessions by task. Tasks take turns; a task that gets a first session joins at the end of the round."""
-
-    def __init__(self) -> None:
-        self._by_task: dict[str, deque[str]] = {}
-        self._turns: deque[str] = deque()
-
-    def __len__(self) -> int:
-        return sum(len(sessions) for sessions in self._by_task.values())
-
-    def push(self, task_id: str, session_id: str, *, first: bool = False) -> None:
-        """Add a waiting session. `first`: put the session before the others of its task, because it waited once
-        already."""
-        if task_id not in self._by_task:
-            self._by_task[task_id] = deque()
-            self._turns.append(task_id)
-        if first:
-            self._by_task[task_id].appendleft(session_id)
-        else:
-            self._by_task[task_id].append(session_id)
-
-    def peek(self) -> tuple[str, str] | None:
-        """Return the (task, session) whose turn it is, or None where no session waits."""
-        return (self._turns[0], self._by_task[self._turns[0]][0]) if self._turns else None
-
-    def pop(self) -> tuple[str, str]:
-        """Take the session whose turn it is, and move its task to the end of the round. Return (task, session)."""
-        task_id = self._turns.popleft()
-        sessions = self._by_task[task_id]
-        session_id = sessions.popleft()
-        if sessions:
-            self._turns.append(task_id)
-        else:
-            del self._by_task[task_id]
-        return task_id, session_id
-
-    def remove(self, task_id: str, session_ids: Iterable[str]) -> None:
-        """Remove those of these sessions that wait."""
-        gone = set(session_ids)
-        if task_id not in self._by_task:
-            return
-        left = deque(session_id for session_id in self._by_task[task_id] if session_id not in gone)
-        if left:
-            self._by_task[task_id] = left
-        else:
-            del self._by_task[task_id]
-            self._turns.remove(task_id)
-
-
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A waiting session, and the node that it goes to."""
@@ -110,7 +61,7 @@ def choose(nodes: Iterable[FreePlaces], preferred_engine: str | None) -> FreePla
     return max(candidates, key=lambda node: (node.running, node.total))
 
 
-def plan(nodes: Iterable[FreePlaces], queue: FairQueue, engines: Mapping[str, str]) -> list[Assignment]:
+def plan(nodes: Iterable[FreePlaces], queue: FairQueue[str], engines: Mapping[str, str]) -> list[Assignment]:
     """Take from the queue all sessions that the nodes have free places for, and return the node of each.
 
     `engines`: task -> the engine that the task's sessions are on.

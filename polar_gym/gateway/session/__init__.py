@@ -1,7 +1,7 @@
 """Sessions: the life of one run of a harness, from the queue to its episode.
 
 - `life`: one session through its stages, INIT, READY, RUN and POSTRUN; whatever happens, its sandbox is removed.
-- `stages`: the pools of a node that sessions pass through, and which session is next.
+- `stages`: the pools of a node that sessions pass through, and which session is next; `turns`: the queue of a pool.
 - `plugins`: the plug-ins that a request names.
 - `preparation`: the files of a session on the gateway's machine.
 - `sandboxes`: the sandboxes of a session, for the harness and for grading.

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
 from polar_gym.config.run_config import Pools
+from polar_gym.gateway.session.turns import FairQueue
 from polar_gym.protocol import StageCounts
 
 R = TypeVar("R")
@@ -44,12 +44,11 @@ class Pool:
     def __init__(self, size: int) -> None:
         self.size = size
         self.held = 0
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Task -> its sessions that wait, in the order of the tasks' turns; no entry is empty."""
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     @contextlib.asynccontextmanager
     async def place(self, task: str) -> AsyncIterator[None]:
@@ -64,12 +63,12 @@ class Pool:
             self.held += 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(task, deque()).append(turn)
+        self._waiting.push(task, turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._forget(task, turn)
+                self._waiting.remove(task, [turn])
             else:  # the pool gave the place in the same moment
                 self.release()
             raise
@@ -77,23 +76,11 @@ class Pool:
     def release(self) -> None:
         """Give a place to the next session that waits, else back to the pool."""
         while self._waiting:
-            task, turns = next(iter(self._waiting.items()))
-            turn = turns.popleft()
-            if turns:
-                self._waiting.move_to_end(task)
-            else:
-                del self._waiting[task]
+            _, turn = self._waiting.pop()
             if not turn.cancelled():
                 turn.set_result(None)
                 return
         self.held -= 1
-
-    def _forget(self, task: str, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting.get(task)
-        if turns is not None and turn in turns:
-            turns.remove(turn)
-            if not turns:
-                del self._waiting[task]
 
 
 class Staged(Protocol[R, T_co]):

@@ -7,9 +7,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar_gym.gateway.session.turns import FairQueue
 from polar_gym.protocol import Heartbeat, StageCounts
 from polar_gym.schema import EngineInfo
-from polar_gym.service.scheduler import FairQueue, FreePlaces, choose, plan
+from polar_gym.service.scheduler import FreePlaces, choose, plan
 
 free_places = st.lists(
     st.builds(
@@ -26,8 +27,8 @@ tasks = st.lists(st.integers(1, 12), max_size=6)
 """How many sessions each task has."""
 
 
-def queue_of(sizes: list[int]) -> FairQueue:
-    queue = FairQueue()
+def queue_of(sizes: list[int]) -> FairQueue[str]:
+    queue = FairQueue[str]()
     for task, size in enumerate(sizes):
         for session in range(size):
             queue.push(f"t{task}", f"t{task}-{session}")
@@ -85,7 +86,7 @@ def test_a_session_never_waits_for_its_engine_while_another_node_is_idle(
     )
 )
 def test_the_queue_gives_back_each_session_once_or_forgets_it(steps: list[tuple[str, str, bool]]) -> None:
-    queue, waiting = FairQueue(), dict[str, str]()
+    queue, waiting = FairQueue[str](), dict[str, str]()
     for number, (step, task, first) in enumerate(steps):
         if step == "push":
             queue.push(task, f"s{number}", first=first)
