@@ -12,8 +12,9 @@ A stream of episodes then goes on after the last episode that was received.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import aiohttp
 import orjson
@@ -40,6 +41,7 @@ from polar_gym.schema import Episode, TaskRequest
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
+P = ParamSpec("P")
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 SILENT_SECONDS = 60.0
@@ -298,6 +300,18 @@ def _checked(status: int, answer: bytes) -> bytes:
     raise RolloutServiceError(status, said)
 
 
+def _blocking(
+    method: Callable[Concatenate[RolloutClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncRolloutClient, P], T]:
+    """Return a method of the client for callers without asyncio."""
+
+    @functools.wraps(method)
+    def blocking(self: SyncRolloutClient, *arguments: P.args, **named: P.kwargs) -> T:
+        return self._loop.run(method(self._client, *arguments, **named))
+
+    return blocking
+
+
 class SyncRolloutClient:
     """The client for callers without asyncio; its own thread does the work. Close the client, or use `with`."""
 
@@ -316,41 +330,22 @@ class SyncRolloutClient:
         self._loop.run(self._client.__aexit__())
         self._loop.close()
 
-    def submit(self, request: TaskRequest) -> TaskState:
-        return self._loop.run(self._client.submit(request))
-
-    def task(self, task_id: str) -> TaskState:
-        return self._loop.run(self._client.task(task_id))
-
-    def tasks(self, limit: int = 50, after: str | None = None, status: TaskStatus | None = None) -> TaskPage:
-        return self._loop.run(self._client.tasks(limit, after, status))
-
-    def cancel(self, task_id: str) -> TaskState:
-        return self._loop.run(self._client.cancel(task_id))
-
-    def wait(self, task_id: str) -> TaskState:
-        return self._loop.run(self._client.wait(task_id))
+    submit = _blocking(RolloutClient.submit)
+    task = _blocking(RolloutClient.task)
+    tasks = _blocking(RolloutClient.tasks)
+    cancel = _blocking(RolloutClient.cancel)
+    wait = _blocking(RolloutClient.wait)
+    episode = _blocking(RolloutClient.episode)
+    nodes = _blocking(RolloutClient.nodes)
+    pause = _blocking(RolloutClient.pause)
+    resume = _blocking(RolloutClient.resume)
+    set_weights = _blocking(RolloutClient.set_weights)
 
     def episodes(self, task_id: str, *, excluded: bool = False) -> Iterator[Episode]:
         return self._iterate(self._client.episodes(task_id, excluded=excluded))
 
-    def episode(self, session_id: str, attempt: int | None = None) -> Episode:
-        return self._loop.run(self._client.episode(session_id, attempt))
-
     def events(self, task_id: str, after: int = 0) -> Iterator[Event]:
         return self._iterate(self._client.events(task_id, after))
-
-    def nodes(self) -> list[NodeState]:
-        return self._loop.run(self._client.nodes())
-
-    def pause(self, running: Literal["finish", "keep"] = "finish", timeout_seconds: float = 60.0) -> GenerationState:
-        return self._loop.run(self._client.pause(running, timeout_seconds))
-
-    def resume(self) -> GenerationState:
-        return self._loop.run(self._client.resume())
-
-    def set_weights(self, version: str) -> GenerationState:
-        return self._loop.run(self._client.set_weights(version))
 
     def _iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
         async def following() -> T | None:
