@@ -52,7 +52,7 @@ async def serving(
             raise ConfigError(f"state={str(settings.state)!r}: {error}") from error
         stack.push_async_callback(store.close)
         link = await stack.enter_async_context(NodeLink(keys.node))
-        service = await stack.enter_async_context(RolloutService(store, link, settings.limits))
+        service = await stack.enter_async_context(RolloutService(store, link, settings))
         addresses = CallbackAddresses(loopback=is_loopback(settings.host))
         if keys.signing is not None:
             sender = CallbackSender(service.book, keys.signing, addresses)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakValueDictionary
+
+from pydantic import Field
 
 from polar_gym.protocol import (
     Delivery,
@@ -25,6 +27,7 @@ from polar_gym.protocol import (
     TaskState,
     Weights,
 )
+from polar_gym.record import Record
 from polar_gym.schema import Session, Status, TaskRequest
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import Change, NewEpisode
@@ -35,21 +38,21 @@ from polar_gym.service.store import Store
 from polar_gym.service.task import Ending, Phase, Placement, Task, Verdict
 from polar_gym.service.weights import WeightHistory
 
+OPEN_SAMPLES = 200_000
+"""The largest number of samples that have not ended. A task that would exceed this number is refused."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+
+class Limits(Record):
     """How much the service holds, and for how long."""
 
-    lease_seconds: float = 20.0
-    """A node that was silent for longer than this is dead."""
-    keep_seconds: float = 7 * 86400.0
-    """How long ended tasks and delivered episodes are kept."""
-    keep_bytes: int = 50 * 2**30
-    """Delivered episodes beyond this are evicted, the oldest first."""
-    refuse_bytes: int = 200 * 2**30
-    """New tasks are refused while more than this is stored, because the episodes are not fetched."""
-    open_samples: int = 200_000
-    """The largest number of samples that have not ended. A task that would exceed this number is refused."""
+    lease_seconds: float = Field(default=20.0, gt=0)
+    """A node that was silent for this time is dead: its sessions are tried on other nodes."""
+    keep_seconds: float = Field(default=7 * 86400.0, ge=0)
+    """How long the server keeps ended tasks and fetched episodes."""
+    keep_bytes: int = Field(default=50 * 2**30, ge=0)
+    """How much disk fetched episodes may use before the oldest are deleted."""
+    refuse_bytes: int = Field(default=200 * 2**30, gt=0)
+    """The server refuses new tasks while it stores this many bytes."""
 
 
 class ConflictError(Exception):
@@ -71,9 +74,9 @@ class UnknownNodeError(LookupError):
 class RolloutService:
     """`async with RolloutService(...)` reads the store, and works until the context ends."""
 
-    def __init__(self, store: Store, link: NodeLink, limits: Limits | None = None) -> None:
+    def __init__(self, store: Store, link: NodeLink, limits: Limits) -> None:
         self.store = store
-        self.limits = limits or Limits()
+        self.limits = limits
         self.fleet = Fleet()
         self.book = Book(store, self.fleet)
         self.generation = Generation()
@@ -367,9 +370,9 @@ class RolloutService:
                 f"{stored} bytes of episodes are stored, the limit is {limits.refuse_bytes}: fetch them, or raise it"
             )
         open_samples = sum(1 for task in self.book.live.values() for _ in task.open_samples())
-        if open_samples + request.num_samples > limits.open_samples:
+        if open_samples + request.num_samples > OPEN_SAMPLES:
             raise OverloadedError(
-                f"{open_samples} samples have not ended, the limit is {limits.open_samples}: submit again later"
+                f"{open_samples} samples have not ended, the limit is {OPEN_SAMPLES}: submit again later"
             )
 
     def _lock(self, key: str) -> asyncio.Lock:

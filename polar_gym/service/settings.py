@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,8 +15,6 @@ from polar_gym.gateway.node.settings import ListenSettings, split_own
 from polar_gym.paths import shipped_dir
 from polar_gym.record import Record
 from polar_gym.service.service import Limits
-
-DEFAULTS = Limits()
 
 
 class ClusterSpec(Record):
@@ -44,7 +41,7 @@ class ClusterSpec(Record):
         return self
 
 
-class ServeSettings(ListenSettings):
+class ServeSettings(Limits, ListenSettings):
     """The settings of the rollout server."""
 
     listen: str = "127.0.0.1:8700"
@@ -54,18 +51,6 @@ class ServeSettings(ListenSettings):
     state: Path = Path("state")
     """The directory of the database and the episodes. One process at a time may use it."""
     cluster: ClusterSpec
-    lease_seconds: float = Field(default=DEFAULTS.lease_seconds, gt=0)
-    """A node that was silent for this time is dead: its sessions are tried on other nodes."""
-    keep_seconds: float = Field(default=DEFAULTS.keep_seconds, ge=0)
-    """How long the server keeps ended tasks and fetched episodes."""
-    keep_bytes: int = Field(default=DEFAULTS.keep_bytes, ge=0)
-    """How much disk fetched episodes may use before the oldest are deleted."""
-    refuse_bytes: int = Field(default=DEFAULTS.refuse_bytes, gt=0)
-    """The server refuses new tasks while it stores this many bytes."""
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(**self.model_dump(include={field.name for field in fields(Limits)}))
 
 
 def split_settings(arguments: Sequence[str]) -> tuple[ServeSettings, list[str]]:
