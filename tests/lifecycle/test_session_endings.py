@@ -9,9 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EvaluationContext
 from polar_gym.gateway.proxy.journal import read_journal
-from polar_gym.registry import Options, UnknownNameError
+from polar_gym.registry import Options
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.schema import (
@@ -105,7 +106,7 @@ async def test_a_request_that_cannot_be_carried_out_is_refused_before_anything_s
     """Guards against an unknown evaluator that is found when the harness has already run, and against open files."""
     async with node(tmp_path) as local:
         before = open_files()
-        with pytest.raises((UnknownNameError, ValueError)):
+        with pytest.raises(ConfigError):
             local.open_session(task(**fields))
         assert open_files() == before
         assert local.proxy._captures == {}

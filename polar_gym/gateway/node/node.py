@@ -14,6 +14,7 @@ from pathlib import Path
 from socket import AF_UNIX, socket
 
 from polar_gym.builders import BUILDERS
+from polar_gym.config.checking import check_plugin
 from polar_gym.config.run_config import Pools
 from polar_gym.engines import Engine
 from polar_gym.evaluators import EVALUATORS
@@ -21,8 +22,7 @@ from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.proxy import Proxy, Streaming
-from polar_gym.gateway.session.life import SessionLife, Surroundings
-from polar_gym.gateway.session.plugins import Plugins, ReadOptions, read_options
+from polar_gym.gateway.session.life import Plugins, SessionLife, Surroundings
 from polar_gym.gateway.session.stages import Stages
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS
@@ -132,8 +132,7 @@ class Node:
 
         `key`: default: a new key. `plugins`: the plug-ins of the request; default: they are found here.
 
-        Raises `polar_gym.registry.UnknownNameError` for a request that names an unknown plug-in, and
-        `pydantic.ValidationError` for options that a plug-in does not take. Nothing was started then.
+        Raises `polar_gym.errors.ConfigError` as `find_plugins` does. Nothing was started then.
         """
         plugins = plugins or self.find_plugins(request)
         key = key or Key(uuid.uuid4().hex, 0)
@@ -204,20 +203,23 @@ class Node:
                 except SandboxError as error:
                     log.warning("%s", error)
 
-    def find_plugins(self, request: TaskRequest, read: ReadOptions = read_options) -> Plugins:
-        """Return the plug-ins of a request; `read` checks their options. May block. Raises what `read` raises."""
-        read("agent", HARNESSES, request.agent)
-        read("builder", BUILDERS, request.builder)
-        evaluator_options = read("evaluator", EVALUATORS, request.evaluator)
+    def find_plugins(self, request: TaskRequest) -> Plugins:
+        """Return the plug-ins of a request. May block.
+
+        Raises `ConfigError` for an unknown plug-in, and for options that a plug-in does not take.
+        """
+        check_plugin("agent", HARNESSES, request.agent)
+        check_plugin("builder", BUILDERS, request.builder)
+        evaluator_options = check_plugin("evaluator", EVALUATORS, request.evaluator)
         return Plugins(
             harness=HARNESSES.get(request.agent.name),
             evaluator=EVALUATORS.get(request.evaluator.name)(evaluator_options),
-            runtime=self.runtime(request.runtime, read),
+            runtime=self.runtime(request.runtime),
         )
 
-    def runtime(self, spec: PluginSpec, read: ReadOptions = read_options) -> Runtime:
+    def runtime(self, spec: PluginSpec) -> Runtime:
         """Return the runtime for these options, the same for all sessions. May block the first time."""
-        options = read("runtime", RUNTIMES, spec)
+        options = check_plugin("runtime", RUNTIMES, spec)
         key = f"{spec.name}:{options!r}"
         if key not in self._runtimes:
             made = RUNTIMES.get(spec.name)(options)

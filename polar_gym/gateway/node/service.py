@@ -19,13 +19,11 @@ from dataclasses import dataclass
 import orjson
 import tenacity
 
-from polar_gym.config.checking import check_plugin
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
-from polar_gym.gateway.session.life import SessionLife
-from polar_gym.gateway.session.plugins import Plugins
+from polar_gym.gateway.session.life import Plugins, SessionLife
 from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat
 from polar_gym.schema import Episode, Session, Status, TaskRequest
 
@@ -148,7 +146,7 @@ class NodeService:
 
     def _check(self, request: TaskRequest) -> Plugins:
         check_request(request, self.allowed)
-        return self.node.find_plugins(request, check_plugin)
+        return self.node.find_plugins(request)
 
     def cancel(self, key: Key) -> None:
         """Cancel a session. Its episode holds the calls until then. A session that has ended stays as it is, and an

@@ -2,7 +2,6 @@
 
 - `life`: one session through its stages, INIT, READY, RUN and POSTRUN; whatever happens, its sandbox is removed.
 - `stages`: the pools of a node that sessions pass through, and which session is next; `turns`: the queue of a pool.
-- `plugins`: the plug-ins that a request names.
 - `preparation`: the files of a session on the gateway's machine.
 - `sandboxes`: the sandboxes of a session, for the harness and for grading.
 - `harness_run`: the run of the harness, and who is to blame for its end.

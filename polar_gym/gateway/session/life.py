@@ -16,18 +16,18 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar_gym.evaluators import EvaluationContext, EvaluatorError
+from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError
 from polar_gym.evaluators.blame import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.session.building import build, final_message
 from polar_gym.gateway.session.harness_run import HarnessRun
-from polar_gym.gateway.session.plugins import Plugins
 from polar_gym.gateway.session.preparation import base_of, prepare
 from polar_gym.gateway.session.sandboxes import GradingSandboxes, Sandboxes
 from polar_gym.gateway.session.work import READ_SECONDS, Work, read_work
+from polar_gym.harnesses import Harness
 from polar_gym.harnesses.install import InstallError
-from polar_gym.runtimes import Sandbox, SandboxError, Serve
+from polar_gym.runtimes import Runtime, Sandbox, SandboxError, Serve
 from polar_gym.schema import (
     Artifacts,
     EngineInfo,
@@ -48,6 +48,15 @@ OUTPUT_TAIL = 64 * 1024
 """Bytes of the harness's stdout and stderr that an episode keeps."""
 
 INFRASTRUCTURE_ERRORS = (SandboxError, InstallError, VenvError, WorkspaceError, OSError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugins:
+    """The plug-ins that a request names. All options are checked, and nothing is started."""
+
+    harness: Harness
+    evaluator: Evaluator
+    runtime: Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
