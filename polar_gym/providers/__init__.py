@@ -3,9 +3,9 @@
 A plug-in is one module or package here that defines a constant `PROVIDER`, a `Provider`: a pure two-way translation
 between its wire format and the chat form. It knows no harness, no engine and no session.
 
-The other modules are shared by the providers. `fields` and `json_text` read untrusted JSON, and `messages` holds rules
-of the chat form. `http` reads keys and writes server-sent events, and `openai_errors` writes errors as OpenAI does. The
-room uses `chat`, `registry` and `schema`.
+The other modules are shared by the providers. `fields` and `json_text` read untrusted JSON, `messages` and `tools` hold
+rules of the chat form. `http` reads keys and writes server-sent events, and `openai_errors` writes errors as OpenAI
+does. The room uses `chat`, `registry` and `schema`.
 """
 
 from __future__ import annotations

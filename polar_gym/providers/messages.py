@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from polar_gym.providers import BadRequestError
 from polar_gym.schema import Message
 
 
@@ -31,8 +30,6 @@ def left_out(what: str) -> dict[str, str]:
     return {"type": "text", "text": f"[{what} left out: it cannot be read here]"}
 
 
-def named_tool_choice(name: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the chat form of "call this function". The function must be among the tools."""
-    if all(tool["function"]["name"] != name for tool in tools):
-        raise BadRequestError("tool_choice", f"{name!r} is not among `tools`; name a tool that the request offers")
-    return {"type": "function", "function": {"name": name}}
+def plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the parts of a content, or the text itself where they are a single text."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts

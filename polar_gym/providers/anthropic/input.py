@@ -16,7 +16,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.anthropic.output import UNPARSED, utf16_length
 from polar_gym.providers.fields import objects, optional, required, shown
-from polar_gym.providers.messages import left_out, merge_leading_system
+from polar_gym.providers.messages import left_out, merge_leading_system, plain
 from polar_gym.schema import Message
 
 Block = dict[str, Any]
@@ -73,11 +73,6 @@ def _blocks(container: dict[str, Any], path: str) -> list[tuple[str, Block]]:
     return objects(container, "content", path)
 
 
-def _plain(parts: list[Block]) -> Content:
-    """Return the parts, or the text itself where they are a single text."""
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-
-
 # A user's blocks ------------------------------------------------------------------------------------------------------
 
 
@@ -92,13 +87,13 @@ def _user(message: dict[str, Any], path: str) -> list[Message]:
             parts.append(_part(block, block_path))
     if not results and not parts:
         raise BadRequestError(f"{path}.content", "is empty; send at least one block")
-    return [*results, {"role": "user", "content": _plain(parts)}] if parts else results
+    return [*results, {"role": "user", "content": plain(parts)}] if parts else results
 
 
 def _tool_result(block: Block, path: str) -> Message:
     tool_call_id = required(block, "tool_use_id", str, path)
     parts = [] if block.get("content") is None else [_part(inner, at) for at, inner in _blocks(block, path)]
-    content = _plain(parts) if parts else ""
+    content = plain(parts) if parts else ""
     if optional(block, "is_error", bool, path):
         content = TOOL_ERROR + content if isinstance(content, str) else [_as_text(TOOL_ERROR), *content]
     return {"role": "tool", "tool_call_id": tool_call_id, "content": content}
@@ -235,7 +230,7 @@ def _unparsed(given: dict[str, Any]) -> str | None:
 
 
 def _system_message(message: dict[str, Any], path: str) -> list[Message]:
-    return [{"role": "system", "content": _plain([_text(block, at) for at, block in _blocks(message, path)])}]
+    return [{"role": "system", "content": plain([_text(block, at) for at, block in _blocks(message, path)])}]
 
 
 _ROLES: dict[str, Callable[[dict[str, Any], str], list[Message]]] = {

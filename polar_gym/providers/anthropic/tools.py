@@ -14,8 +14,7 @@ from typing import Any
 
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import objects, optional, required, shown
-from polar_gym.providers.messages import named_tool_choice
-from polar_gym.schema import ToolDefinition
+from polar_gym.providers.tools import ToolChoice, Tools
 
 _STRING = {"type": "string"}
 
@@ -56,17 +55,15 @@ _KNOWN_BY_HEART: dict[str, dict[str, Any]] = {
 
 
 @dataclass(slots=True)
-class Tools:
-    """The tools of a request: those that the engine is offered, and those withheld."""
+class OfferedTools(Tools):
+    """The tools of a request, with the names of those withheld."""
 
-    definitions: list[ToolDefinition] = field(default_factory=list)
-    withheld: list[str] = field(default_factory=list)
     withheld_names: set[str] = field(default_factory=set)
 
 
-def translate(body: dict[str, Any]) -> Tools:
+def translate(body: dict[str, Any]) -> OfferedTools:
     """Return the tools of a request. Raises `BadRequestError`."""
-    tools = Tools()
+    tools = OfferedTools()
     for path, tool in objects(body, "tools"):
         kind = optional(tool, "type", str, path) or "custom"
         function = _custom(tool, path) if kind == "custom" else _by_heart(kind)
@@ -74,15 +71,9 @@ def translate(body: dict[str, Any]) -> Tools:
             tools.withheld.append(kind)
             tools.withheld_names.add(optional(tool, "name", str, path) or kind)
         else:
-            _offer(tools, {"name": required(tool, "name", str, path), **function}, path)
+            tools.offer({"name": required(tool, "name", str, path), **function}, path)
     tools.withheld += [f"mcp:{required(server, 'name', str, path)}" for path, server in objects(body, "mcp_servers")]
     return tools
-
-
-def _offer(tools: Tools, function: dict[str, Any], path: str) -> None:
-    if any(known["function"]["name"] == function["name"] for known in tools.definitions):
-        raise BadRequestError(f"{path}.name", f"another tool is already called {shown(function['name'])}; rename one")
-    tools.definitions.append({"type": "function", "function": function})
 
 
 def _custom(tool: dict[str, Any], path: str) -> dict[str, Any]:
@@ -99,7 +90,7 @@ def _by_heart(kind: str) -> dict[str, Any] | None:
     return next((function for start, function in _KNOWN_BY_HEART.items() if kind.startswith(start)), None)
 
 
-def tool_choice(body: dict[str, Any], tools: Tools) -> str | dict[str, Any] | None:
+def tool_choice(body: dict[str, Any], tools: OfferedTools) -> ToolChoice:
     """Return the chat form of `tool_choice`. A withheld tool cannot be forced: an answer without it would pass for its
     result. Raises `BadRequestError`."""
     choice = optional(body, "tool_choice", dict)
@@ -109,9 +100,7 @@ def tool_choice(body: dict[str, Any], tools: Tools) -> str | dict[str, Any] | No
     if kind in ("auto", "none"):
         return kind
     if kind == "any":
-        if not tools.definitions:
-            raise BadRequestError("tool_choice", "'any' needs `tools` that an engine can offer; send 'auto'")
-        return "required"
+        return tools.required(kind)
     if kind != "tool":
         raise BadRequestError("tool_choice.type", f"{shown(kind)} is not supported; use auto, any, tool or none")
     name = required(choice, "name", str, "tool_choice")
@@ -119,7 +108,7 @@ def tool_choice(body: dict[str, Any], tools: Tools) -> str | dict[str, Any] | No
         raise BadRequestError(
             "tool_choice.name", f"{shown(name)} is a tool of Anthropic's own that nothing can execute here; send 'auto'"
         )
-    return named_tool_choice(name, tools.definitions)
+    return tools.named(name)
 
 
 def parallel_tool_calls(body: dict[str, Any]) -> bool | None:

@@ -40,7 +40,7 @@ def _parse(body: dict[str, Any]) -> ChatRequest:
     streams = body.get("stream") is not None
     config = message_at(body, "generationConfig")
     _refuse_unsupported(body, config, streams)
-    tools, withheld = tools_of(body)
+    tools = tools_of(body)
     choice, offered = choice_of(body, tools)
     return ChatRequest(
         model=model,
@@ -51,7 +51,7 @@ def _parse(body: dict[str, Any]) -> ChatRequest:
         stop=strings_at(config, "stopSequences", "generationConfig"),
         response_format=_response_format(config),
         stream=streams,
-        withheld_tools=withheld,
+        withheld_tools=tools.withheld,
     )
 
 

@@ -21,7 +21,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import optional, required, shown
 from polar_gym.providers.google.json import base64_at, message_at, messages_at
-from polar_gym.providers.messages import left_out
+from polar_gym.providers.messages import left_out, plain
 from polar_gym.schema import Message
 
 _DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult")
@@ -47,9 +47,9 @@ def messages_of(body: dict[str, Any]) -> list[Message]:
         role = optional(content, "role", str, path) or "user"
         parts = messages_at(content, "parts", path)
         if role == "model":
-            conversation.model_content(parts)
+            conversation.modelplain(parts)
         elif role in ("user", "function"):
-            conversation.user_content(parts)
+            conversation.userplain(parts)
         else:
             raise BadRequestError(f"{path}.role", f"{shown(role)} is not a role; use user or model")
     if not conversation.messages:
@@ -68,7 +68,7 @@ def _system(body: dict[str, Any]) -> str | list[dict[str, Any]] | None:
     parts = [
         _said(part, path, media=False) for path, part in _telling(messages_at(content, "parts", "systemInstruction"))
     ]
-    return _content(parts) if parts else None
+    return plain(parts) if parts else None
 
 
 def _telling(parts: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,11 +98,6 @@ def _said(part: dict[str, Any], path: str, *, media: bool) -> dict[str, Any]:
     return {"type": kind, kind: {"url": f"data:{mime};base64,{base64_at(blob, 'data', f'{path}.inlineData')}"}}
 
 
-def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return a single text as a string, and anything else as the list of parts."""
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-
-
 class _Conversation:
     """Collects messages; knows which assistant turn is still open and which of its calls are not answered."""
 
@@ -116,7 +111,7 @@ class _Conversation:
         self._unnamed = 0
         """How many calls and results without an id were given one here."""
 
-    def model_content(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
+    def modelplain(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
         for path, part in _telling(parts):
             self._model_part(part, path)
         if self._turn is None:  # an empty content is still a turn
@@ -149,7 +144,7 @@ class _Conversation:
         self._unanswered.append(entry)
         self._ids.add(id_)
 
-    def user_content(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
+    def userplain(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
         """Add a user's content. Its results come first: they must follow their calls, wherever in the content a client
         puts them."""
         given = list(_telling(parts))
@@ -158,7 +153,7 @@ class _Conversation:
                 self._result(message_at(part, "functionResponse", path), f"{path}.functionResponse")
         rest = [_said(part, path, media=True) for path, part in given if part.get("functionResponse") is None]
         if rest:
-            self.messages.append({"role": "user", "content": _content(rest)})
+            self.messages.append({"role": "user", "content": plain(rest)})
         self._turn = None
 
     def _result(self, result: dict[str, Any], path: str) -> None:
@@ -168,7 +163,7 @@ class _Conversation:
         printed = response["output"] if set(response) == {"output"} else None
         text = printed if isinstance(printed, str) else canonical_json(response)
         media = [_said(part, part_path, media=True) for part_path, part in _telling(messages_at(result, "parts", path))]
-        content = _content([{"type": "text", "text": text}, *media])
+        content = plain([{"type": "text", "text": text}, *media])
         self.messages.append({"role": "tool", "tool_call_id": id_, "content": content})
 
     def _answered_id(self, name: str, id_: str | None) -> str:

@@ -12,26 +12,21 @@ from typing import Any
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import expect, optional, required, shown
 from polar_gym.providers.google.json import camel, message_at, messages_at, strings_at
+from polar_gym.providers.tools import ToolChoice, Tools
 from polar_gym.schema import ToolDefinition
 
 _NOT_JSON_SCHEMA = ("type", "nullable", "properties", "items", "anyOf", "propertyOrdering")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
-def tools_of(body: dict[str, Any]) -> tuple[list[ToolDefinition], list[str]]:
-    """Return (functions to offer, names of withheld tools). Raises `BadRequestError`."""
-    functions: list[ToolDefinition] = []
-    withheld: list[str] = []
+def tools_of(body: dict[str, Any]) -> Tools:
+    """Return the tools of a request. Raises `BadRequestError`."""
+    tools = Tools()
     for path, tool in messages_at(body, "tools"):
-        withheld += [name for name, value in tool.items() if name != "functionDeclarations" and value is not None]
+        tools.withheld += [name for name, value in tool.items() if name != "functionDeclarations" and value is not None]
         for function_path, declaration in messages_at(tool, "functionDeclarations", path):
-            function = _function(declaration, function_path)
-            if any(known["function"]["name"] == function["name"] for known in functions):
-                raise BadRequestError(
-                    f"{function_path}.name", f"another function is already called {function['name']!r}; rename one"
-                )
-            functions.append({"type": "function", "function": function})
-    return functions, withheld
+            tools.offer(_function(declaration, function_path), function_path)
+    return tools
 
 
 def _function(declaration: dict[str, Any], path: str) -> dict[str, Any]:
@@ -76,28 +71,20 @@ def json_schema(openapi: dict[str, Any], path: str) -> dict[str, Any]:
     return schema
 
 
-def choice_of(
-    body: dict[str, Any], tools: list[ToolDefinition]
-) -> tuple[str | dict[str, Any] | None, list[ToolDefinition]]:
+def choice_of(body: dict[str, Any], tools: Tools) -> tuple[ToolChoice, list[ToolDefinition]]:
     """Return (chat form of `toolConfig`, the functions that may be called). Several allowed names shorten the list."""
-    path = "toolConfig.functionCallingConfig"
+    path, offered = "toolConfig.functionCallingConfig", tools.definitions
     config = message_at(message_at(body, "toolConfig"), "functionCallingConfig", "toolConfig")
     mode = optional(config, "mode", str, path)
     if mode in (None, "MODE_UNSPECIFIED"):
-        return None, tools
+        return None, offered
     if mode in ("AUTO", "VALIDATED", "NONE"):
-        return ("none" if mode == "NONE" else "auto"), tools
+        return ("none" if mode == "NONE" else "auto"), offered
     if mode != "ANY":
         raise BadRequestError(f"{path}.mode", f"{shown(mode)} is not a mode; use AUTO, ANY, VALIDATED or NONE")
     allowed = strings_at(config, "allowedFunctionNames", path)
-    known = {tool["function"]["name"] for tool in tools}
-    if unknown := [name for name in allowed if name not in known]:
-        raise BadRequestError(
-            f"{path}.allowedFunctionNames",
-            f"{shown(unknown[0])} is not among `tools`; name a function that they declare",
-        )
-    if not tools:
-        raise BadRequestError(f"{path}.mode", "'ANY' needs `tools` that an engine can offer; send them or 'AUTO'")
-    if len(allowed) == 1:
-        return {"type": "function", "function": {"name": allowed[0]}}, tools
-    return "required", [tool for tool in tools if not allowed or tool["function"]["name"] in allowed]
+    chosen = [tools.named(name, f"{path}.allowedFunctionNames") for name in allowed]
+    any_of_them = tools.required(mode, f"{path}.mode")
+    if len(chosen) == 1:
+        return chosen[0], offered
+    return any_of_them, [tool for tool in offered if not allowed or tool["function"]["name"] in allowed]

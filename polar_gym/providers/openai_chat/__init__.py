@@ -19,9 +19,10 @@ from polar_gym.chat import ChatRequest
 from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import expect, objects, optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key
-from polar_gym.providers.messages import merge_leading_system, named_tool_choice
+from polar_gym.providers.messages import merge_leading_system
 from polar_gym.providers.openai_chat import output
 from polar_gym.providers.openai_errors import error_body
+from polar_gym.providers.tools import Tools, openai_choice
 from polar_gym.schema import Message, ToolDefinition
 
 _MEDIA = ("image_url", "input_audio", "audio_url", "video_url")
@@ -36,13 +37,13 @@ def parse(body: dict[str, Any]) -> ChatRequest:
     messages = [_message(message, path) for path, message in objects(body, "messages")]
     if not messages:
         raise BadRequestError("messages", "is empty; send at least one message", code="empty_array")
-    tools = [_tool(tool, path) for path, tool in objects(body, "tools")]
+    tools = Tools([_tool(tool, path) for path, tool in objects(body, "tools")])
     stream_options = optional(body, "stream_options", dict) or {}
     return ChatRequest(
         model=model,
         messages=merge_leading_system(messages),
-        tools=tools,
-        tool_choice=_tool_choice(body.get("tool_choice"), tools),
+        tools=tools.definitions,
+        tool_choice=openai_choice(body.get("tool_choice"), tools, _named_tool),
         parallel_tool_calls=optional(body, "parallel_tool_calls", bool),
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=_stop(body.get("stop")),
@@ -147,19 +148,10 @@ def _tool(tool: dict[str, Any], path: str) -> ToolDefinition:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: Any, tools: list[ToolDefinition]) -> str | dict[str, Any] | None:
-    if choice in (None, "auto", "none"):
-        return choice
-    if choice == "required":
-        if not tools:
-            raise BadRequestError("tool_choice", "'required' needs `tools`; send tools or 'auto'")
-        return choice
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = required(choice, "function", dict, "tool_choice")
-        return named_tool_choice(required(function, "name", str, "tool_choice.function"), tools)
-    raise BadRequestError(
-        "tool_choice", f"{shown(choice)} is not supported; use 'auto', 'none', 'required' or one named function"
-    )
+def _named_tool(choice: dict[str, Any]) -> str | None:
+    if choice.get("type") != "function":
+        return None
+    return required(required(choice, "function", dict, "tool_choice"), "name", str, "tool_choice.function")
 
 
 def _stop(stop: Any) -> list[str]:

@@ -16,12 +16,12 @@ from polar_gym.chat import ChatRequest
 from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key
-from polar_gym.providers.messages import named_tool_choice
 from polar_gym.providers.openai_chat import models
 from polar_gym.providers.openai_errors import error_body
 from polar_gym.providers.openai_responses import output, stream
 from polar_gym.providers.openai_responses.input import messages_of
-from polar_gym.providers.openai_responses.tools import Tools, flat_name, translate
+from polar_gym.providers.openai_responses.tools import flat_name, translate
+from polar_gym.providers.tools import openai_choice
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
@@ -33,7 +33,7 @@ def parse(body: dict[str, Any]) -> ChatRequest:
         model=model,
         messages=messages_of(body),
         tools=tools.definitions,
-        tool_choice=_tool_choice(body.get("tool_choice"), tools),
+        tool_choice=openai_choice(body.get("tool_choice"), tools, _named_tool),
         parallel_tool_calls=optional(body, "parallel_tool_calls", bool),
         max_tokens=positive(body, "max_output_tokens"),
         response_format=_response_format(body),
@@ -61,19 +61,11 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     refuse(body, "top_logprobs", (0,), "logprobs are recorded, not sent to clients; leave it out")
 
 
-def _tool_choice(choice: Any, tools: Tools) -> str | dict[str, Any] | None:
-    if choice in (None, "auto", "none"):
-        return choice
-    if choice == "required":
-        if not tools.definitions:
-            raise BadRequestError("tool_choice", "'required' needs `tools` that an engine can offer; send 'auto'")
-        return choice
-    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
-        name = required(choice, "name", str, "tool_choice")
-        return named_tool_choice(flat_name(name, optional(choice, "namespace", str, "tool_choice")), tools.definitions)
-    raise BadRequestError(
-        "tool_choice", f"{shown(choice)} is not supported; use 'auto', 'none', 'required' or one named function"
-    )
+def _named_tool(choice: dict[str, Any]) -> str | None:
+    if choice.get("type") not in ("function", "custom"):
+        return None
+    name = required(choice, "name", str, "tool_choice")
+    return flat_name(name, optional(choice, "namespace", str, "tool_choice"))
 
 
 def _response_format(body: dict[str, Any]) -> dict[str, Any] | None:

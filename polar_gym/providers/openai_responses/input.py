@@ -14,7 +14,7 @@ from typing import Any
 from polar_gym.chat import ids
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import expect, objects, optional, required, shown
-from polar_gym.providers.messages import merge_leading_system
+from polar_gym.providers.messages import merge_leading_system, plain
 from polar_gym.providers.openai_responses.tools import LOCAL_SHELL, flat_name, freeform_arguments, shell_arguments
 from polar_gym.schema import Message
 
@@ -170,7 +170,7 @@ def _content(item: dict[str, Any], key: str, path: str, *, images: bool) -> str 
         _part(expect(part, dict, f"{field}[{i}]"), f"{field}[{i}]", images)
         for i, part in enumerate(required(item, key, list, path))
     ]
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    return plain(parts)
 
 
 def _part(part: dict[str, Any], path: str, images: bool) -> dict[str, Any]:

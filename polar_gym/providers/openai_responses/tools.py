@@ -14,7 +14,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import objects, optional, required, shown
 from polar_gym.providers.json_text import parsed
-from polar_gym.schema import ToolDefinition
+from polar_gym.providers.tools import Tools
 
 LOCAL_SHELL = "local_shell"
 
@@ -42,25 +42,23 @@ _LOCAL_SHELL_PARAMETERS: dict[str, Any] = {
 
 
 @dataclass(slots=True)
-class Tools:
-    """The tools of a request: those that the engine is offered, and those withheld."""
+class OfferedTools(Tools):
+    """The tools of a request, with the form in which the client knows them."""
 
-    definitions: list[ToolDefinition] = field(default_factory=list)
     surfaces: dict[str, dict[str, str]] = field(default_factory=dict)
     """Function name -> {`kind`, `name`, `namespace`?}, for each function that the client knows by another kind or name.
     Kinds: `function`, `custom`, `local_shell`."""
-    withheld: list[str] = field(default_factory=list)
 
 
-def translate(body: dict[str, Any]) -> Tools:
+def translate(body: dict[str, Any]) -> OfferedTools:
     """Return the tools of a request. Raises `BadRequestError`."""
-    tools = Tools()
+    tools = OfferedTools()
     for path, tool in objects(body, "tools"):
         _add(tools, tool, path, namespace=None)
     return tools
 
 
-def _add(tools: Tools, tool: dict[str, Any], path: str, namespace: str | None) -> None:
+def _add(tools: OfferedTools, tool: dict[str, Any], path: str, namespace: str | None) -> None:
     kind = required(tool, "type", str, path)
     if kind == "function":
         _offer(tools, tool, path, namespace, kind, _function(tool, path))
@@ -80,13 +78,11 @@ def _add(tools: Tools, tool: dict[str, Any], path: str, namespace: str | None) -
 
 
 def _offer(
-    tools: Tools, tool: dict[str, Any], path: str, namespace: str | None, kind: str, function: dict[str, Any]
+    tools: OfferedTools, tool: dict[str, Any], path: str, namespace: str | None, kind: str, function: dict[str, Any]
 ) -> None:
     name = required(tool, "name", str, path)
     flat = flat_name(name, namespace)
-    if any(known["function"]["name"] == flat for known in tools.definitions):
-        raise BadRequestError(f"{path}.name", f"another tool is already called {flat!r}; rename one")
-    tools.definitions.append({"type": "function", "function": {"name": flat, **function}})
+    tools.offer({"name": flat, **function}, path)
     if kind != "function" or namespace is not None:
         tools.surfaces[flat] = {"kind": kind, "name": name} | ({"namespace": namespace} if namespace else {})
 

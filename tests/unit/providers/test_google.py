@@ -260,7 +260,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"contents": [GO], "generationConfig": {"responseMimeType": "text/x.enum"}}, r".*'text/x.enum' is not supported"),
     ({"contents": [GO], "generationConfig": {"maxOutputTokens": 0}}, "maxOutputTokens: expected an integer above 0"),
     ({"contents": [GO], "stream": "stream"}, r"alt: None is not supported for streams; send `\?alt=sse`"),
-    ({"contents": [GO], "tools": [RUN, RUN]}, r"tools\[1\].*name: another function is already called 'run'; rename"),
+    ({"contents": [GO], "tools": [RUN, RUN]}, r"tools\[1\].*name: another tool is already called 'run'; rename"),
     ({"contents": [GO], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, r".*mode: 'ANY' needs `tools`"),
     (
         {"contents": [GO], "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["x"]}}},
