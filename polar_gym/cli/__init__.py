@@ -68,7 +68,6 @@ def _source(module: str) -> ast.Module:
 
 
 def _load(name: str) -> Any:
-    """Import the module of a command, and return the command."""
     module = import_module(f"{__name__}.{COMMANDS[name].partition('.')[0]}")
     family = typer.main.get_group(module.app)
     return family.commands.get(name, family)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -48,16 +48,16 @@ DISK_WANTED = 2 * GIB
 ENGINE_TIMEOUT_SECONDS = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that a machine has or lacks."""
 
     name: str
-    kind: Literal["machine", "node", "runtime", "harness", "engine"] = "machine"
     found: str
     needed_for: str
     fix: str = ""
     """How to get the thing; empty: the machine has it."""
+    kind: Literal["machine", "node", "runtime", "harness", "engine"] = "machine"
 
     @property
     def ok(self) -> bool:
@@ -89,9 +89,16 @@ def doctor(
 def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[Check]:
     """Check this machine. `cache`: by default the one that rollouts use. `engine_url`: an engine to ask as well."""
     cache = cache or cache_dir()
+    driver = Path("/proc/driver/nvidia/version").exists()
     return [
-        _python(),
-        _node(),
+        Check("python", f"{platform.python_version()} at {sys.executable}", "everything; 3.11 or newer"),
+        Check(
+            "node and npm",
+            _version("node"),
+            needed_for=f"harnesses; {install.NODE_MAJOR} or newer",
+            fix="\n".join(install.missing()),
+            kind="node",
+        ),
         *(_plugin("runtime", name, _runtime) for name in RUNTIMES.names()),
         *(_plugin("harness", name, partial(_harness, cache=cache)) for name in HARNESSES.names()),
         *([_engine(engine_url)] if engine_url else []),
@@ -100,7 +107,11 @@ def diagnose(cache: Path | None = None, engine_url: str | None = None) -> list[C
         _cores_and_memory(),
         _disk(cache),
         _torch(),
-        _gpu(),
+        Check(
+            "GPU",
+            "an NVIDIA driver" if driver else "none, and none is needed here",
+            needed_for="vLLM, on the machine that runs it",
+        ),
     ]
 
 
@@ -129,61 +140,29 @@ def render(checks: Sequence[Check]) -> Table:
     return table
 
 
-def _python() -> Check:
-    found = f"{platform.python_version()} at {sys.executable}"
-    return Check(name="python", found=found, needed_for="everything; 3.11 or newer")
-
-
-def _node() -> Check:
-    return Check(
-        name="node and npm",
-        kind="node",
-        found=_version("node"),
-        needed_for=f"harnesses; {install.NODE_MAJOR} or newer",
-        fix="\n".join(install.missing()),
-    )
-
-
 def _runtime(name: str) -> Check:
     runtime = RUNTIMES.make(PluginSpec(name=name))
     lacking = runtime.check()
     found = "not usable" if lacking else "; ".join(["ready", *runtime.caveats()])
-    return Check(
-        name=f"runtime {name}",
-        kind="runtime",
-        found=found,
-        needed_for="sandboxes; one runtime is enough",
-        fix="\n".join(lacking),
-    )
+    return Check(f"runtime {name}", found, "sandboxes; one runtime is enough", "\n".join(lacking), "runtime")
 
 
 def _harness(name: str, cache: Path) -> Check:
     harness = HARNESSES.get(name)
-    if harness.npm_package is None:
-        found = "needs no installation"
-        return Check(name=f"harness {name}", kind="harness", found=found, needed_for=f"harness={name}")
-    installed = install.place(harness, cache).exists()
-    lacking = [] if installed else install.missing()
-    return Check(
-        name=f"harness {name}",
-        kind="harness",
-        found=f"{harness.version}, {'installed' if installed else 'will be installed at its first use'}",
-        needed_for=f"harness={name}",
-        fix="needs node and npm" if lacking else "",
-    )
+    found, fix = "needs no installation", ""
+    if harness.npm_package is not None:
+        installed = install.place(harness, cache).exists()
+        found = f"{harness.version}, {'installed' if installed else 'will be installed at its first use'}"
+        fix = "needs node and npm" if not installed and install.missing() else ""
+    return Check(f"harness {name}", found, f"harness={name}", fix, "harness")
 
 
 def _plugin(kind: Literal["runtime", "harness"], name: str, check: Callable[[str], Check]) -> Check:
     try:
         return check(name)
     except ImportError as error:
-        return Check(
-            name=f"{kind} {name}",
-            kind=kind,
-            found=f"cannot be imported: {error}",
-            needed_for=f"{kind}={name}",
-            fix="install what it imports, or remove the package that registers it",
-        )
+        fix = "install what it imports, or remove the package that registers it"
+        return Check(f"{kind} {name}", f"cannot be imported: {error}", f"{kind}={name}", fix, kind)
 
 
 def _engine(url: str) -> Check:
@@ -196,7 +175,7 @@ def _engine(url: str) -> Check:
     else:
         grammar, fix = asyncio.run(_own_grammar(url, models[0])) if models else ("no model", "")
         found = f"serves {', '.join(models)}; {grammar}"
-    return Check(name=f"engine {url}", kind="engine", found=found, needed_for="engine=vllm", fix=fix)
+    return Check(f"engine {url}", found, "engine=vllm", fix, "engine")
 
 
 async def _own_grammar(url: str, model: str) -> tuple[str, str]:
@@ -217,7 +196,7 @@ async def _own_grammar(url: str, model: str) -> tuple[str, str]:
 
 def _program(program: str, package: str, needed_for: str) -> Check:
     fix = "" if shutil.which(program) else f"apt-get install {package}"
-    return Check(name=package, found=_version(program), needed_for=needed_for, fix=fix)
+    return Check(package, _version(program), needed_for, fix)
 
 
 def _version(program: str) -> str:
@@ -232,30 +211,20 @@ def _version(program: str) -> str:
 def _cores_and_memory() -> Check:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Check(
-        name="cores, memory",
-        found=f"{cores} cores, {memory / GIB:.1f} GiB",
-        needed_for="sessions side by side",
-        fix="" if memory >= MEMORY_WANTED else f"{MEMORY_WANTED // GIB} GiB or more, or pools.run=1",
-    )
+    fix = "" if memory >= MEMORY_WANTED else f"{MEMORY_WANTED // GIB} GiB or more, or pools.run=1"
+    return Check("cores, memory", f"{cores} cores, {memory / GIB:.1f} GiB", "sessions side by side", fix)
 
 
 def _disk(cache: Path) -> Check:
     existing = next(path for path in (cache, *cache.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    return Check(
-        name="cache",
-        found=f"{cache}, {free / GIB:.1f} GiB free",
-        needed_for="harnesses and environments between runs",
-        fix="\n".join(_disk_fixes(existing, free)),
-    )
-
-
-def _disk_fixes(existing: Path, free: int) -> Iterator[str]:
+    fixes = []
     if not os.access(existing, os.W_OK):
-        yield f"{existing} is not writable: set POLAR_GYM_CACHE to a directory that is"
+        fixes.append(f"{existing} is not writable: set POLAR_GYM_CACHE to a directory that is")
     if free < DISK_WANTED:
-        yield f"free {DISK_WANTED // GIB} GiB, or set POLAR_GYM_CACHE to a directory with more space"
+        fixes.append(f"free {DISK_WANTED // GIB} GiB, or set POLAR_GYM_CACHE to a directory with more space")
+    found = f"{cache}, {free / GIB:.1f} GiB free"
+    return Check("cache", found, "harnesses and environments between runs", "\n".join(fixes))
 
 
 def _torch() -> Check:
@@ -263,10 +232,4 @@ def _torch() -> Check:
         found, fix = version("torch"), ""
     except PackageNotFoundError:
         found, fix = "not installed", "optional: pip install 'polar-gym[torch]'"
-    return Check(name="torch", found=found, needed_for="engine.policy=transformers", fix=fix)
-
-
-def _gpu() -> Check:
-    present = Path("/proc/driver/nvidia/version").exists()
-    found = "an NVIDIA driver" if present else "none, and none is needed here"
-    return Check(name="GPU", found=found, needed_for="vLLM, on the machine that runs it")
+    return Check("torch", found, "engine.policy=transformers", fix)

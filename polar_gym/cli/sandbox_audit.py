@@ -46,7 +46,6 @@ def audit_sandboxes(names: Sequence[str]) -> None:
 
 
 def render(findings: Mapping[str, Mapping[str, Finding]]) -> Table:
-    """Return the table of runtime -> guarantee -> finding, beside Docker's default."""
     worse = [f"{name}: {guarantee.name}" for name, each in findings.items() for guarantee in worse_than_docker(each)]
     verdict = f"Worse than Docker's default: {', '.join(worse) or 'nothing'}"
     table = Table(title="polar-gym doctor --sandbox", title_justify="left", caption=verdict, caption_justify="left")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from polar_gym.config.loading import load_config
-from polar_gym.console import console, errors
+from polar_gym.console import console, errors, table
 from polar_gym.curation.audit import AuditError, audit
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.prepare import prepare, read_overrides
@@ -30,6 +27,7 @@ from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks, rea
 
 app = typer.Typer(no_args_is_help=True)
 
+File = Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where the tests run, e.g. runtime=docker.")
 ]
@@ -115,7 +113,7 @@ def prepare_rows(
 
 @app.command("validate")
 def validate_tasks(
-    file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
+    file: File,
     settings: Settings = None,
 ) -> None:
     """Grade every task's reference solution (must resolve) and a change that does nothing (must not).
@@ -130,15 +128,12 @@ def validate_tasks(
             # One after another, so that a slow machine does not make fast tests time out.
             return [await validate(task, bench) for task in loaded]
 
-    verdicts = asyncio.run(run())
-    console.print(verdict_table(verdicts, config.runtime.name))
-    if any(verdict.problem for verdict in verdicts):
-        raise typer.Exit(1)
+    _conclude(asyncio.run(run()), config.runtime.name)
 
 
 @app.command("twins")
 def twin_tasks(
-    file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
+    file: File,
     settings: Settings = None,
     out: Out = None,
 ) -> None:
@@ -160,13 +155,10 @@ def twin_tasks(
 
     verdicts = asyncio.run(run())
     _write_rows(file, out, "twins", {each.task.instance_id: each.task.twins for each in verdicts})
-    console.print(verdict_table(verdicts, config.runtime.name))
-    if any(verdict.problem for verdict in verdicts):
-        raise typer.Exit(1)
+    _conclude(verdicts, config.runtime.name)
 
 
 def twin_summary(task: Task) -> str:
-    """Return how many tests of a task have twins, and at how many places."""
     tests = [places for file in task.twins.values() for places in file.values()]
     trust = "high" if cover(task.twins, task.FAIL_TO_PASS) else "low"
     return f"{len(tests)} tests can be altered at {sum(map(len, tests))} places; trust: {trust}"
@@ -174,7 +166,7 @@ def twin_summary(task: Task) -> str:
 
 @app.command("audit")
 def audit_tasks(
-    file: Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")],
+    file: File,
     settings: Settings = None,
     out: Out = None,
 ) -> None:
@@ -192,10 +184,9 @@ def audit_tasks(
         async with Bench(config.runtime, cache_dir()) as bench:
             for number, task in enumerate(loaded, start=1):
                 try:
+                    head = f"{number}/{len(loaded)} {task.instance_id}: "
                     with errors.status("") as status:
-                        figures = await audit(
-                            task, bench, partial(_show, status, f"{number}/{len(loaded)} {task.instance_id}: ")
-                        )
+                        figures = await audit(task, bench, lambda text, head=head: status.update(Text(head + text)))
                 except (AuditError, *GRADING_ERRORS) as error:
                     problem = f"{task.instance_id}: cannot be audited: {error or 'timed out'}"
                     errors.print(Text(problem, "red"), soft_wrap=True)
@@ -207,10 +198,6 @@ def audit_tasks(
     asyncio.run(run())
     if len(audits) < len(loaded):
         raise typer.Exit(1)
-
-
-def _show(status: Status, head: str, text: str) -> None:
-    status.update(Text(f"{head}{text}"))
 
 
 def print_audit(name: str, audit: Audit) -> None:
@@ -252,16 +239,15 @@ def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, A
     write(out or file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
 
-def verdict_table(verdicts: Sequence[Verdict], runtime: str) -> Table:
-    """Return a table with a line a task: the grades of the reference solution and of doing nothing."""
+def _conclude(verdicts: Sequence[Verdict], runtime: str) -> None:
+    """Print a line a task: the grades of the reference solution and of doing nothing. Exit where a task is wrong."""
     valid = sum(not verdict.problem for verdict in verdicts)
-    table = Table(title=f"{valid} of {len(verdicts)} tasks valid in {runtime}", title_justify="left")
-    table.add_column("task", overflow="fold")
-    for heading in ("F2P", "P2P", "gold", "no-op"):
-        table.add_column(heading, justify="right")
-    table.add_column("problem", overflow="fold")
+    grades = table(f"{valid} of {len(verdicts)} tasks valid in {runtime}", "task", "F2P", "P2P", "gold", "no-op")
+    grades.add_column("problem", overflow="fold")
     for verdict in verdicts:
         worth = ["" if each is None else f"{each.reward:.0f}" for each in (verdict.gold, verdict.no_op)]
         counts = [str(len(verdict.task.FAIL_TO_PASS)), str(len(verdict.task.PASS_TO_PASS))]
-        table.add_row(verdict.task.instance_id, *counts, *worth, Text(verdict.problem, "red"))
-    return table
+        grades.add_row(verdict.task.instance_id, *counts, *worth, Text(verdict.problem, "red"))
+    console.print(grades)
+    if valid < len(verdicts):
+        raise typer.Exit(1)
