@@ -3,7 +3,7 @@
 A harness is a plug-in: a module that defines one `HARNESS`, an object of the class `Harness` below. Only `launch` is
 required. A harness that is an npm package is installed unmodified, at a pinned version, into a cache on the gateway's
 machine (`install`), and mounted read-only into the sandbox. A harness that writes the date into its prompt is told
-`spec.today`, if it can be told a date (`today`). `sdk` and `lean` hold what several harnesses share.
+`spec.today`, if it can be told a date (`today`). `sdk` holds the variables that programs with an SDK read.
 
 This room uses runtimes, registry, schema and durable.
 """
@@ -16,6 +16,13 @@ from typing import Literal
 
 from polar_gym.registry import Options, Registry
 from polar_gym.schema import HarnessSpec
+
+LEAN_PROMPT = """\
+You are a coding agent. You work in the user's directory through the tools that you are given: run commands to look \
+around, to edit files and to check your work. Work until the task is done without asking questions, change only what \
+the task needs, then say briefly what you did.
+"""
+"""Replaces the system prompt of a harness in its lean profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import Harness, Launch, LaunchContext
-from polar_gym.harnesses.lean import LEAN_PROMPT
+from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
 

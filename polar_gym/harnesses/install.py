@@ -78,7 +78,6 @@ def missing() -> list[str]:
 
 
 def _slug(harness: Harness) -> str:
-    """Return the package's name as one path component."""
     assert harness.npm_package is not None
     return harness.npm_package.removeprefix("@").replace("/", "-")
 

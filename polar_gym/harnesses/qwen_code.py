@@ -14,8 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import Harness, Launch, LaunchContext
-from polar_gym.harnesses.lean import LEAN_PROMPT
+from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext
 
 _PATIENCE_MILLISECONDS = 3_600_000
 
