@@ -104,7 +104,7 @@ class Rollouts:
             episode = await machinery.nodes[turn].rollout(request, int(row.get("_ng_rollout_index") or 0))
             return await asyncio.to_thread(self._answer, row, episode)
         except Exception as error:  # noqa: BLE001 - /run must not raise: one broken session would end all others
-            return _masked(row, _why(error))
+            return verified(row, _why(error), response_id=uuid.uuid4().hex, created_at=time.time())
 
     async def close(self) -> None:
         """Stop the nodes, so that no sandbox is left. May be called twice."""
@@ -199,16 +199,3 @@ def _why(error: Exception) -> Mask:
         case _:
             log.error("a row failed with an unexpected error", exc_info=error)
             return Mask("polar:internal_error", repr(error))
-
-
-def _masked(row: Row, mask: Mask) -> dict[str, Any]:
-    return verified(
-        row,
-        output=[],
-        response_id=uuid.uuid4().hex,
-        created_at=time.time(),
-        model="policy",
-        metadata={},
-        reward=0.0,
-        mask=mask,
-    )

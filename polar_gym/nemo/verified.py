@@ -10,6 +10,7 @@ of 0 would move the advantages of the samples that are not masked. Therefore its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from polar_gym.nemo.envelope import trained_spans, training_traces
@@ -54,6 +55,7 @@ def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> 
     spans = trained_spans(trace, by_id) if trace is not None and mask is None else []
     answer = verified(
         row,
+        mask,
         output=output_items(trace, by_id, spans) if trace is not None else [],
         response_id=session.session_id,
         created_at=calls[0].started_at if calls else 0.0,
@@ -65,7 +67,6 @@ def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> 
             "trace_id": trace.trace_id if trace is not None else "",
         },
         reward=episode.reward or 0.0,
-        mask=mask,
     )
     metrics = _metrics(episode, sum(span.end - span.start for span in spans))
     if mask is not None:
@@ -75,14 +76,14 @@ def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> 
 
 def verified(
     row: Row,
+    mask: Mask | None,
     *,
-    output: list[Item],
     response_id: str,
     created_at: float,
-    model: str,
-    metadata: dict[str, str],
-    reward: float,
-    mask: Mask | None,
+    output: Sequence[Item] = (),
+    model: str = "policy",
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    reward: float = 0.0,
 ) -> dict[str, Any]:
     """Return the answer. With a mask, `output` has no tokens and `reward` does not count."""
     given = row.get("instance_config")
@@ -91,11 +92,11 @@ def verified(
         "created_at": created_at,
         "model": model,
         "object": "response",
-        "output": output if mask is None else [*output, {**message_item("masked", ""), **PLACEHOLDER}],
+        "output": [*output, *([{**message_item("masked", ""), **PLACEHOLDER}] if mask is not None else [])],
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "tools": [],
-        "metadata": metadata,
+        "metadata": dict(metadata),
     }
     return {
         **{key: value for key, value in row.items() if not key.startswith("_")},  # `_...` is the collector's
