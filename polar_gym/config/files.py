@@ -30,7 +30,6 @@ def recipe_names(config_dir: Path | None = None) -> list[str]:
 
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
-    """Return each group with the names of its files."""
     roots = config_roots("conf", config_dir)
     return {group: sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")}) for group in ROOMS}
 

@@ -88,6 +88,9 @@ class RunConfig(Record):
     pools: Pools = Field(default_factory=Pools)
     proxy: ProxyConfig = Field(default_factory=ProxyConfig)
 
+    def with_rollout(self, **changes: Any) -> RunConfig:
+        return self.model_copy(update={"rollout": self.rollout.model_copy(update=changes)})
+
     def request(self, task_id: str, instruction: str) -> TaskRequest:
         """Return the request for a task, without the parts that a row may bring. Raises `pydantic.ValidationError`."""
         return TaskRequest(

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
-from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
-from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.node.assemble import load_tasks, make_request
 from polar_gym.schema import TaskRequest, Workspace
 from polar_gym.tasks import Task
 
@@ -27,10 +26,6 @@ class Setup:
     """The tasks that the requests were made from; empty for a request without a task."""
     requests: dict[str, TaskRequest]
     """The requests by task id, in order: a seed chooses among them."""
-
-    def node(self) -> Node:
-        """Make a node for the config."""
-        return make_node(self.config, self.tasks)
 
 
 def swe_setup(harness: str | Mapping[str, Any] | None = None, *, recipe: str | None = None, **settings: Any) -> Setup:
@@ -76,7 +71,6 @@ def task_setup(
 
 
 def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the harness. None leaves the recipe's harness."""
     return {**({"harness": harness} if harness is not None else {}), **settings}
 
 

@@ -19,6 +19,7 @@ from polar_gym.envs.setup import Setup
 from polar_gym.envs.spaces import action_space, observation_space
 from polar_gym.envs.transcript import transcript
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.assemble import make_node
 from polar_gym.gateway.session.life import SessionLife
 from polar_gym.schema import Episode, Sampling, Session, TaskRequest
 
@@ -43,7 +44,7 @@ class OnSessions:
         self.config = setup.config
         self.tasks = setup.tasks
         self._requests = setup.requests
-        self._sessions = Sessions(setup.node())
+        self._sessions = Sessions(make_node(setup.config, setup.tasks))
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
         self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
 

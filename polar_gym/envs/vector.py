@@ -174,7 +174,6 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
 
 
 def _one_each(given: Any, count: int) -> bool:
-    """Return whether a sequence has a value for each sub-environment."""
     return isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str) and len(given) == count
 
 

@@ -30,7 +30,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     state = (
         config.rollout.state or output.parent / "state"
     ).absolute()  # episodes name it, and may be read in another directory
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state})})
+    config = config.with_rollout(state=state)
     requests = [make_request(config, task) for task in tasks]
     samples = list(_samples(requests))
     episodes: list[Episode] = []

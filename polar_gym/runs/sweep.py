@@ -124,11 +124,9 @@ def _figures(run: FinishedRun) -> list[str]:
 def _inside(directory: Path, config: RunConfig) -> RunConfig:
     """Return the config with its relative output paths in the directory. Absolute paths stay as they are."""
     output, state = config.rollout.output, config.rollout.state
-    paths = {
-        "output": output if output.is_absolute() else directory / output.name,
-        "state": state and directory / state,
-    }
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update=paths)})
+    return config.with_rollout(
+        output=output if output.is_absolute() else directory / output.name, state=state and directory / state
+    )
 
 
 def _check_apart(runs: Sequence[PlannedRun]) -> None:

@@ -116,16 +116,12 @@ class Link:
             key = await self._service.ended.get()
             try:
                 await self._until_reached(http, key)
+                continue
             except ServerRefusedError as error:
                 log.error("session %s: its episode is not taken, and is sent again: %s", key, error)
-                self._send_again(key)
             except Exception:
                 log.exception("session %s: its episode could not be sent, and is sent again", key)
-                self._send_again(key)
-
-    def _send_again(self, key: Key) -> None:
-        """Put an episode back into the queue after `REFUSED_AGAIN_SECONDS`."""
-        asyncio.get_running_loop().call_later(REFUSED_AGAIN_SECONDS, self._service.ended.put_nowait, key)
+            asyncio.get_running_loop().call_later(REFUSED_AGAIN_SECONDS, self._service.ended.put_nowait, key)
 
     @tenacity.retry(
         retry=tenacity.retry_if_exception_type(UnreachableError),
@@ -156,5 +152,4 @@ class Link:
 
 
 def _delivery(episode: Path, attempt: int) -> bytes:
-    """Return the JSON of a `Delivery`, without parsing the episode."""
     return b'{"attempt":%d,"episode":%b}' % (attempt, episode.read_bytes())

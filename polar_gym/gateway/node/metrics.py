@@ -37,7 +37,8 @@ class NodeMetrics:
         proxy = node.proxy
         yield _by_stage("polar_gym_places", "Places by stage.", node.stages.places)
         yield _by_stage("polar_gym_held", "Sessions that hold a place, by stage.", node.stages.held)
-        yield gauges("polar_gym_sessions", "Sessions that are held and not delivered.", "status", service.statuses)
+        statuses = Counter(session.status.value for session in service.sessions)
+        yield gauges("polar_gym_sessions", "Sessions that are held and not delivered.", "status", statuses)
         yield GaugeMetricFamily("polar_gym_waiting", "Sessions that wait for INIT.", value=node.stages.init.waiting)
         yield counters("polar_gym_ended", "Sessions that ended, by status.", "status", service.ended_by_status)
         yield counters("polar_gym_failures", "Sessions that failed, by kind.", "kind", service.failures)

@@ -78,7 +78,8 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         (state.root / "scratch").mkdir(mode=0o700)
         bound = stack.enter_context(_bound(settings))
         tasks = await asyncio.to_thread(_demonstrated, config)
-        node = make_node(_with_state(config, state), tasks, name=settings.named(), scratch=state.root / "scratch")
+        own = config.with_rollout(state=state.root)
+        node = make_node(own, tasks, name=settings.named(), scratch=state.root / "scratch")
         await _start(node, stack, settings.engine_wait_seconds if settings.server is not None else 0.0)
         await salvage(state, node.runtime)
         service = NodeService(node, state, settings, _engine_key(config.engine), allowed)
@@ -168,7 +169,6 @@ async def _restarted(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -180,11 +180,6 @@ def _bound(settings: GatewaySettings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
     except OSError as error:
         raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
-
-
-def _with_state(config: RunConfig, state: StateDirectory) -> RunConfig:
-    """Return a config whose sessions keep their state in `state`."""
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"state": state.root})})
 
 
 def _demonstrated(config: RunConfig) -> list[Any]:

@@ -43,19 +43,17 @@ def _unfinished(state: StateDirectory) -> dict[Key, Manifest]:
 
 
 async def _reap(left: dict[Key, Manifest], runtime: Callable[[PluginSpec], Runtime]) -> None:
-    sessions: defaultdict[str, set[str]] = defaultdict(set)
-    specs: dict[str, PluginSpec] = {}
+    sessions: defaultdict[Runtime, set[str]] = defaultdict(set)
     for key, manifest in left.items():
-        spec = manifest.request.runtime
-        kind = f"{spec.name}:{sorted(spec.options.items())!r}"
-        specs[kind] = spec
-        sessions[kind].add(key.session_id)
-    for kind, session_ids in sessions.items():
         try:
-            found = await asyncio.to_thread(runtime, specs[kind])
+            sessions[await asyncio.to_thread(runtime, manifest.request.runtime)].add(key.session_id)
+        except (SandboxError, OSError) as error:
+            log.error("session %s: its sandbox may be left: %s", key, error)
+    for found, session_ids in sessions.items():
+        try:
             await _reap_one(found, session_ids)
         except (SandboxError, OSError) as error:
-            log.error("sandboxes of %s may be left, of sessions %s: %s", kind, ", ".join(sorted(session_ids)), error)
+            log.error("sandboxes may be left, of sessions %s: %s", ", ".join(sorted(session_ids)), error)
 
 
 @tenacity.retry(

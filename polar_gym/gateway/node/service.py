@@ -84,10 +84,6 @@ class NodeService:
     def sessions(self) -> list[Session]:
         return [held.session for held in self._held.values()]
 
-    @property
-    def statuses(self) -> Counter[str]:
-        return Counter(session.status for session in self.sessions)
-
     def session(self, key: Key) -> Session | None:
         held = self._held.get(key)
         return held.session if held else None
@@ -124,7 +120,7 @@ class NodeService:
         plugins = await asyncio.to_thread(self._check, order.request)
         if key in self._held:
             return self._held[key].session, False
-        life = self.node.open_session(order.request, order.sample_index, self._on_change, key, plugins)
+        life = self.node.open_session(order.request, order.sample_index, lambda _: self.changed.set(), key, plugins)
         self._held[key] = Held(life.session, life)
         manifest = Manifest(session=life.session.model_copy(), request=order.request, engine=self.node.engine.info)
         try:
@@ -156,14 +152,12 @@ class NodeService:
             held.life.cancel()
 
     def cancel_all_of(self, session_ids: Iterable[str]) -> None:
-        """Cancel all attempts of these sessions."""
         wanted = set(session_ids)
         for key in list(self._held):
             if key.session_id in wanted:
                 self.cancel(key)
 
     async def _conduct(self, key: Key, life: SessionLife) -> None:
-        """Run a session to its end, and write its episode."""
         try:
             episode = await self.node.conduct(life)
         except Exception as error:  # an error of the gateway itself ends this session, the others go on
@@ -199,9 +193,6 @@ class NodeService:
             self.ended.put_nowait(key)
         self.changed.set()
 
-    def _on_change(self, session: Session) -> None:
-        self.changed.set()
-
     # Delivery and eviction --------------------------------------------------------------------------------------------
 
     async def delivered(self, key: Key, answer: DeliveryAnswer) -> None:
@@ -212,7 +203,6 @@ class NodeService:
         self.changed.set()
 
     async def all_delivered(self) -> None:
-        """Wait until the server has all episodes."""
         while self._held:
             self.changed.clear()
             await self.changed.wait()

@@ -173,7 +173,6 @@ class SessionLife:
     # RUNNING ----------------------------------------------------------------------------------------------------------
 
     async def run(self, ready: Ready) -> None:
-        """Run the harness to its end, or to the end of a budget."""
         self.session.weight_version = self._around.weight_version()
         self.enter(Status.RUNNING)
         started = time.monotonic()
