@@ -73,7 +73,6 @@ class Book:
         return self.live.get(task_id) or await self.guard(self.store.find_task(task_id))
 
     def task_of(self, session_id: str) -> Task | None:
-        """Return the live task of a session."""
         return self.live.get(self._owner.get(session_id, ""))
 
     def news(self, task_id: str) -> asyncio.Event:

@@ -110,7 +110,6 @@ class Fleet:
         return member if member is not None and member.heartbeat.incarnation == placement.incarnation else None
 
     def forget(self, placement: Placement) -> None:
-        """Remove a placement that has ended."""
         if (member := self.at(placement)) is not None:
             member.placed.pop(placement, None)
 

@@ -72,7 +72,6 @@ class NodeLink:
     async def _ask(
         self, route: Route[Any], base: str, body: bytes | None = None, seconds: float = TIMEOUT_SECONDS, **parts: object
     ) -> tuple[int, bytes]:
-        """Return the status and the body of an answer."""
         url, timeout = route.url(base, **parts), aiohttp.ClientTimeout(total=seconds)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         try:

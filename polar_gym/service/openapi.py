@@ -15,7 +15,6 @@ from polar_gym.http.route import JSON, Route
 
 @functools.cache
 def openapi_document(routes: tuple[Route[Any], ...]) -> bytes:
-    """Return the document of a port with these routes."""
     taken = {route.takes for route in routes if route.takes}
     given = {route.gives for route in routes if route.gives} | {protocol.ErrorAnswer, protocol.Callback}
     modes = [(record, "validation") for record in taken] + [(record, "serialization") for record in given]
@@ -37,7 +36,6 @@ def openapi_document(routes: tuple[Route[Any], ...]) -> bytes:
 
 
 def _operation(route: Route[Any], references: dict[Any, Any]) -> dict[str, Any]:
-    """Return the description of a route."""
     error = {"schema": references[protocol.ErrorAnswer, "serialization"]}
     answer: dict[str, Any] = {"description": "done"}
     if route.gives is not None:

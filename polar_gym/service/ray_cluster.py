@@ -54,7 +54,6 @@ class GatewayActor:
         self._gateway = self._loop.run(self._serving.__aenter__())
 
     def incarnation(self) -> str:
-        """Return the incarnation of the node's process."""
         return self._gateway.service.incarnation
 
     def run(self) -> None:

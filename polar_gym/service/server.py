@@ -67,8 +67,6 @@ def make_app(
 
 
 def _served(handlers: _Handlers) -> Served:
-    """Return the routes of the rollout server with their handlers."""
-
     async def openapi(http: web.Request) -> web.Response:
         return web.Response(body=openapi_document(tuple(served)), content_type="application/json")
 
@@ -287,12 +285,10 @@ def _node(http: web.Request) -> str:
 
 
 def _server_sent(event: Event) -> bytes:
-    """Return an event in the form of server-sent events."""
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.to_json())
 
 
 async def _set_within(news: asyncio.Event, seconds: float) -> bool:
-    """Return whether an event is set within a time."""
     try:
         await asyncio.wait_for(news.wait(), seconds)
     except TimeoutError:

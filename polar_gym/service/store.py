@@ -111,7 +111,6 @@ class Store:
         return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
     async def _execute(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        """Run one statement, and return its rows."""
         return await self._run(lambda db: db.execute(sql, values).fetchall())
 
     # Tasks ------------------------------------------------------------------------------------------------------------
@@ -142,17 +141,15 @@ class Store:
 
     async def live_tasks(self) -> list[Task]:
         """Return the tasks that have not ended, in the order in which they came."""
-
-        def read(db: sqlite3.Connection) -> list[Task]:
-            rows = db.execute(f"{_TASKS} WHERE status NOT IN {_FINAL} ORDER BY number").fetchall()
-            return [_task(db, row) for row in rows]
-
-        return await self._run(read)
+        return await self._tasks(f"status NOT IN {_FINAL}")
 
     async def find_task(self, task_id: str) -> Task | None:
-        def read(db: sqlite3.Connection) -> Task | None:
-            row = db.execute(f"{_TASKS} WHERE task_id = ?", (task_id,)).fetchone()
-            return _task(db, row) if row else None
+        return next(iter(await self._tasks("task_id = ?", task_id)), None)
+
+    async def _tasks(self, where: str, *values: object) -> list[Task]:
+        def read(db: sqlite3.Connection) -> list[Task]:
+            rows = db.execute(f"{_TASKS} WHERE {where} ORDER BY number", values).fetchall()
+            return [_task(db, row) for row in rows]
 
         return await self._run(read)
 

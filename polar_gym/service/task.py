@@ -160,7 +160,6 @@ class Task:
         return (sample for sample in self.samples.values() if sample.phase is not Phase.ENDED)
 
     def placements(self) -> list[Placement]:
-        """Return the placements of all samples that are on a node."""
         return [placement for sample in self.open_samples() if (placement := sample.placement) is not None]
 
     def counts(self, placement: Placement) -> bool:
@@ -208,7 +207,6 @@ class Task:
         return self._end(self.samples[session_id], Status.ERROR, "request_error", why)
 
     def cancel(self) -> list[Ending]:
-        """End all samples that have not ended."""
         self.cancelled = not self.ended
         return self._end_all("cancelled", "the task was cancelled")
 
@@ -241,7 +239,6 @@ class Task:
         return self._accept(sample, episode)
 
     def cancel_stale(self, session_id: str, staleness: int) -> Ending:
-        """End a sample whose session began too many weight versions ago."""
         sample = self.samples[session_id]
         sample.stale = True
         sample.session.staleness = staleness

@@ -52,7 +52,6 @@ def _check_git(git: Path, directories: Sequence[Path]) -> None:
 
 
 def _alternates(info: Path) -> Iterable[Path]:
-    """Yield the object directories that `info/alternates` names."""
     for line in (info / "alternates").read_text(errors="surrogateescape").splitlines():
         if line.startswith('"'):
             raise ValueError(f"{info / 'alternates'} quotes a name; write it without quotation marks")

@@ -134,7 +134,6 @@ def _refuse_hackable(source: str, tasks: Sequence[Task], limit: float | None) ->
 
 
 def _json_rows(path: Path) -> Iterator[PlacedRow]:
-    """Yield the row of every line that is not blank."""
     try:
         with path.open("rb") as lines:
             yield from json_lines(lines, path, loads=json.loads)  # a data set may hold NaN, which orjson refuses
