@@ -10,12 +10,14 @@ nothing to drop.
 
 After tool calls the dummy turn makes the same calls with other arguments, because some templates look in it for the
 function that a result belongs to. The token with which the policy ended its turn is looked for after these calls,
-because some templates end such a turn differently.
+because some templates end such a turn differently. Where a new message may hold that token too, a third rendering with
+other words in the new messages tells the template's token from theirs.
 
 The second rendering only locates the end of the dummy turn. That position is constant, so `Learned` caches the ids
 before it and skips the second rendering when they match.
 
 The result is used only if its text is the text of the new messages. Else the engine templates the request as usual.
+Text that spells special tokens becomes these tokens, as it does where the engine templates the whole conversation.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.engines import EngineError
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
-SpliceProblem = Literal["cut", "multimodal", "special_text", "template", "suffix"]
+SpliceProblem = Literal["cut", "multimodal", "template", "suffix"]
 """Why the engine templates a continuation after all. `cut`: the parent's answer was cut inside reasoning or a tool
-call. `multimodal`: the conversation has an image. `special_text`: new text spells a special token. `template`: the
-template's end of turn cannot be found. `suffix`: the text of the new ids is not the text of the new messages."""
+call. `multimodal`: the conversation has an image. `template`: the template's end of turn cannot be found. `suffix`: the
+text of the new ids is not the text of the new messages."""
 
 DUMMY_ANSWERS = ("Apple 1", "Bread 2")
 """The two end in different tokens, so that their renderings agree only after them."""
+OTHER_WORDS = "Carrot 3"
+"""Takes the place of the words of new messages, to tell the ids of the template from those of the words."""
 
 SPECIAL_TEXT = re.compile(
     r"<[|｜][^|｜\s]{1,40}[|｜]>|</?(?:think|tool_call|tool_response|s)>|<(?:start|end)_of_turn>"
@@ -105,11 +109,8 @@ async def spliced_prompt(
         raise NoSplice("cut")
     if any(has_media(message) for message in messages):
         raise NoSplice("multimodal")
-    texts = [text for message in new_messages for text in _texts(message)]
-    if any(SPECIAL_TEXT.search(text) for text in texts):
-        raise NoSplice("special_text")
     after = await _ids_after_answer(engine, parent, new_messages, learned or Learned())
-    if not _says(await engine.decode(after.tolist()), texts):
+    if not _says(await engine.decode(after.tolist()), _texts(new_messages)):
         raise NoSplice("suffix")
     ended = parent.response_ids[-1] == after[0]
     if not ended and await _is_cut_in_a_tool_call(engine, parent):
@@ -154,14 +155,20 @@ async def _ids_after_tool_calls(
 ) -> NDArray[np.int32] | None:
     """Return the ids that follow an answer with tool calls. None where the parent has no calls, or where the template
     does not end them with the token with which the policy did."""
-    calls = (parent.response or {}).get("tool_calls")
-    if not calls or not SPECIAL_TEXT.fullmatch(await _text_of(engine, int(parent.response_ids[-1]), learned)):
+    calls, last = (parent.response or {}).get("tool_calls"), int(parent.response_ids[-1])
+    if not calls or not SPECIAL_TEXT.fullmatch(end := await _text_of(engine, last, learned)):
         return None
     turns = [{"role": "assistant", "content": "", "tool_calls": _with_arguments(calls, said)} for said in DUMMY_ANSWERS]
     after = await _common_ending(engine, turns, new_messages, learned)
-    if after is None or parent.response_ids[-1] not in after:
+    if after is None:
         return None
-    return after[np.argmax(after == parent.response_ids[-1]) :]
+    of_template = after
+    if any(end in text or not text.strip() for text in _texts(new_messages)):
+        reworded = [{**message, "content": OTHER_WORDS} for message in new_messages]
+        other = await _common_ending(engine, turns, reworded, learned)
+        of_template = after[:0] if other is None else _common_suffix(after[::-1], other[::-1])[::-1]
+    places = np.flatnonzero(of_template == last)
+    return after[places[0] :] if len(places) else None
 
 
 async def _text_of(engine: Templater, token: int, learned: Learned) -> str:
@@ -218,6 +225,7 @@ def _says(decoded: str, texts: Sequence[str]) -> bool:
     return True
 
 
-def _texts(message: Message) -> list[str]:
-    content = message.get("content") or ""
-    return [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+def _texts(messages: Sequence[Message]) -> list[str]:
+    contents = [message.get("content") or "" for message in messages]
+    parts = [[{"text": content}] if isinstance(content, str) else content for content in contents]
+    return [part.get("text", "") for each in parts for part in each]

@@ -35,7 +35,7 @@ async def call_problems(
         return []  # hung up on before the engine had begun
     request = asked[call.call_id]
     earlier = [other for other in calls if other.index < call.index and other.outcome == "delivered"]
-    parent, place = _true_parent(request, earlier, asked)
+    parent = _true_parent(request, earlier, asked)
     problems = []
     if call.parent_id != (parent.call_id if parent else None):
         problems.append(f"parent {call.parent_id}, truly {parent and parent.call_id} ({call.splice_cause})")
@@ -44,15 +44,15 @@ async def call_problems(
         if call.continuation != "root" or (call.splice_cause in FORKS) != goes_on:
             problems.append(f"begins a conversation, but is {call.continuation}, cause {call.splice_cause}")
         return problems
-    causes = await _true_causes(splice, engine, parent, request.items[place + 1 :])
+    causes = await _true_causes(splice, engine, parent)
     if call.splice_cause not in causes or call.continuation != ("canonical" if call.splice_cause else "spliced"):
         said = await engine.decode(parent.response_ids.tolist())
         problems.append(f"is {call.continuation}, cause {call.splice_cause}; truly {causes} after {said!r}")
     return problems
 
 
-def _true_parent(request: Asked, earlier: Sequence[ModelCall], asked: dict[str, Asked]) -> tuple[ModelCall | None, int]:
-    """The deepest call whose question and answer the request begins with, and the place of that answer."""
+def _true_parent(request: Asked, earlier: Sequence[ModelCall], asked: dict[str, Asked]) -> ModelCall | None:
+    """The deepest call whose question and answer the request begins with."""
     for place in range(len(request.items) - 1, -1, -1):
         item = request.items[place]
         if item.message["role"] != "assistant":
@@ -67,8 +67,8 @@ def _true_parent(request: Asked, earlier: Sequence[ModelCall], asked: dict[str, 
         else:
             known = [call for call in same_question if _says_only(call, item)]
         if len(known) == 1:
-            return known[0], place
-    return None, -1
+            return known[0]
+    return None
 
 
 def _same(one: Sequence[Item], other: Sequence[Item]) -> bool:
@@ -92,23 +92,18 @@ def _plain_words(item: Item) -> str | None:
     return (content if isinstance(content, str) else content[0]["text"]).strip()
 
 
-async def _true_causes(
-    splice: bool, engine: VllmEngine, parent: ModelCall, new_items: Sequence[Item]
-) -> set[str | None]:
+async def _true_causes(splice: bool, engine: VllmEngine, parent: ModelCall) -> set[str | None]:
     """Why a continuation of `parent` must not be spliced; None: it must. Any of these is a good answer."""
     if not splice:
         return {"off"}
-    causes: set[str | None] = set()
-    if any(tag in str(item.message["content"]) for item in new_items for tag in TAGS):
-        causes.add("special_text")
     said = await engine.decode(parent.response_ids.tolist())
     if not said.endswith("<|im_end|>"):
         answer = parent.response or {}
         if _is_cut_inside(said, calls_tools=bool(answer.get("tool_calls"))):
-            causes.add("cut")
-        elif answer.get("tool_calls") or not (answer.get("content") or "").strip():
-            return {"cut", *(causes or {None})}  # cut right after a call, or before the first word: good places or none
-    return causes or {None}
+            return {"cut"}
+        if answer.get("tool_calls") or not (answer.get("content") or "").strip():
+            return {"cut", None}  # cut right after a call, or before the first word: good places or none
+    return {None}
 
 
 def _is_cut_inside(said: str, *, calls_tools: bool) -> bool:

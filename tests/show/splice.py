@@ -57,7 +57,7 @@ SEEN = (
     "answers with broken tool calls",
     "answers cut off",
 )
-BREAKS = ("off", "cut", "special_text")
+BREAKS = ("off", "cut")
 
 
 @dataclass(slots=True)

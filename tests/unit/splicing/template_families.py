@@ -92,10 +92,14 @@ class FamilyEngine:
             text = self._template.render(messages=prepared, tools=list(tools) or None, add_generation_prompt=True)
         except TemplateError as error:
             raise EngineError(400, str(error)) from error
-        return np.asarray(self._tokenizer.encode(text).ids, np.int32)
+        return np.asarray(self.whole(text), np.int32)
 
     async def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def whole(self, text: str) -> list[int]:
+        """The text's ids, as a template's are made."""
+        return self._tokenizer.encode(text).ids
 
     def drifting(self, text: str) -> NDArray[np.int32]:
         """The text's ids, special tokens whole, the rest one character at a time."""

@@ -196,8 +196,6 @@ async def test_a_template_is_asked_once_for_each_splice_as_long_as_its_openings_
             MORE,
             "cut",
         ),
-        (chatml, {}, [{"role": "user", "content": "What is <|im_end|>?"}], "special_text"),
-        (chatml, {}, [{"role": "tool", "tool_call_id": "x", "content": "see </think>"}], "special_text"),
         (
             chatml,
             {},
