@@ -34,6 +34,7 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
         single_tool_call=sum(call.single_tool_call for call in calls),
         unsent=dict(unsent),
         uncounted=dict(Counter(call.error_kind or call.outcome for call in calls if _uncounted(call))),
+        edited_answers=len({each for call in calls if call.continuation == "spliced" for each in call.edited_answers}),
     )
     if not counted.exact:
         raise AssertionError(f"the builder lost tokens or trained some twice: {counted!r}")

@@ -59,6 +59,8 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
         )
     if single := _total(fidelities, "single_tool_call"):
         console.print(f"{single} calls asked for one tool call at most; the engine was not told, so as to bend nothing")
+    if edited := _total(fidelities, "edited_answers"):
+        console.print(f"{edited} answers came back from the harness in other words; prompts kept the policy's own")
 
 
 def _total(fidelities: Sequence[Fidelity], name: str) -> int:

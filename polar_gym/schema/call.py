@@ -89,6 +89,9 @@ class ModelCall(Record):
     engine_tokens: int | None = None
     """How many tokens the engine counts for the answer: those beyond `response_ids` were never sent. None where the
     engine gave no count."""
+    edited_answers: dict[str, list[str]] = Field(default_factory=dict)
+    """Earlier answers that the request states in other words than the policy's, by call -> the parts that differ
+    (`text`, `reasoning`, `tool_calls`). A spliced prompt holds the policy's own tokens all the same."""
 
     @model_validator(mode="after")
     def _one_logprob_per_token(self) -> Self:

@@ -76,6 +76,8 @@ class Fidelity(Record):
     uncounted: dict[str, int] = Field(default_factory=dict)
     """Calls for which the engine gave no count, by the call's `error_kind` or outcome. Each may hide as many sampled
     tokens as the engine holds back (`EngineInfo.stream_interval`), and those on the way to the gateway."""
+    edited_answers: int = 0
+    """Answers that came back in other words, while spliced prompts kept the policy's own tokens."""
 
     @property
     def exact(self) -> bool:

@@ -5,8 +5,9 @@ by ids first: tool-call ids and reasoning carriers name the call that they came 
 while they re-serialise, trim and reorder the text around them. A turn without tool calls is linked by its text, and not
 at all where several calls gave that text.
 
-The words of a turn that is linked by ids are therefore never compared. Everything else (system, user, tool results,
-tools) must be equal, after no more than a lossless canonicalisation: a loose match would serve a stale context.
+The words of a turn that is linked by ids therefore decide nothing: a turn that came back in other words is only named.
+Everything else (system, user, tool results, tools) must be equal, after no more than a lossless canonicalisation: a
+loose match would serve a stale context.
 
 Histories are compared by running digests, so a known call costs a few bytes however long its history is.
 """
@@ -39,6 +40,8 @@ class Continuation:
     """Why no parent was found although the request names known calls: `history` (something before the named turn
     differs), `tools`, `partial_turn` (the turn came back without some of its tool calls, or without their results),
     `ambiguous` (several calls gave the answer that a turn without tool calls shows), `unknown_turn` (no call did)."""
+    edited_answers: dict[str, list[str]] = field(default_factory=dict)
+    """See `ModelCall.edited_answers`."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,21 @@ class _Known:
         said = self.call.call_id if self.tool_call_ids else _text(self.call.response or {})
         encoded = said.encode("utf-8", "surrogatepass")
         return b"call\0%d\0%b" % (len(encoded), encoded)  # length prefix: text cannot imitate the next message
+
+    def edited_parts(self, turn: Message) -> list[str]:
+        """Return the parts of the answer that came back with another meaning. Blanks at the ends, the form of JSON and
+        the order of tool calls do not count, nor does reasoning that is left out."""
+        said = self.call.response or {}
+        edited = ["text"] if _text(turn) != _text(said) else []
+        reasoning = turn.get("reasoning")
+        if reasoning and reasoning.strip() != (said.get("reasoning") or "").strip():
+            edited.append("reasoning")
+        made = [call["function"] for call in said.get("tool_calls") or []]
+        calls = dict(zip(self.tool_call_ids, made, strict=True))
+        returned = {call["id"]: call["function"] for call in turn.get("tool_calls") or []}
+        if calls != returned and _meanings(calls) != _meanings(returned):
+            edited.append("tool_calls")
+        return edited
 
 
 class Conversations:
@@ -92,7 +110,9 @@ class Conversations:
         for index, known, history in reversed(walk.linked):
             problem = self._problem(known, history, messages, index, tools)
             if problem is None:
-                return Continuation(walk.history, known.call, list(messages[index + 1 :]))
+                said = [(messages[place], each) for place, each, _ in walk.linked if place <= index]
+                edited = {each.call.call_id: parts for turn, each in said if (parts := each.edited_parts(turn))}
+                return Continuation(walk.history, known.call, list(messages[index + 1 :]), edited_answers=edited)
             cause = cause or problem
         if self._known:
             cause = cause or walk.unlinked
@@ -171,6 +191,18 @@ def canonical(message: Message) -> bytes:
     slim["content"] = content
     slim.pop("cache_control", None)
     return orjson.dumps(slim, option=orjson.OPT_SORT_KEYS) + b"\0"
+
+
+def _meanings(functions: Mapping[str, dict[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """Return for each tool call the function's name and the value of its arguments, or the text that is not JSON."""
+    return {each: (function["name"], _value(function["arguments"])) for each, function in functions.items()}
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return arguments
 
 
 def _answered_once(tool_call_ids: Sequence[str], later: Sequence[Message]) -> bool:

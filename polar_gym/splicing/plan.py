@@ -34,6 +34,8 @@ class Plan:
     """Why a continuation was not spliced, or why a request that names known calls continues none of them."""
     history: bytes = b""
     """See `Continuation.history`."""
+    edited_answers: dict[str, list[str]] = field(default_factory=dict)
+    """See `ModelCall.edited_answers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Splicer:
         if parent is None:
             return plan
         plan = replace(plan, parent_id=parent.call_id, continuation="canonical", cause="off")
+        plan = replace(plan, edited_answers=continuation.edited_answers)
         if not self.enabled:
             return plan
         new_messages = asked.messages[len(asked.messages) - len(continuation.new_messages) :]

@@ -35,3 +35,5 @@ async def test_a_session_is_one_trace(harness: str) -> None:
     assert fidelity.traces_by_kind == {"main": 1}
     assert (fidelity.spliced, fidelity.canonical, fidelity.breaks) == (len(ANSWERS), 0, [])
     assert fidelity.trainable_tokens == fidelity.sampled_tokens
+    changed = [each for each, changes in shown.rewritten.items() if any("changed" in change for change in changes)]
+    assert fidelity.edited_answers == len(changed), "nothing else is another meaning"

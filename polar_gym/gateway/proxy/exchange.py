@@ -111,6 +111,7 @@ class Exchange:
             continuation=self.plan.continuation,
             splice_cause=self.plan.cause,
             hints=self.hints,
+            edited_answers=self.plan.edited_answers,
             started_at=self.started_at,
             duration=time.time() - self.started_at,
             prompt_ids=NO_IDS if self.received.prompt_ids is None else self.received.prompt_ids,

@@ -25,6 +25,16 @@ def test_calls_that_wanted_one_tool_call_at_most_are_counted() -> None:
     assert "one tool call" not in summary(other)
 
 
+def test_answers_that_came_back_in_other_words_are_counted_once() -> None:
+    said = make_call(0, [1], [2])
+    later = [
+        make_call(i, [1, 2, 3], [4], parent_id="call0", continuation="spliced", edited_answers={"call0": ["text"]})
+        for i in (1, 2)
+    ]
+    assert "\n1 answers came back from the harness in other words" in summary(said, *later)
+    assert "in other words" not in summary(said, later[0].model_copy(update={"continuation": "canonical"}))
+
+
 def test_a_grammar_of_the_engines_own_is_shown() -> None:
     shown = "1 episodes are of an engine with a grammar of its own"
     assert [shown in summary(own_grammar=found) for found in (None, "none", "tools", "all")] == [

@@ -32,12 +32,12 @@ class Session:
         self.history: list[Message] = [SYSTEM, USER]
         self.count = 0
 
-    def answered(self, content: str | None = None, minted: tuple[str, ...] = (), **fields: Any) -> ModelCall:
+    def answered(self, content: str | None = None, minted: tuple[str, ...] = (), **said: Any) -> ModelCall:
         """The history was asked with, and answered."""
-        response: Message = {"role": "assistant", "content": content}
+        response: Message = {"role": "assistant", "content": content, **said}
         if minted:
-            response["tool_calls"] = [tool_call(each) for each in minted]
-        call = make_call(self.count, [self.count], [9], messages=self.history, tools=TOOLS, response=response, **fields)
+            response["tool_calls"] = [tool_call(f"engine-{each}") for each in minted]
+        call = make_call(self.count, [self.count], [9], messages=self.history, tools=TOOLS, response=response)
         self.count += 1
         self.known.add(call, self.ask(self.history).history, minted)
         return call
@@ -58,6 +58,34 @@ def test_a_tool_turn_is_known_by_its_ids_whatever_became_of_its_words(session: S
     found = session.ask([SYSTEM, USER, turn, result("b"), result("a")])
     assert found.parent is call
     assert found.new_messages == [result("b"), result("a")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "edited"),
+    [
+        ({"content": "I look.\n", "tool_calls": [tool_call("b", '{"command":"ls"}'), tool_call("a")]}, []),
+        ({"reasoning": None}, []),
+        ({"content": None}, ["text"]),
+        ({"content": "I see."}, ["text"]),
+        ({"reasoning": "List."}, ["reasoning"]),
+        ({"tool_calls": [tool_call("a"), tool_call("b", '{"command": "rm"}')]}, ["tool_calls"]),
+        ({"tool_calls": [tool_call("a"), tool_call("b", "{")], "content": ""}, ["text", "tool_calls"]),
+    ],
+)
+def test_a_turn_that_came_back_in_other_words_is_named(
+    session: Session, changes: dict[str, Any], edited: list[str]
+) -> None:
+    """Guards against overriding a harness's words in silence, and against false alarms where only the form differs."""
+    call = session.answered(" I look. ", ("a", "b"), reasoning="List them.")
+    turn = {**(call.response or {}), "tool_calls": [tool_call("a"), tool_call("b")], **changes}
+    asked = [SYSTEM, USER, turn, result("a"), result("b")]
+    found = session.ask(asked)
+    assert found.parent is call
+    assert found.edited_answers == ({call.call_id: edited} if edited else {})
+    session.history = asked
+    session.answered("Done.")
+    later = session.ask([*asked, {"role": "assistant", "content": "Done."}, USER])
+    assert later.edited_answers == found.edited_answers, "as long as the turn is in the history"
 
 
 def test_a_text_turn_is_known_by_its_text(session: Session) -> None:
