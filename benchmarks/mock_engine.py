@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -27,8 +28,6 @@ SPECIAL = {START: b"<|im_start|>", END: b"<|im_end|>", NEWLINE: b"\n"}
 FIRST_ID = 20_000
 """The first id of text. Ids have five digits, as most ids of a real vocabulary have."""
 MAX_MODEL_LEN = 131_072
-TOKENS_A_CHUNK = 1
-"""Tokens in a chunk of a streamed answer."""
 SPOKEN = b"I look. "
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
@@ -102,16 +101,19 @@ class Answer:
         self.generated = orjson.dumps({"request_id": "0", "choices": [chosen]})
         """The answer to a prompt of ids, without chat around it."""
         self._with_calls, self._without = self._choice(called=True), self._choice(called=False)
-        self._streamed_with, self._streamed_without = self._events(called=True), self._events(called=False)
+        self._streamed: dict[tuple[bool, int], bytes] = {}
+        """The events after the first one, by whether a tool is called and by the tokens in one event."""
 
     def whole(self, prompt: bytes, called: bool) -> bytes:
         choice = self._with_calls if called else self._without
         return self._head(b"chat.completion") + b',"choices":[' + choice + b"]" + self._prompt(prompt) + b"}"
 
-    def stream(self, prompt: bytes, called: bool) -> bytes:
+    def stream(self, prompt: bytes, called: bool, interval: int) -> bytes:
+        if (called, interval) not in self._streamed:
+            self._streamed[called, interval] = self._events(called=called, interval=interval)
         role = b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         first = b"data: " + self._head(b"chat.completion.chunk") + b"," + role + self._prompt(prompt) + b"}\n\n"
-        return first + (self._streamed_with if called else self._streamed_without) + b"data: [DONE]\n\n"
+        return first + self._streamed[called, interval] + b"data: [DONE]\n\n"
 
     def probed(self, prompt: bytes, temperature: float) -> bytes:
         """Return an answer with the likeliest tokens: the gaps between their logprobs say how logprobs are computed."""
@@ -151,12 +153,13 @@ class Answer:
             }
         )
 
-    def _events(self, *, called: bool) -> bytes:
+    def _events(self, *, called: bool, interval: int) -> bytes:
+        """Return the sampled tokens as vLLM streams them: the first one alone, then `interval` at a time."""
         events = []
-        for start in range(0, len(self.ids), TOKENS_A_CHUNK):
-            end = start + TOKENS_A_CHUNK
-            last = end >= len(self.ids)
-            delta: dict[str, Any] = {"content": "" if last else SPOKEN.decode()[:PIECE]}
+        cuts = [0, *range(1, len(self.ids), interval), len(self.ids)]
+        for start, end in pairwise(cuts):
+            last = end == len(self.ids)
+            delta: dict[str, Any] = {"content": self.text[start * PIECE : None if last else end * PIECE]}
             if last and called:
                 delta["tool_calls"] = [{"index": 0, **self.call}]
             choice = {
@@ -169,7 +172,9 @@ class Answer:
             events.append(
                 b"data: " + self._head(b"chat.completion.chunk") + b',"choices":[' + orjson.dumps(choice) + b"]}\n\n"
             )
-        return b"".join(events)
+        usage = {"completion_tokens": len(self.ids)}
+        counted = b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        return b"".join([*events, b"data: ", self._head(b"chat.completion.chunk"), counted])
 
 
 class Connection(asyncio.Protocol):
@@ -235,7 +240,7 @@ class Connection(asyncio.Protocol):
             return b"application/json", self._answer.probed(prompt, body.get("temperature", 1.0))
         called = bool(body.get("tools"))
         if body.get("stream"):
-            return b"text/event-stream", self._answer.stream(prompt, called)
+            return b"text/event-stream", self._answer.stream(prompt, called, body.get("stream_interval", 1))
         return b"application/json", self._answer.whole(prompt, called)
 
 

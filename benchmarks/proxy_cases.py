@@ -124,8 +124,8 @@ def _wires(section: Section, pace: Pace, mock: Engine, default: Gateway) -> None
             figures.compare(mock.direct(HEADLINE), *subjects, connections=count)
     section.tables.append(
         figures.table(
-            "Each wire format, 8k tokens, spliced. *Streamed* is the default way: the engine is asked for its whole "
-            "answer, which leaves as the provider's events (x direct is against whole answers)."
+            "Each wire format, 8k tokens, spliced. *Streamed* is the default way: the answer, complete, leaves as the "
+            "provider's events (x direct is against whole answers)."
         )
     )
 
@@ -176,7 +176,7 @@ def _settings(section: Section, pace: Pace, mock: Engine) -> None:
                 figures.compare(real, events, connections=count)
     section.tables.append(
         figures.table(
-            "Settings, 8k tokens: splicing off; the engine's own stream, 340 tokens in events of 8, passed on as it "
+            "Settings, 8k tokens: splicing off; the engine's own stream, 340 tokens in events of 16, passed on as it "
             "comes (direct: one event for each token)."
         )
     )
