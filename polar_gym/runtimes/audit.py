@@ -58,11 +58,13 @@ class Guarantee:
 
 NO_LIMIT = Finding("fails", "no limit")
 ONE_UID = "one for all sandboxes"
+ONE_USER = "limits are one user's"
+"""Outside of the machine's own user namespace, the kernel counts what each uid uses for the owner too."""
 
 GUARANTEES = (
     Guarantee("system calls", "a hole in a rare call gives the machine", Finding("holds", "all but chroot, AF_PACKET")),
     Guarantee("namespaces", "a part of the machine is shared"),
-    Guarantee("uid", "the kernel keeps keys and limits for a uid", Finding("fails", "0"), [ONE_UID]),
+    Guarantee("uid", "the kernel keeps keys and limits for a uid", Finding("fails", "0"), [ONE_UID, ONE_USER]),
     Guarantee("rights", "a hole in a setuid program is enough", Finding("fails", "14 of root's")),
     Guarantee("leftovers", "a session gives hidden tests to a later one"),
     Guarantee("secrets", "keys and other sessions are seen", weaker={*agent.HIDDEN} - {"/proc/kcore"}),
@@ -106,8 +108,9 @@ async def audit(runtime: Runtime) -> dict[str, Finding]:
         stack.push_async_callback(second.stop)
         other = await _probe(first, facts | {"guarantees": ["leftovers", "uid"]})
         found = await _probe(second, facts | {"guarantees": [each.name for each in GUARANTEES]})
-    if found["uid"] != ["0"]:
-        found["uid"] = [ONE_UID] if found["uid"] == other["uid"] else []
+    uid, uid_map = found["uid"]
+    shared = [ONE_UID] if found["uid"] == other["uid"] else [ONE_USER] if uid_map != f"0 0 {2**32 - 1}" else []
+    found["uid"] = ["0"] if uid == "0" else shared
     return {each.name: each.judge(found[each.name]) for each in GUARANTEES}
 
 

@@ -8,13 +8,15 @@ import io
 import logging
 import os
 import shutil
+import subprocess
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from polar_gym.runtimes import SandboxError, agent, scratch_directory, tar
-from polar_gym.runtimes.kernel import cgroups, copy_on_write, disk, uids
+from polar_gym.runtimes.kernel import cgroups, copy_on_write, disk, subordinate, uids
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.threads import to_its_end
 
@@ -23,18 +25,24 @@ log = logging.getLogger(__name__)
 UNLIMITED = "what a sandbox writes is not limited as a whole, because it can have no file system of its own"
 
 
-async def make(session_id: str, root: Path | None) -> tuple[Path, uids.Claim]:
+async def make(session_id: str, root: Path | None, *, own_uid: bool = False) -> tuple[Path, uids.Claim]:
     """Make a scratch directory with an empty home, /tmp and workspace for the agent; return it with the agent's uid.
 
-    Without root, no uid is claimed: outside of the sandbox, the agent has the gateway's uid. Raises `SandboxError`.
+    Without root, a uid is claimed only where `own_uid` asks for it and this user has subordinate ones. Else the agent
+    has the gateway's uid outside of the sandbox. Raises `SandboxError`.
     """
     with contextlib.ExitStack() as on_error:
-        claim = uids.claim() if os.geteuid() == 0 else uids.Claim(agent.UID)
+        if os.geteuid() == 0:
+            claim = uids.claim()
+        else:
+            space, caveat = await to_its_end(_without_root, own_uid)
+            claim = uids.Claim(agent.UID) if space is None else uids.claim(space)
+            say_once(caveat)
         on_error.callback(claim.release)
         try:
             scratch = scratch_directory.make(session_id, root)  # before the first await, so that `remove` can be called
             try:
-                await to_its_end(_fill, scratch, claim.uid)
+                await to_its_end(_fill, scratch, claim)
             except BaseException:
                 await to_its_end(remove, scratch)
                 raise
@@ -44,18 +52,28 @@ async def make(session_id: str, root: Path | None) -> tuple[Path, uids.Claim]:
     return scratch, claim
 
 
-def _fill(scratch: Path, uid: int) -> None:
+def _without_root(own_uid: bool) -> tuple[subordinate.Namespace | None, str]:
+    """Return a plain user's namespace, and the promises about uids that cannot be kept. Blocks."""
+    limits, reason = "what the kernel limits for each uid, one may use up for all", ""
+    try:
+        if own_uid:
+            return subordinate.namespace(), f"each sandbox has a uid of its own, so workspaces are copied; yet {limits}"
+    except SandboxError as error:
+        reason = f" ({error})"
+    return None, f"all sandboxes share the uid {os.geteuid()}{reason}: {limits}"
+
+
+def _fill(scratch: Path, claim: uids.Claim) -> None:
     for name in ("etc", *(f"disk/{each}" for each in (*disk.AGENTS, *disk.ROOTS))):
         (scratch / name).mkdir(parents=True)
-    accounts = agent.accounts(uid)
+    accounts = agent.accounts(claim.uid)
     for name, text in agent.ETC.items():
-        (scratch / "etc" / name).write_text(text + accounts.get(name, ""))
-    if os.geteuid() == 0:
-        for name in disk.AGENTS:
-            os.chown(scratch / "disk" / name, uid, uid)
+        (file := scratch / "etc" / name).write_text(text + accounts.get(name, ""))
+        file.chmod(0o644)  # whatever the gateway's umask
+    give_to_agent([scratch / "disk" / name for name in disk.AGENTS], claim)
 
 
-async def own_disk(scratch: Path, limits: LimitOptions) -> disk.Disk:
+async def own_disk(scratch: Path, limits: LimitOptions, claim: uids.Claim) -> disk.Disk:
     """Return the sandbox's disk. Raises `SandboxError` where the machine's disk is full."""
     try:
         size = disk.share(scratch, limits.disk_mb)
@@ -65,7 +83,7 @@ async def own_disk(scratch: Path, limits: LimitOptions) -> disk.Disk:
         return await disk.limited(scratch, size)
     except copy_on_write.OverlayError as error:
         say_once(f"{UNLIMITED}: {' '.join(str(error).split())}")
-    return disk.Disk(scratch, size)
+    return disk.Disk(scratch, size, enter=claim.enter)
 
 
 async def settle(own: disk.Disk) -> None:
@@ -76,34 +94,36 @@ async def settle(own: disk.Disk) -> None:
         raise SandboxError(str(error)) from error
 
 
-async def show_workspace(source: Path, own: disk.Disk, uid: int) -> copy_on_write.View | None:
+async def show_workspace(source: Path, own: disk.Disk, claim: uids.Claim) -> copy_on_write.View | None:
     """Put a writable copy of `source` into the scratch directory; return the view where the copy is made on write.
 
     Raises `SandboxError`.
     """
     upper, work, at = (own.scratch / name for name in ("disk/upper", "disk/work", "disk/workspace"))
-    try:
-        return await copy_on_write.view(source.resolve(), upper, work, at, uid=uid, through=own.enter)
-    except copy_on_write.OverlayError as error:
-        say_once(f"workspaces are copied, because no overlay can be mounted here: {error}")
-    await copy_workspace(source, own, uid)
+    if not claim.enter:  # else an overlay would copy the content of each file that is given to the agent
+        try:
+            return await copy_on_write.view(source.resolve(), upper, work, at, uid=claim.uid, through=own.enter)
+        except copy_on_write.OverlayError as error:
+            say_once(f"workspaces are copied, because no overlay can be mounted here: {error}")
+    await copy_workspace(source, own, claim)
     return None
 
 
-async def copy_workspace(source: Path, own: disk.Disk, uid: int) -> None:
+async def copy_workspace(source: Path, own: disk.Disk, claim: uids.Claim) -> None:
     """Copy `source` into the scratch directory. Raises `SandboxError`."""
     try:
-        await to_its_end(_copy, source, own.seen(own.scratch / "disk" / "workspace"), uid)
+        await to_its_end(_copy, source, own.seen(own.scratch / "disk" / "workspace"), claim)
     except (OSError, shutil.Error) as error:
         raise SandboxError(f"the workspace {source} could not be copied: {error}") from error
 
 
-def _copy(source: Path, destination: Path, uid: int) -> None:
-    shutil.copytree(source, destination, symlinks=True, dirs_exist_ok=True)
-    give_to_agent(destination, uid)
+def _copy(source: Path, destination: Path, claim: uids.Claim) -> None:
+    destination.rmdir()  # only the agent may write there
+    shutil.copytree(source, destination, symlinks=True)
+    give_to_agent([destination], claim)
 
 
-def unpack_workspace(archive: bytes | None, own: disk.Disk, uid: int) -> None:
+def unpack_workspace(archive: bytes | None, own: disk.Disk, claim: uids.Claim) -> None:
     """Extract a tar as the workspace; None: the workspace stays empty. Blocks. Raises `SandboxError`."""
     if archive is None:
         return
@@ -113,15 +133,16 @@ def unpack_workspace(archive: bytes | None, own: disk.Disk, uid: int) -> None:
             tar.unpack(files, workspace, "tar")
     except (OSError, tarfile.TarError) as error:
         raise SandboxError(f"the image's workspace could not be unpacked: {error}") from error
-    give_to_agent(workspace, uid)
+    give_to_agent([workspace], claim)
 
 
-def give_to_agent(directory: Path, uid: int) -> None:
-    """Make the agent's uid the owner of all files below; without root, it already is."""
-    if os.geteuid() == 0:
-        for parent, directories, files in os.walk(directory):
-            for name in (".", *directories, *files):
-                os.lchown(Path(parent, name), uid, uid)
+def give_to_agent(directories: Sequence[Path], claim: uids.Claim) -> None:
+    """Make the agent's uid the owner of these and of all files below. Raises `OSError`."""
+    if claim.owner is not None:  # else it is the gateway's own
+        argv = [*claim.enter, "chown", "-R", "-h", f"{claim.uid}:{claim.uid}", *map(str, directories)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise OSError(done.stderr.strip())
 
 
 def limit(scratch: Path, limits: LimitOptions) -> cgroups.Cgroup | None:
@@ -139,11 +160,11 @@ def remove(scratch: Path) -> None:
     scratch_directory.remove(scratch)
 
 
-def caveats(limits: LimitOptions) -> list[str]:
+def caveats(limits: LimitOptions, *, own_uid: bool = False) -> list[str]:
     """Return the limits that this machine cannot keep, and whether workspaces are copied. Blocks."""
     found = []
-    if (uid := os.geteuid()) != 0:
-        found.append(f"all sandboxes share the uid {uid}: what the kernel limits for each uid, one may use up for all")
+    if os.geteuid() != 0:
+        found.append(_without_root(own_uid)[1])
     try:
         cgroups.make(f"polar-gym-trial-{os.getpid()}", limits).remove()
     except cgroups.CgroupError as error:
@@ -163,7 +184,7 @@ def caveats(limits: LimitOptions) -> list[str]:
 
 async def _try_disk() -> None:
     with tempfile.TemporaryDirectory(prefix="polar-gym-") as directory:
-        await to_its_end(_fill, Path(directory), agent.UID)
+        await to_its_end(_fill, Path(directory), uids.Claim(agent.UID))
         if (view := (await disk.limited(Path(directory), disk.LEAST_FREE)).view) is not None:
             await view.close()
 

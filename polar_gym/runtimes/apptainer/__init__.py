@@ -86,7 +86,7 @@ class Apptainer:
         sandbox = ApptainerSandbox(instance, image, request, limits)
         try:
             sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self.options)
-            sandbox.disk = own = await sandbox_files.own_disk(scratch, self.options)
+            sandbox.disk = own = await sandbox_files.own_disk(scratch, self.options, claim)
             await self._start_instance(instance, image, request, own)
             if request.served is not None and request.spec.network == "full":
                 sandbox.base_url, sandbox.server = await serve_on_host(request.served)
@@ -118,15 +118,15 @@ class Apptainer:
 
     async def _start_instance(self, instance: Instance, image: Image, request: SandboxRequest, own: Disk) -> None:
         """Start the instance with its workspace. A view of the workspace ends here: the instance has it mounted."""
-        view, uid = None, instance.claim.uid
+        view, claim = None, instance.claim
         if request.workspace is None:
             if request.spec.image is not None:
                 content = await to_its_end(self._images.read, image, request.spec.workspace.path)
-                await to_its_end(sandbox_files.unpack_workspace, content, own, uid)
+                await to_its_end(sandbox_files.unpack_workspace, content, own, claim)
         elif os.geteuid() == 0:
-            view = await sandbox_files.show_workspace(request.workspace, own, uid)
+            view = await sandbox_files.show_workspace(request.workspace, own, claim)
         else:  # in the user namespace that Apptainer makes, the view would belong to root
-            await sandbox_files.copy_workspace(request.workspace, own, uid)
+            await sandbox_files.copy_workspace(request.workspace, own, claim)
         try:
             await instance.start(image, request, (view or own).enter)
         finally:

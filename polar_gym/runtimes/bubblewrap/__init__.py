@@ -4,9 +4,9 @@ The workspace, home and /tmp must outlive a command: they lie in the scratch dir
 Everything else is made for each command in a few milliseconds: all namespaces, a read-only root on tmpfs with the
 host's /usr, a minimal /etc, private /proc, /dev and /dev/shm. No process outlives its command, so none has to be
 searched for and killed. The sandbox's PID 1 dies with `bwrap`, the kernel kills the rest of the namespace before that
-PID 1 is gone, and `exec` waits for that. As root, no user namespace stands between a command and the kernel. Then the
-agent has a uid that no other sandbox has. The filter of system calls keeps commands from what the kernel holds for a
-uid beyond a sandbox's end, such as keyrings.
+PID 1 is gone, and `exec` waits for that. As root, no user namespace stands between a command and the kernel. As root,
+and with subordinate uids, the agent has a uid that no other sandbox has. The filter of system calls keeps
+commands from what the kernel holds for a uid beyond a sandbox's end, such as keyrings.
 
 Sandboxes see the same files of the machine, such as /usr. One of them can lock such a file (`flock`), and another one
 can see that. Only a filter that breaks honest programs would stop this slow channel.
@@ -25,7 +25,7 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -38,6 +38,7 @@ from polar_gym.runtimes import (
     PROXY_PORT,
     Command,
     ExecResult,
+    Mount,
     SandboxError,
     SandboxRequest,
     agent,
@@ -60,16 +61,16 @@ ISOLATION = (
 )
 
 AS_USER = ("--unshare-user", "--uid", str(agent.UID), "--gid", str(agent.UID))
-"""Without root, the agent's uid exists in a user namespace; outside, it is the gateway's own uid."""
+"""Where no uid was claimed, the agent's exists in a user namespace; outside, it is the gateway's own uid."""
 
 AS_ROOT = tuple(
     part
     for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
     for part in ("--cap-add", capability)
 )
-"""As root, the sandbox has no user namespace. In one, the agent would still be the host's uid 0 wherever the kernel
-asks for a uid and not for a capability. It does so for /proc/sys: `core_pattern` alone would give the whole machine.
-These capabilities are for `bwrap`, to enter the agent's directory, and for `step_down`."""
+"""Where a uid was claimed, the sandbox has no user namespace of its own. In one, root's agent would still be the host's
+uid 0 wherever the kernel asks for a uid and not for a capability. It does so for /proc/sys: `core_pattern` alone would
+give the whole machine. These capabilities are for `bwrap`, to enter the agent's directory, and for `step_down`."""
 
 START = f'{agent.SET_ENVIRONMENT}; exec "$@"'
 """The script of `sh -c` that starts the command, after `step_down`: its dynamic loader must see nothing of a task."""
@@ -95,7 +96,7 @@ class Bubblewrap:
         return missing or self._check_namespaces()
 
     def caveats(self) -> list[str]:
-        return sandbox_files.caveats(self._options)
+        return sandbox_files.caveats(self._options, own_uid=True)
 
     async def prepare(self, images: Collection[str]) -> None:
         """Do nothing: sandboxes that ask for an image are refused."""
@@ -108,12 +109,13 @@ class Bubblewrap:
                 f"runtime.image={request.spec.image!r}: bubblewrap runs no images; set runtime=docker or "
                 "runtime=apptainer"
             )
-        scratch, claim = await sandbox_files.make(request.session_id, self._options.scratch)
+        own_uid = _open_to_all(request.mounts)
+        scratch, claim = await sandbox_files.make(request.session_id, self._options.scratch, own_uid=own_uid)
         sandbox = BubblewrapSandbox(bwrap=bwrap, scratch=scratch, claim=claim, request=request, limits=self._limits())
         try:
-            sandbox.disk = own = await sandbox_files.own_disk(scratch, self._options)
+            sandbox.disk = own = await sandbox_files.own_disk(scratch, self._options, claim)
             if request.workspace is not None:
-                sandbox.view = await sandbox_files.show_workspace(request.workspace, own, claim.uid)
+                sandbox.view = await sandbox_files.show_workspace(request.workspace, own, claim)
             sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self._options)
             if request.spec.network == "full" and request.served is not None:
                 sandbox.base_url, sandbox.server = await serve_on_host(request.served)
@@ -137,11 +139,11 @@ class Bubblewrap:
 
     def _check_namespaces(self) -> list[str]:
         links = [part for link, target in agent.host_root_links().items() for part in ("--symlink", target, link)]
-        options = AS_ROOT if os.geteuid() == 0 else AS_USER
+        options, before = (AS_ROOT, step_down(agent.UID)) if os.geteuid() == 0 else (AS_USER, ())
         bwrap = ["bwrap", *ISOLATION, "--unshare-net", *options, *links]
         try:
             with system_call_filter() as calls:
-                trial = [*bwrap, "--seccomp", str(calls), "--", *step_down(agent.UID), "/usr/bin/true"]
+                trial = [*bwrap, "--seccomp", str(calls), "--", *before, "/usr/bin/true"]
                 done = subprocess.run(trial, pass_fds=[calls], capture_output=True, text=True, timeout=20, check=False)
         except SandboxError as error:
             return [str(error)]
@@ -194,7 +196,8 @@ class BubblewrapSandbox:
     async def exec(self, command: Command) -> ExecResult:
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} is stopped")
-        argv = [*step_down(self.claim.uid), "/bin/sh", "-c", START, "sh", *command.argv]
+        before = () if self.claim.owner is None else step_down(self.claim.uid)
+        argv = [*before, "/bin/sh", "-c", START, "sh", *command.argv]
         space = self.view or self.disk  # the view's namespace has the disk's mounts too
         through = [part for each in (self.cgroup, space) if each is not None for part in each.enter]
         process = await BwrapProcess.spawn([*through, self.bwrap], self._arguments(command), argv)
@@ -258,7 +261,7 @@ class BubblewrapSandbox:
         """Return the options of `bwrap` for a command; a later mount lies on top of an earlier one."""
         workspace = self.request.spec.workspace.path
         environment = {**agent.ENVIRONMENT, **self.request.spec.environment, **command.environment}
-        arguments = [*ISOLATION, *(AS_ROOT if os.geteuid() == 0 else AS_USER)]
+        arguments = [*ISOLATION, *(AS_USER if self.claim.owner is None else AS_ROOT)]
         if self.request.spec.network != "full":
             arguments.append("--unshare-net")
         elif (names := Path("/etc/resolv.conf")).exists():
@@ -282,12 +285,7 @@ class BubblewrapSandbox:
 
 
 def step_down(uid: int) -> tuple[str, ...]:
-    """Return the argv prefix of a command in root's sandbox, which leaves uid 0 and the last capabilities.
-
-    Without root, there is nothing to leave.
-    """
-    if os.geteuid() != 0:
-        return ()
+    """Return the argv prefix of a command with a claimed uid, which leaves uid 0 and the last capabilities."""
     identity = ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     return (*identity, "--inh-caps=-all", "--bounding-set=-all", "--")
 
@@ -295,6 +293,16 @@ def step_down(uid: int) -> tuple[str, ...]:
 async def _expire(limit: asyncio.Timeout, end: asyncio.Event) -> None:
     await end.wait()
     limit.reschedule(0)
+
+
+def _open_to_all(mounts: Sequence[Mount]) -> bool:
+    """Return whether an agent of another uid than the gateway's may read these mounts."""
+    closed = [each.host for each in mounts if each.host.exists() and not each.host.stat().st_mode & 0o004]
+    for path in closed:
+        sandbox_files.say_once(
+            f"sandboxes with {path} share a uid, because only its owner may read it: chmod -R o+rX it"
+        )
+    return not closed
 
 
 def _mount(kind: str, host: Path, inside: str) -> list[str]:

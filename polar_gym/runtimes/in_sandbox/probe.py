@@ -66,7 +66,7 @@ def namespaces() -> list[str]:
 
 
 def uid() -> list[str]:
-    return [str(os.getuid())]
+    return [str(os.getuid()), " ".join(_content("/proc/self/uid_map").decode().split())]
 
 
 def rights() -> list[str]:

@@ -58,11 +58,8 @@ class Disk:
     """The bytes that the sandbox may write."""
     view: View | None = None
     """The sandbox's own file system; None: the sandbox writes to the machine's disk without a limit."""
-
-    @property
-    def enter(self) -> tuple[str, ...]:
-        """Return the argv prefix of a command that sees the sandbox's own file system."""
-        return () if self.view is None else self.view.enter
+    enter: tuple[str, ...] = ()
+    """The argv prefix of a command that may use the sandbox's files."""
 
     def seen(self, path: Path) -> Path:
         """Return the path by which the gateway reaches a path that commands behind `enter` see."""
@@ -84,7 +81,7 @@ class Disk:
         if self.view is not None:
             about = os.statvfs(self.seen(self.scratch / "disk"))
             return (about.f_blocks - about.f_bfree) * about.f_frsize
-        done = subprocess.run(["du", "-sk", str(self.scratch)], capture_output=True, text=True, check=False)
+        done = subprocess.run([*self.enter, "du", "-sk", self.scratch], capture_output=True, text=True, check=False)
         return int((done.stdout or "0").split()[0]) * 1024
 
 
@@ -108,7 +105,8 @@ async def limited(scratch: Path, size: int) -> Disk:
         raise OverlayError("only root may mount one")
     with (scratch / "image").open("wb") as image:
         image.truncate(size)
-    return Disk(scratch, size, await hold((), MOUNT, str(scratch), str(_reserve(size))))
+    view = await hold((), MOUNT, str(scratch), str(_reserve(size)))
+    return Disk(scratch, size, view, view.enter)
 
 
 def _reserve(size: int) -> int:

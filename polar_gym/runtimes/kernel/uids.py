@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes.kernel.subordinate import Namespace
 
 RANGES = (range(2_000_000, 2_065_536), range(20_000, 52_768))
 """The uids of agents. The first range lies above the uids of users and containers, and below the largest number that
@@ -33,6 +34,8 @@ class Claim:
     uid: int
     owner: Uids | None = None
     """None: the uid was not claimed, and sandboxes may share it."""
+    enter: tuple[str, ...] = ()
+    """The argv prefix of a command that has root's rights over the uid; empty where the gateway has all there are."""
 
     def release(self) -> None:
         """Give the uid back. May be called twice."""
@@ -51,15 +54,14 @@ class Uids:
         self._turn = secrets.randbelow(1 << 20)
         self._changing = threading.Lock()
 
-    def claim(self) -> Claim:
-        """Return a uid that no sandbox has. Raises `SandboxError`."""
-        uids = _existing()
+    def claim(self, uids: range, enter: tuple[str, ...]) -> Claim:
+        """Return one of these uids that no sandbox has. Raises `SandboxError`."""
         with self._changing:
             for _ in uids:
                 self._turn += 1
                 uid = uids[self._turn % len(uids)]
                 if uid not in self._mine and self._lock(uid):
-                    self._mine[uid] = Claim(uid, self)
+                    self._mine[uid] = Claim(uid, self, enter)
                     return self._mine[uid]
         raise SandboxError(f"all {len(uids)} uids of sandboxes are in use: start fewer sandboxes at once")
 
@@ -77,11 +79,12 @@ class Uids:
         return True
 
 
-def claim() -> Claim:
-    """Return a uid that no sandbox on this machine has. Raises `SandboxError`."""
+def claim(space: Namespace | None = None) -> Claim:
+    """Return a uid that no sandbox on this machine has; `space` is a plain user's. Raises `SandboxError`."""
+    uids, enter = (_existing(), ()) if space is None else (space.uids, space.enter)
     directory = Path("/run" if os.geteuid() == 0 else "/tmp")
     try:
-        return _in_file(directory / f"polar-gym-uids-{os.geteuid()}").claim()
+        return _in_file(directory / f"polar-gym-uids-{os.geteuid()}").claim(uids, enter)
     except OSError as error:
         raise SandboxError(f"no uid could be claimed for a sandbox ({error}); make {directory} writable") from error
 
