@@ -62,7 +62,7 @@ async def test_an_engine_that_answers_nonsense_is_an_error_in_the_providers_shap
         assert response.status == (200 if stream else 502)
         assert stream or '"server_error"' in said
         (call,) = capture.calls
-        assert (call.outcome, call.response_ids.tolist()) == ("failed", [5] if stream else [])
+        assert (call.outcome, call.response_ids.tolist()) == ("failed", [5])
 
 
 class Deaf(EmbeddedEngine):
