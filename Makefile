@@ -9,8 +9,8 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs
 
-SHOWS := show-attacks show-errors show-faults show-fuzz show-honest show-load show-matrix show-nemo show-pypi-tasks \
-	show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
+SHOWS := show-attacks show-errors show-exact show-faults show-fuzz show-honest show-load show-matrix show-nemo \
+	show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo image clean core dev dev,swe
@@ -53,6 +53,7 @@ format: dev ## Format the code
 
 show-attacks: ## Try to get rewards without solving the task (5 min)
 show-errors: ## Run every harness against an engine that fails (10 min)
+show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
 show-honest: ## Count correct solutions without the reward, and lost sessions (20 min)
@@ -71,7 +72,7 @@ show-utilisation: ## Compare staged pools with one pool for everything (3 min)
 show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft: PARTS := dev,swe
-show-splice: PARTS := vllm
+show-exact show-splice: PARTS := vllm
 show-nemo: PARTS := vllm nemo
 
 $(SHOWS): show-%:

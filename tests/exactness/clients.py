@@ -29,9 +29,10 @@ class Answered:
     marker: str = ""
 
     @property
-    def tokens(self) -> int:
-        """Return how many tokens the client of a chat stream has seen, where each event brings at least one."""
-        return sum(line.startswith("data: {") and '"content":' in line for line in self.text.splitlines())
+    def events(self) -> int:
+        """Return how many events with text the client of a chat stream has seen."""
+        lines = self.text.split("\n")[:-1]  # the last one may be cut
+        return sum('"content":' in line and '"content":""' not in line for line in lines if line.startswith("data: {"))
 
     @property
     def message(self) -> Message:
@@ -133,6 +134,27 @@ def _request(session: Opened, what: Ask, words: str) -> tuple[str, dict[str, Any
     method = "streamGenerateContent?alt=sse" if what.stream else "generateContent"
     path = f"/v1beta/models/policy:{method}"
     return path, body | ({"tools": [declared]} if what.tools else {}) | dict(what.more), {"x-goog-api-key": session.key}
+
+
+async def play_turns(stage: Stage, session: Opened, result: str, *, edit: bool = False) -> Answered:
+    """Play a call with a tool, hand back its result and the policy's words (others with `edit`), and ask again."""
+    first = await ask(stage, session, Ask(words="tokens-20 tool", tools=True))
+    message = first.message
+    if edit:
+        message["content"] = "Other words."
+    calls = message.get("tool_calls", ())
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": result} for call in calls]
+    asked = {"role": "user", "content": f"tokens-20 tool {first.marker} ."}
+    return await ask(stage, session, Ask(words="tokens-20", tools=True, history=[asked, message, *results]))
+
+
+async def clean_sessions(stage: Stage) -> None:
+    """Play two sessions with a continuation each, and one whose only call was left; nothing fails."""
+    for session in (await stage.open(), await stage.open()):
+        await play_turns(stage, session, "ok")
+        await ask(stage, session, Ask(words="tokens-20"))
+    await ask(stage, await stage.open(), Ask(words="tokens-200 pace-1"), leave_at=2500)
+    await stage.close()
 
 
 def _assembled(text: str) -> Message:

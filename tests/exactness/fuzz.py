@@ -16,8 +16,7 @@ from typing import Any
 import aiohttp
 
 from tests.exactness.clients import WIRES, Ask, ask
-from tests.exactness.counters import check_counters, never_sent
-from tests.exactness.counters import COUNTED
+from tests.exactness.counters import COUNTED, check_counters, never_sent
 from tests.exactness.laws import Breaches
 from tests.exactness.mutations import Records
 from tests.exactness.recorder import Fault
@@ -26,7 +25,7 @@ from tests.exactness.stand_in import StandIn
 
 CONCURRENCY = 16
 HARNESSES = ("pi", "claude_code", "codex", "gemini_cli")
-FAULTS = {"none": 10, "leave": 4, "leave early": 2, "cut": 3, "reset": 2, "refuse": 2, "refuse after": 1, "hang": 1}
+FAULTS = {"none": 10, "leave": 4, "leave early": 2, "cut": 3, "reset": 2, "refuse": 2, "error": 2, "hang": 1}
 PATIENCE_SECONDS = 1.0
 """Of the gateway with an engine that is away."""
 
@@ -69,7 +68,7 @@ async def _play(stage: Stage, engine: StandIn, chance: random.Random, sessions: 
     places = asyncio.Semaphore(CONCURRENCY)
     seeds = [chance.getrandbits(64) for _ in range(sessions)]
     deaths = {chance.randrange(1, sessions): chance.choice(("engine", "gateway")) for _ in range(1 + sessions // 120)}
-    done = 0
+    done, dying = 0, asyncio.Lock()
 
     async def one(seed: int) -> None:
         nonlocal done
@@ -77,7 +76,8 @@ async def _play(stage: Stage, engine: StandIn, chance: random.Random, sessions: 
             await _session(stage, random.Random(seed))
             done += 1
             if death := deaths.pop(done, None):
-                await _die(stage, engine, death)
+                async with dying:
+                    await _die(stage, engine, death)
 
     await asyncio.gather(*(one(seed) for seed in seeds))
 
@@ -119,9 +119,10 @@ async def _request(stage: Stage, session: Opened, chance: random.Random) -> None
             leave = asyncio.sleep(chance.uniform(0, 0.15))
         case "cut" | "reset":
             stage.recorder.faults[name] = Fault(kind=fault, size=chance.randint(0, 20 * tokens))
-        case "refuse" | "refuse after":
-            kind = "refuse" if fault == "refuse" else "refuse_after"
-            stage.recorder.faults[name] = Fault(kind=kind, status=chance.choice((400, 500, 503)))
+        case "error":
+            stage.recorder.faults[name] = Fault(kind="error", events=chance.randint(1, 6))
+        case "refuse":
+            stage.recorder.faults[name] = Fault(kind="refuse", status=chance.choice((400, 500, 503)))
         case "hang" if not generates:
             held = asyncio.Event()
             stage.recorder.faults[name] = Fault(kind="hang", size=chance.randint(0, 20 * tokens), held=held)

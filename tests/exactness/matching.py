@@ -23,19 +23,21 @@ class Matches:
 
 
 def match(answers: Iterable[Answer], calls: Sequence[Call]) -> Matches:
-    """Pair answers and calls, each at most once: the same tokens first, then the same ids, then the same prompt."""
+    """Pair answers and calls, each at most once: by prompt and all tokens, then by prompt and first tokens, then by ids
+    alone."""
     left = [answer for answer in answers if answer.given.ids and answer.own is None]
     free = [call for call in calls if call.ids]
     found = Matches()
-    for key_of_answer, key_of_call in KEYS:
+    for key_of_answer, key_of_call in SAME:
         left, free = _pair(found, left, free, key_of_answer, key_of_call)
     left, free = _pair_beginnings(found, left, free)
+    left, free = _pair(found, left, free, lambda answer: tuple(answer.sent.ids), lambda call: tuple(call.ids))
     # a call without tokens may still be the record of an answer whose tokens were lost
     empty = [call for call in calls if not call.ids and call.prompt]
     left, _ = _pair(
         found, left, empty, lambda answer: tuple(answer.given.prompt or ()), lambda call: tuple(call.prompt)
     )
-    found.answers = [answer for answer in left if answer.sent.ids or answer.end == "whole"]
+    found.answers = [answer for answer in left if answer.sent.ids]
     found.calls = free
     return found
 
@@ -44,7 +46,7 @@ def _whole(prompt: Sequence[int] | None, ids: Sequence[int], logprobs: Sequence[
     return (tuple(prompt or ()), tuple(ids), tuple(round(value, 4) for value in logprobs))
 
 
-KEYS: tuple[tuple[Callable[[Answer], Any], Callable[[Call], Any]], ...] = (
+SAME: tuple[tuple[Callable[[Answer], Any], Callable[[Call], Any]], ...] = (
     (
         lambda answer: _whole(answer.given.prompt, answer.sent.ids, answer.sent.logprobs),
         lambda call: _whole(call.prompt, call.ids, call.logprobs),
@@ -53,7 +55,6 @@ KEYS: tuple[tuple[Callable[[Answer], Any], Callable[[Call], Any]], ...] = (
         lambda answer: (tuple(answer.given.prompt or ()), tuple(answer.sent.ids)),
         lambda call: (tuple(call.prompt), tuple(call.ids)),
     ),
-    (lambda answer: tuple(answer.sent.ids), lambda call: tuple(call.ids)),
 )
 
 

@@ -22,7 +22,9 @@ MARKER = re.compile(rb"fault-([0-9a-z-]+?)[^0-9a-z-]")
 """A fault's name in a request's text. The last one in the body counts: earlier ones belong to the history."""
 HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server", "host"})
 
-Fails = Literal["cut", "reset", "refuse", "refuse_after", "hang", "none"]
+Fails = Literal["cut", "reset", "refuse", "error", "hang", "none"]
+ERROR = b'data: {"error": {"message": "the auditor breaks off", "type": "InternalServerError", "code": 500}}\n\n'
+"""How vLLM tells of an error in mid-stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,8 @@ class Fault:
     """What a request meets on its way.
 
     `cut` closes the gateway's connection after a part of the answer; `reset` aborts that connection. `refuse` answers
-    with `status` and does not ask the engine; `refuse_after` reads the engine's whole answer first. `hang` sends a part
-    and then nothing, until the gateway leaves. `none` only rewrites.
+    with `status` and does not ask the engine. `error` sends a part and then an event that tells of an error. `hang`
+    sends a part and then nothing, until the gateway leaves. `none` only waits or rewrites.
     """
 
     kind: Fails = "none"
@@ -47,7 +49,9 @@ class Fault:
     rewrite: Callable[[bytes], bytes] | None = None
     """Changes each piece of the answer on its way to the gateway."""
     held: asyncio.Event | None = None
-    """Set when a part was sent and the rest is held back."""
+    """Set when the rest of the answer, or with `until` the request, is held back."""
+    until: asyncio.Event | None = None
+    """Keeps the request from the engine until the event is set."""
 
 
 class Recorder:
@@ -58,6 +62,8 @@ class Recorder:
         self.recording = recording
         self.faults: dict[str, Fault] = {}
         """Marker -> fault. A name that begins with `*` meets the next request with the fault's path."""
+        self.kind = False
+        """Whether faults wait, and no request meets one."""
         self.url = ""
         self._file = recording.open("a", encoding="utf-8")
         self._count = 0
@@ -94,7 +100,7 @@ class Recorder:
         found = MARKER.findall(body)
         for name in ([found[-1].decode()] if found else []) + [name for name in self.faults if name.startswith("*")]:
             fault = self.faults.get(name)
-            if fault is not None and path.endswith(fault.path):
+            if fault is not None and not self.kind and path.endswith(fault.path):
                 return self.faults.pop(name)
         return Fault()
 
@@ -104,7 +110,13 @@ class Recorder:
         fault = self._fault(request.path, body)
         self._write({"n": number, "method": request.method, "path": request.path, "body": body.decode("latin-1")})
         if fault.kind == "refuse":
-            return self._refused(number, fault, "not asked")
+            self._write({"n": number, "status": fault.status, "kind": "refused"})
+            self._write({"n": number, "end": "not asked"})
+            return web.json_response({"error": {"message": "the auditor refuses"}}, status=fault.status)
+        if fault.until is not None:
+            if fault.held is not None:
+                fault.held.set()
+            await fault.until.wait()
         if fault.ask is not None:
             body = json.dumps(fault.ask(json.loads(body))).encode()
         exchange = _Exchange(self, number, request, fault)
@@ -118,11 +130,6 @@ class Recorder:
             if request.transport is not None:
                 request.transport.close()
             raise asyncio.CancelledError from error
-
-    def _refused(self, number: int, fault: Fault, end: str) -> web.Response:
-        self._write({"n": number, "status": fault.status, "kind": "refused"})
-        self._write({"n": number, "end": end})
-        return web.json_response({"error": {"message": "the auditor refuses"}}, status=fault.status)
 
 
 class _Exchange:
@@ -145,9 +152,6 @@ class _Exchange:
         async with recorder._http.request(request.method, url, data=body or None, headers=headers) as upstream:
             kind = upstream.headers.get("Content-Type", "")
             recorder._write({"n": number, "status": upstream.status, "kind": kind})
-            if self._fault.kind == "refuse_after":
-                recorder._write({"n": number, "got": (await upstream.read()).decode("latin-1"), "sent": 0})
-                return recorder._refused(number, self._fault, "refused after it was sampled")
             kept = {name: value for name, value in upstream.headers.items() if name.lower() not in HOP}
             response = web.StreamResponse(status=upstream.status, headers=kept)
             if self._fault.rewrite is None:
@@ -170,11 +174,11 @@ class _Exchange:
         self._sent += len(part)
         self._events += part.count(b"\n\n")
         if allowed is not None:
-            await self._fail()
+            await self._fail(response)
 
     def _allowed(self, piece: bytes) -> int | None:
         """Return how many bytes of this piece may pass, or None where all of them may and the fault is not reached."""
-        if self._fault.kind not in ("cut", "reset", "hang"):
+        if self._fault.kind in ("none", "refuse"):
             return None
         if self._fault.events is None:
             left = self._fault.size - self._sent
@@ -187,12 +191,15 @@ class _Exchange:
             place = end + 2
         return place
 
-    async def _fail(self) -> None:
+    async def _fail(self, response: web.StreamResponse) -> None:
         self.ending = self._fault.kind
         if self._fault.held is not None:
             self._fault.held.set()
         if self._fault.kind == "hang":
             await asyncio.Event().wait()
+        if self._fault.kind == "error":
+            await response.write(ERROR)
+            await response.write_eof()
         transport = self._request.transport
         if transport is not None:
             transport.abort() if self._fault.kind == "reset" else transport.close()

@@ -1,4 +1,4 @@
-"""Reads a recording: the ids, logprobs and prompt of each answer, as the engine gave them and as they were passed on."""
+"""Reads a recording: ids, logprobs and prompt of each answer, as the engine gave them and as they were passed on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class Tokens:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt: list[int] | None = None
+    pieces: list[int] = field(default_factory=list)
+    """How many tokens each event brought, where it brought any."""
+    counted: int | None = None
+    """The engine's own count for the answer, where it tells one."""
 
 
 @dataclass(slots=True)
@@ -56,12 +60,19 @@ class Answer:
         return "probe" if (self.body.get("sampling_params") or {}).get("max_tokens") == 1 else None
 
     @property
+    def interval(self) -> int:
+        """Return how many tokens the engine may hold back for one event."""
+        return (self.body.get("sampling_params") or self.body).get("stream_interval") or 1
+
+    @property
     def grammar(self) -> list[str]:
         """Return the parts of the request that put the answer under a grammar."""
         return list(grammars(self.body))
 
 
 SAMPLING_PATHS = ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate")
+UNREAD_SECONDS = 1.0
+"""How long before the gateway's death the end of an answer may have come, and not have been read by the gateway."""
 NO_GRAMMAR = (None, "auto", "none")
 
 
@@ -91,7 +102,9 @@ def read_recording(path: Path) -> list[Answer]:
         if number is None:
             if "killed" in line["note"]:
                 for answer in answers.values():
-                    answer.killed |= answer.at <= line["t"] and answer.ended_at >= line["note"]["killed"]
+                    answer.killed |= (
+                        answer.at <= line["t"] and answer.ended_at >= line["note"]["killed"] - UNREAD_SECONDS
+                    )
         elif "path" in line:
             if line["path"] in SAMPLING_PATHS:
                 body = json.loads(line["body"].encode("latin-1") or b"{}")
@@ -102,7 +115,7 @@ def read_recording(path: Path) -> list[Answer]:
     deaths = [line["note"]["killed"] for line in _lines(path) if "killed" in line.get("note", ())]
     for number, answer in answers.items():
         given, sent = ("".join(part).encode("latin-1") for part in texts[number])
-        if answer.status == 200 or "sampled" in answer.end:
+        if answer.status == 200:
             answer.given, answer.sent = _tokens(answer, given), _tokens(answer, sent)
         if answer.killed:
             death = next(time for time in deaths if time >= answer.at)
@@ -154,10 +167,13 @@ def _add(tokens: Tokens, part: dict[str, Any]) -> None:
     choices: Iterable[dict[str, Any]] = part.get("choices") or ()
     if part.get("prompt_token_ids") is not None:
         tokens.prompt = part["prompt_token_ids"]
+    if part.get("usage"):
+        tokens.counted = part["usage"].get("completion_tokens")
     for choice in choices:
         if choice.get("prompt_token_ids") is not None:
             tokens.prompt = choice["prompt_token_ids"]
         ids = choice.get("token_ids") or []
         entries = ((choice.get("logprobs") or {}).get("content") or []) if ids else []
         tokens.ids += ids
+        tokens.pieces += [len(ids)] if ids else []
         tokens.logprobs += [entry["logprob"] for entry in entries]

@@ -51,6 +51,7 @@ class Gateway:
             self._command += [f"--{name}", str(value)]
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._alive = asyncio.Event()
 
     async def start(self) -> None:
         self.state.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,7 @@ class Gateway:
             raise GatewayDiedError(f"the gateway does not start: {self.log.read_text()[-2000:]}")
         self.url = json.loads(line)["url"]
         self._reading = asyncio.create_task(self._read())
+        self._alive.set()
 
     @property
     def log(self) -> Path:
@@ -83,9 +85,8 @@ class Gateway:
         self._waiting.clear()
 
     async def order(self, **what: Any) -> dict[str, Any]:
-        """Return the answer to an order. Raises `GatewayDiedError`."""
-        if self._reading.done():
-            raise GatewayDiedError("the gateway died")
+        """Return the answer to an order. Waits for a new gateway where one was killed; raises `GatewayDiedError`."""
+        await self._alive.wait()
         number = next(self._numbers)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -94,6 +95,7 @@ class Gateway:
             self._process.stdin.write(json.dumps({"number": number, **what}).encode() + b"\n")
             await self._process.stdin.drain()
         except ConnectionError as error:
+            self._waiting.pop(number, None)
             raise GatewayDiedError("the gateway died") from error
         return await future
 
@@ -102,6 +104,7 @@ class Gateway:
         return Opened(answer["session"], answer["key"])
 
     async def kill(self) -> None:
+        self._alive.clear()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -149,23 +152,23 @@ class Stage:
         """End sessions, so that their episodes are written."""
         for session in sessions or tuple(self.opened):
             if session in self.opened:
-                await self.gateway.order(close=session.session_id)
                 self.opened.remove(session)
+                await self.gateway.order(close=session.session_id)
 
     async def kill(self) -> None:
         """Kill the gateway, and start another on its directory, which salvages the sessions."""
+        self.recorder.kind = True  # the next gateway must be able to start
         killed = time.time()
         await self.gateway.kill()
         await asyncio.sleep(0)
         self.recorder.note(killed=round(killed, 4))
         self.opened.clear()
         await self.gateway.start()
+        self.recorder.kind = False
 
     async def sampled(self) -> int:
         """Return how many tokens the engine says that it sampled since its start."""
-        async with self.http.get(f"{self.metrics}/metrics") as response:
-            lines = (await response.text()).splitlines()
-        return sum(int(float(line.split()[-1])) for line in lines if line.startswith("vllm:generation_tokens_total"))
+        return await counter(self.http, self.metrics)
 
     def answers(self) -> list[Answer]:
         return read_recording(self.recorder.recording)
@@ -181,6 +184,13 @@ class Stage:
 
     def check(self) -> tuple[laws.Breaches, Counter[str]]:
         return laws.check(self.answers(), self.books(), self.owners)
+
+
+async def counter(http: aiohttp.ClientSession, engine: str) -> int:
+    """Return the engine's counter of sampled tokens."""
+    async with http.get(f"{engine}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
 @asynccontextmanager

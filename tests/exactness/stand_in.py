@@ -28,6 +28,8 @@ ORDER = re.compile(r"\b(tokens|stall|pace)-(\d+)|\b(tool|surrogate)\b")
 PIECE = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
 TAG = "<tool_call>"
 CHAT = "/v1/chat/completions"
+LIKELY = {0.5: (-0.3677, -1.1787), 1.0: (-0.5108, -0.9163)}
+"""Temperature -> the logprobs of the two tokens that an answer may begin with."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 
 
@@ -192,7 +194,7 @@ class StandIn:
             if shown == 0 or sampled.done - shown >= interval:
                 yield shown, sampled.done
                 shown = sampled.done
-        if shown < sampled.done or not sampled.done:
+        if shown < sampled.done or sampled.aborted.is_set() or not sampled.done:
             yield shown, sampled.done
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
@@ -219,8 +221,7 @@ class StandIn:
     async def _streamed(
         self, http: web.Request, body: dict[str, Any], sampled: Sampled, request_id: str
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(http)
+        response = await _stream(http)
         role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         await _event(response, {"id": request_id, "prompt_token_ids": sampled.prompt, "choices": [role]})
         async for start, end in self._run(sampled, body.get("stream_interval") or 1):
@@ -233,14 +234,14 @@ class StandIn:
             if end == len(sampled.ids) or sampled.aborted.is_set():
                 choice["finish_reason"] = reason
             await _event(response, {"id": request_id, "choices": [choice]})
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
+        await _done(response, body, sampled)
         return response
 
     def _choice(self, sampled: Sampled, start: int, end: int, body: dict[str, Any]) -> dict[str, Any]:
-        likely = [{"logprob": value} for value in ((9.0, 7.0) if self._logits else (-0.9, -1.9))]
-        if body.get("temperature") == 0.5:
-            likely = [{"logprob": -0.4}, {"logprob": -2.4}]
+        likely = [
+            {"logprob": value}
+            for value in ((9.0, 7.0) if self._logits else LIKELY.get(body.get("temperature") or 1.0, (-0.9, -0.9)))
+        ]
         entries = [
             {"token": "x", "logprob": value} | ({"top_logprobs": likely} if body.get("top_logprobs") else {})
             for value in sampled.logprobs[start:end]
@@ -257,16 +258,38 @@ class StandIn:
         ids = template(body["messages"], body.get("tools"))
         return web.json_response({"token_ids": ids, "sampling_params": parameters, "reasoning_ended": False})
 
-    async def _generate(self, http: web.Request) -> web.Response:
+    async def _generate(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
         sampled = self._sample(body["token_ids"], body)
-        async for _ in self._run(sampled, 1):
-            pass
-        _, reason = _message(sampled.ids, sampled)
-        choice = self._choice(sampled, 0, sampled.done, body)
-        choice |= {"finish_reason": "stop" if reason == "tool_calls" else reason}
-        choice["weight_versions"] = [{"version": "default", "start": 0, "end": sampled.done}]
-        return web.json_response({"request_id": "r", "prompt_token_ids": sampled.prompt, "choices": [choice]})
+        request_id = f"generate-tokens-{http.headers.get('X-Request-Id') or id(sampled)}"
+        self._running[request_id] = sampled
+        try:
+            if body.get("stream"):
+                return await self._streamed_ids(http, body, sampled)
+            async for _ in self._run(sampled, 1):
+                pass
+            choice = self._ids(sampled, 0, sampled.done, body)
+            return web.json_response({"prompt_token_ids": sampled.prompt, "choices": [choice]})
+        finally:
+            self._running.pop(request_id, None)
+
+    async def _streamed_ids(self, http: web.Request, body: dict[str, Any], sampled: Sampled) -> web.StreamResponse:
+        response = await _stream(http)
+        prompt: list[int] | None = sampled.prompt
+        async for start, end in self._run(sampled, body["sampling_params"].get("stream_interval") or 1):
+            choice = self._ids(sampled, start, end, body)
+            await _event(response, {"prompt_token_ids": prompt, "choices": [choice]})
+            prompt = None
+        await _done(response, body, sampled)
+        return response
+
+    def _ids(self, sampled: Sampled, start: int, end: int, body: dict[str, Any]) -> dict[str, Any]:
+        choice = self._choice(sampled, start, end, body) | {"finish_reason": None}
+        if end == len(sampled.ids) or sampled.aborted.is_set():
+            _, reason = _message(sampled.ids[:end], sampled)
+            choice["finish_reason"] = "stop" if reason == "tool_calls" else reason
+            choice["weight_versions"] = [{"version": "default", "start": 0, "end": end}]
+        return choice
 
     async def _derender(self, http: web.Request) -> web.Response:
         choice = (await http.json())["generate_response"]["choices"][0]
@@ -313,16 +336,12 @@ async def _done(response: web.StreamResponse, body: dict[str, Any], sampled: Sam
     """Send the end of a stream, with the engine's count of tokens where the request wants the count."""
     if (body.get("stream_options") or {}).get("include_usage"):
         await _event(response, {"choices": [], "usage": {"completion_tokens": sampled.done}})
-    await _write(response, b"[DONE]")
+    await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
 
 
 async def _event(response: web.StreamResponse, data: dict[str, Any]) -> None:
-    await _write(response, json.dumps(data).encode())
-
-
-async def _write(response: web.StreamResponse, data: bytes) -> None:
     try:
-        await response.write(b"data: " + data + b"\n\n")
+        await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")
     except ConnectionError as gone:
         raise asyncio.CancelledError from gone  # aiohttp logs every other exception

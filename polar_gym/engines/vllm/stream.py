@@ -32,7 +32,7 @@ STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 ABORT_ROUTES = ("/inference/v1/abort_requests", "/abort_requests")
 """The first needs `--enable-scale-out`, the second a server in development mode."""
-ABORT_SECONDS = 5.0
+ABORT_SECONDS = 10.0
 """How long a cancelled call waits for the end of its aborted answer."""
 GENERATE = "/inference/v1/generate"
 REQUEST_PREFIX = {CHAT: "chatcmpl-", GENERATE: "generate-tokens-"}
@@ -66,10 +66,14 @@ async def _ask_once(http: Http, path: str, body: Body, answer: StreamedAnswer, a
             raise http.broken_off(repr(error)) from error
         except asyncio.CancelledError:
             if abort is not None:
+                # A busy server sends tokens before it answers the other request.
+                body = {"request_ids": [REQUEST_PREFIX[path] + request_id]}
+                aborting = asyncio.create_task(http.post_raw(abort, body))
                 with contextlib.suppress(EngineError, aiohttp.ClientError, TimeoutError):
                     async with asyncio.timeout(ABORT_SECONDS):
-                        await http.post_raw(abort, {"request_ids": [REQUEST_PREFIX[path] + request_id]})
                         await answer.read(events)
+                aborting.cancel()
+                await asyncio.gather(aborting, return_exceptions=True)
             raise
 
 
