@@ -34,7 +34,7 @@ def alone(source: bytes, test: TestFunction, span: tuple[int, int], name: str) -
     for decorator in found.decorator_list:
         if isinstance(decorator, ast.Call) and len(decorator.args) > 1 and holds(decorator.args[1]):
             _keep_row(decorator.args[1], holds)
-    made = _Alone(holds, asserting=asserting).visit(found)
+    made = _WithoutFStrings().visit(_Alone(holds, asserting=asserting).visit(found))
     made.name = name
     return textwrap.indent(ast.unparse(ast.fix_missing_locations(made)), indent).encode() + b"\n\n"
 
@@ -66,6 +66,22 @@ class _Alone(ast.NodeTransformer):
 
     def _drops(self, node: ast.AST) -> bool:
         return self._asserting and _asserts(node) and not self._holds(node)
+
+
+class _WithoutFStrings(ast.NodeTransformer):
+    """Writes f-strings as calls. With nested quotes, `ast.unparse` writes what only Python 3.12 and later can read."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        parts = [self.visit(each) for each in node.values]
+        return ast.Call(ast.Attribute(ast.Constant(""), "join", ast.Load()), [ast.List(parts, ast.Load())], [])
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
+        value = self.visit(node.value)
+        if node.conversion > 0:
+            name = {"s": "str", "r": "repr", "a": "ascii"}[chr(node.conversion)]
+            value = ast.Call(ast.Name(name), [value], [])
+        specification = self.visit(node.format_spec) if node.format_spec else ast.Constant("")
+        return ast.Call(ast.Name("format"), [value, specification], [])
 
 
 def _asserts(node: ast.AST) -> bool:
