@@ -52,7 +52,7 @@ async def test_wrong_patch_is_worth_nothing(bench, name):
 
 BREAKING = {
     "intervals": "sed -i 's/number < self._ends/number <= self._ends/' intervals/intervalset.py",
-    "durations": "sed -i 's/0 seconds/nothing/; s/ ago\"/\"/' durations/formatting.py",
+    "durations": "sed -i 's/appears twice/appears again/' durations/parsing.py",
     "ttlcache": "sed -i 's/if capacity < 1/if capacity < 0/' ttlcache/cache.py",
     "texttable": "sed -i 's/if width < 2/if width < 1/' texttable/wrap.py",
     "buildorder": "sed -i 's/line {number}/a line/' buildorder/reading.py",
