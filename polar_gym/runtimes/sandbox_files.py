@@ -7,7 +7,6 @@ import contextlib
 import io
 import logging
 import os
-import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -113,13 +112,12 @@ async def copy_workspace(source: Path, own: disk.Disk, claim: uids.Claim) -> Non
     """Copy `source` into the scratch directory. Raises `SandboxError`."""
     try:
         await to_its_end(_copy, source, own.seen(own.scratch / "disk" / "workspace"), claim)
-    except (OSError, shutil.Error) as error:
+    except OSError as error:
         raise SandboxError(f"the workspace {source} could not be copied: {error}") from error
 
 
 def _copy(source: Path, destination: Path, claim: uids.Claim) -> None:
-    destination.rmdir()  # only the agent may write there
-    shutil.copytree(source, destination, symlinks=True)
+    _run(claim, "cp", "-a", "--no-preserve=ownership", "--reflink=auto", "--", f"{source}/.", str(destination))
     give_to_agent([destination], claim)
 
 
@@ -139,10 +137,13 @@ def unpack_workspace(archive: bytes | None, own: disk.Disk, claim: uids.Claim) -
 def give_to_agent(directories: Sequence[Path], claim: uids.Claim) -> None:
     """Make the agent's uid the owner of these and of all files below. Raises `OSError`."""
     if claim.owner is not None:  # else it is the gateway's own
-        argv = [*claim.enter, "chown", "-R", "-h", f"{claim.uid}:{claim.uid}", *map(str, directories)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise OSError(done.stderr.strip())
+        _run(claim, "chown", "-R", "-h", f"{claim.uid}:{claim.uid}", *map(str, directories))
+
+
+def _run(claim: uids.Claim, *argv: str) -> None:
+    done = subprocess.run([*claim.enter, *argv], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(done.stderr.strip()[-1000:])
 
 
 def limit(scratch: Path, limits: LimitOptions) -> cgroups.Cgroup | None:
