@@ -153,15 +153,7 @@ class Node:
             budget=request.budget,
         )
         self.proxy.add(capture)
-        surroundings = Surroundings(
-            serve=self._serve,
-            generation=self.proxy.generation,
-            engine_answers=self.proxy.engine_answers,
-            weight_version=lambda: self.engine.weight_version,
-            engine=self.engine.info,
-            cache=self.cache,
-            scratch=self._scratch,
-        )
+        surroundings = Surroundings(serve=self._serve, proxy=self.proxy, cache=self.cache, scratch=self._scratch)
         on_change(session)
         return SessionLife(request.model_copy(deep=True), session, plugins, capture, surroundings, on_change)
 

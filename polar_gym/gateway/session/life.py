@@ -11,7 +11,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError
 from polar_gym.evaluators.blame import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
-from polar_gym.gateway.proxy.generation import GenerationGate
+from polar_gym.gateway.proxy.proxy import Proxy
 from polar_gym.gateway.session.building import build, final_message
 from polar_gym.gateway.session.harness_run import HarnessRun
 from polar_gym.gateway.session.preparation import base_of, prepare
@@ -30,7 +30,6 @@ from polar_gym.harnesses.install import InstallError
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, Serve
 from polar_gym.schema import (
     Artifacts,
-    EngineInfo,
     Episode,
     EvaluationResult,
     Failure,
@@ -64,10 +63,7 @@ class Surroundings:
     """The parts of a node that a session uses."""
 
     serve: Callable[[SessionCapture], Serve]
-    generation: GenerationGate
-    engine_answers: Callable[[], Awaitable[bool]]
-    weight_version: Callable[[], str | None]
-    engine: EngineInfo
+    proxy: Proxy
     cache: Path
     scratch: Path
 
@@ -173,7 +169,7 @@ class SessionLife:
     # RUNNING ----------------------------------------------------------------------------------------------------------
 
     async def run(self, ready: Ready) -> None:
-        self.session.weight_version = self._around.weight_version()
+        self.session.weight_version = self._around.proxy.engine.weight_version
         self.enter(Status.RUNNING)
         started = time.monotonic()
         self.session.timing.ready = started - ready.since
@@ -183,12 +179,12 @@ class SessionLife:
             request=self.request,
             session=self.session,
             capture=self.capture,
-            generation=self._around.generation,
-            engine_answers=self._around.engine_answers,
+            generation=self._around.proxy.generation,
+            engine_answers=self._around.proxy.engine_answers,
         )
         with self._failing(Status.RUNNING, self.request.timeout_seconds):
             try:
-                launch = harness.launch(ready.executable, self._around.engine.max_model_len)
+                launch = harness.launch(ready.executable, self._around.proxy.engine.info.max_model_len)
                 output = await harness.to_its_end(launch)
                 self.artifacts.stdout = self._tail(output.stdout)
                 self.artifacts.stderr = self._tail(output.stderr)
@@ -275,7 +271,7 @@ class SessionLife:
         return Episode(
             session=self.session,
             request=self.request,
-            engine=self._around.engine,
+            engine=self._around.proxy.engine.info,
             trajectory=trajectory,
             reward=reward,
             evaluation=evaluation,
