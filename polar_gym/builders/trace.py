@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from polar_gym.schema import ModelCall, Trace, WeightVersion
+from polar_gym.schema import ModelCall, Sampling, Trace, WeightVersion
+
+SHAPING = tuple(name for name in Sampling.model_fields if name != "seed")
 
 
 def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
@@ -43,6 +45,7 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
         tools=last.tools,
         finish_reason=last.finish_reason,
         call_ids=[call.call_id for call in path],
+        sampling={name: last.sampling[name] for name in SHAPING if name in last.sampling},
     )
 
 

@@ -26,7 +26,7 @@ from polar_gym import durable
 from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.ledger import EpisodeEntry
-from polar_gym.export.rows import Row, to_json_line, to_table
+from polar_gym.export.rows import SCHEMA, Row, to_json_line, to_table
 
 SPLITS = ("train", "validation")
 VALIDATION_SHARE = 0.1
@@ -70,6 +70,7 @@ class SftDataset:
         """Task id -> its split. A task stays in the split that it has, also if an earlier version chose that split."""
         self._parts = len(self._ledgers())
         self._remove_unfinished()
+        self._check_columns()
 
     def add_part(self, entries: Sequence[EpisodeEntry], rows: Sequence[tuple[str, Row]]) -> None:
         """Commit episodes with their rows (split, row): all of them, or none if the process is killed."""
@@ -103,12 +104,20 @@ class SftDataset:
                 path.unlink()
         durable.remove_partial(self.directory)
 
+    def _check_columns(self) -> None:
+        """Raise `ConfigError` where the parts have other columns: readers take no dataset with both."""
+        for part in sorted(self.directory.glob("parquet/*"))[:1]:
+            if pq.read_schema(part) != SCHEMA:
+                raise ConfigError(
+                    f"--out={self.directory}: an earlier version wrote other columns; export to a new directory"
+                )
+
 
 @contextlib.contextmanager
 def open_dataset(directory: Path, filters: Filters) -> Iterator[SftDataset]:
     """Open the dataset in `directory`, or make a new one there.
 
-    Raises `ConfigError` where the directory holds something else, has other filters, or is being written to.
+    Raises `ConfigError` where the directory holds something else, has other filters or columns, or is written to.
     """
     try:
         if directory.exists() and any(directory.iterdir()) and not (directory / "filters.json").exists():

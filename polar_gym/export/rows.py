@@ -17,11 +17,14 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from polar_gym.builders.trace import SHAPING
 from polar_gym.schema import Episode, Message, Trace
 
 Row = dict[str, Any]
 
 JSON_LIST = pa.list_(pa.json_())
+
+SAMPLING = {**dict.fromkeys(SHAPING, "float64"), "top_k": "int64", "logprobs_mode": "string"}
 
 COLUMNS: dict[str, tuple[pa.DataType, dict[str, Any]]] = {
     "trace_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
@@ -37,6 +40,10 @@ COLUMNS: dict[str, tuple[pa.DataType, dict[str, Any]]] = {
     "tools": (JSON_LIST, {"feature": {"_type": "Json"}, "_type": "List"}),
     "input_ids": (pa.list_(pa.int32()), {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"}),
     "assistant_masks": (pa.list_(pa.int8()), {"feature": {"dtype": "int8", "_type": "Value"}, "_type": "List"}),
+    "sampling": (
+        pa.struct({name: pa.type_for_alias(kind) for name, kind in SAMPLING.items()}),
+        {name: {"dtype": kind, "_type": "Value"} for name, kind in SAMPLING.items()},
+    ),
 }
 """Column -> its Arrow type, and the name of that type in `datasets`. Messages and tools are JSON: where rows have
 different fields, no field is added or lost."""
@@ -66,6 +73,7 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         "tools": trace.tools,
         "input_ids": np.concatenate([trace.prompt_ids, trace.response_ids]),
         "assistant_masks": np.concatenate([np.zeros(len(trace.prompt_ids), dtype=np.int8), trace.loss_mask]),
+        "sampling": episode.sampled_with(trace),
     }
 
 

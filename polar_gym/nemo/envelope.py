@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polar_gym.schema import ModelCall, Trace, Trajectory
+from polar_gym.schema import Episode, ModelCall, Trace
 
 SCHEMA_VERSION = 1
 
@@ -48,14 +48,15 @@ def trained_spans(trace: Trace, calls: Mapping[str, ModelCall]) -> list[Span]:
     return spans
 
 
-def training_traces(rollout_id: str, trajectory: Trajectory, calls: Mapping[str, ModelCall]) -> dict[str, Any]:
+def training_traces(episode: Episode, calls: Mapping[str, ModelCall]) -> dict[str, Any]:
     """Return `training_traces`. Raises `ValueError` where a trace has no valid spans or two traces train on a call."""
-    traces = [_trace(trace, trained_spans(trace, calls)) for trace in trajectory.traces]
+    found = episode.trajectory.traces
+    traces = [_trace(trace, trained_spans(trace, calls)) | {"sampling": episode.sampled_with(trace)} for trace in found]
     _check_each_call_once(traces)
     return {
         "schema_version": SCHEMA_VERSION,
-        "rollout_id": rollout_id,
-        "builder": trajectory.builder,
+        "rollout_id": episode.session.session_id,
+        "builder": episode.trajectory.builder,
         "traces": traces,
     }
 

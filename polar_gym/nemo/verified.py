@@ -71,7 +71,7 @@ def verified_episode(row: Row, episode: Episode, calls: Sequence[ModelCall]) -> 
     metrics = _metrics(episode, sum(span.end - span.start for span in spans))
     if mask is not None:
         return {**answer, **metrics}  # without `training_traces`: a trainer that ignores the mask has nothing to train
-    return {**answer, "training_traces": training_traces(session.session_id, episode.trajectory, by_id), **metrics}
+    return {**answer, "training_traces": training_traces(episode, by_id), **metrics}
 
 
 def verified(

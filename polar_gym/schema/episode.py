@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from polar_gym.record import Record
 from polar_gym.schema.request import TaskRequest
-from polar_gym.schema.trajectory import Trajectory
+from polar_gym.schema.trajectory import Trace, Trajectory
 
 
 class Status(StrEnum):
@@ -150,3 +150,9 @@ class Episode(Record):
     @property
     def truncated(self) -> bool:
         return self.session.truncated_by is not None
+
+    def sampled_with(self, trace: Trace) -> dict[str, Any]:
+        """Return how the tokens of a trace were sampled, for a trainer that computes their logprobs again: the trace's
+        sampling, and `logprobs_mode`, which says whether the captured logprobs are taken before or after it."""
+        asked = self.request.sampling.model_dump(exclude={"seed"})
+        return {**asked, **trace.sampling, "logprobs_mode": self.engine.logprobs_mode}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from pydantic import Field
 
@@ -29,6 +31,8 @@ class Trace(Record):
     finish_reason: str | None = None
     call_ids: list[str]
     reward: float | None = None
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """The fields of `Sampling` that shape a distribution, as they were sent with the last call."""
 
     @property
     def trainable_tokens(self) -> int:

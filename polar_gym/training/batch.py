@@ -54,6 +54,8 @@ class Row:
     """The task; empty in an inert row."""
     session_id: str
     trace_id: str
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """See `Episode.sampled_with`; empty in an inert row."""
 
     @property
     def trainable_tokens(self) -> int:
@@ -222,6 +224,7 @@ def _row(episode: Episode, trace: Trace, advantage: float) -> Row:
         group_id=episode.session.task_id,
         session_id=episode.session.session_id,
         trace_id=trace.trace_id,
+        sampling=episode.sampled_with(trace),
     )
 
 

@@ -45,7 +45,12 @@ def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
         {
             "message_log": message_log(row),
             "length": row.prompt_length,
-            "extra_env_info": {"session_id": row.session_id, "trace_id": row.trace_id, "group_id": row.group_id},
+            "extra_env_info": {
+                "session_id": row.session_id,
+                "trace_id": row.trace_id,
+                "group_id": row.group_id,
+                "sampling": row.sampling,
+            },
             "loss_multiplier": float(row.trainable_tokens > 0),
             "idx": index,
             "task_name": "polar_swe",

@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from polar_gym.schema import Sampling
 from polar_gym.training.batch import Row
+
+NEUTRAL = Sampling().model_dump(include={"temperature", "top_p", "top_k"})
+"""The sampling fields that become arrays, with their values in inert rows."""
 
 
 def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> dict[str, Any]:
@@ -21,7 +25,8 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
 
     `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
     `advantages` float32 (the session's, where `loss_mask` is 1). `(rows,)`: `rewards` float32, `lengths` and
-    `group_ids` int64 (numbered in order; -1 in inert rows). Everything at position t is about token t itself.
+    `group_ids` int64 (numbered in order; -1 in inert rows), `temperature`, `top_p` and `top_k` float32 (as sampled).
+    Everything at position t is about token t itself.
     """
     if not rows:
         raise ValueError("there is no row: see the batch's counts for why")
@@ -35,6 +40,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         return array
 
     numbers = {name: number for number, name in enumerate(dict.fromkeys(row.group_id for row in rows if row.group_id))}
+    shaping = {name: [row.sampling.get(name, neutral) for row in rows] for name, neutral in NEUTRAL.items()}
     return {
         "input_ids": filled(np.int64, pad_id, lambda row: pad_id if row.inert else row.token_ids),
         "attention_mask": filled(np.int64, 0, lambda row: 1),
@@ -45,6 +51,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "rewards": np.array([row.reward for row in rows], dtype=np.float32),
         "lengths": np.array([len(row.token_ids) for row in rows], dtype=np.int64),
         "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
+        **{name: np.array(values, dtype=np.float32) for name, values in shaping.items()},
     }
 
 

@@ -29,13 +29,13 @@ NOTHING_ID = 0
 def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], BatchCounts]:
     """Return TRL's columns, and the counts of the traces.
 
-    The columns are `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`; TRL passes the two others, `reward` and
-    `session_id`, to reward functions. Raises `ValueError` for a logprob that is not finite.
+    The columns are `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`; TRL passes the others, `reward`,
+    `session_id` and `sampling` (see `Episode.sampled_with`), to reward functions. Raises `ValueError` for a logprob
+    that is not finite.
     """
     check_logprobs(episodes)
-    output: dict[str, list[Any]] = {
-        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id")
-    }
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id", "sampling")
+    output: dict[str, list[Any]] = {name: [] for name in names}
     counts = begin_counts(episodes)
     for episode in episodes:
         traces = episode.trajectory.traces
@@ -47,7 +47,8 @@ def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], B
 
 
 def _entry(episode: Episode, trace: Trace | None) -> dict[str, Any]:
-    own = {"reward": episode.reward, "session_id": episode.session.session_id}
+    sampling = {} if trace is None else episode.sampled_with(trace)
+    own = {"reward": episode.reward, "session_id": episode.session.session_id, "sampling": sampling}
     if trace is None or not len(trace.response_ids):
         empty = {"prompt_ids": [NOTHING_ID], "completion_ids": [NOTHING_ID], "logprobs": [0.0], "env_mask": [0]}
         return empty | own

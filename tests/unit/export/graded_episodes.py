@@ -9,11 +9,13 @@ from polar_gym.schema import (
     Episode,
     EvaluationResult,
     Fidelity,
+    Sampling,
     Trace,
     Trajectory,
 )
 from tests.support.episodes import make_episode
 
+SAMPLING = Sampling(temperature=0.7).model_dump(exclude={"seed"})
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 
 
@@ -43,6 +45,7 @@ def make_trace(name: str = "s", ids: int = 1, **changes: Any) -> Trace:
             "tools": [TOOL],
             "call_ids": ["c1", "c2"],
             "reward": 1.0,
+            "sampling": SAMPLING,
             **changes,
         }
     )

@@ -27,7 +27,7 @@ from polar_gym.schema import (
     Session,
     Status,
 )
-from tests.unit.export.graded_episodes import TOOL, call, graded_episode, make_trace, with_traces
+from tests.unit.export.graded_episodes import SAMPLING, TOOL, call, graded_episode, make_trace, with_traces
 
 
 def rows(directory: Path, cache: Path) -> list[dict[str, Any]]:
@@ -101,6 +101,7 @@ def test_a_row_holds_the_exact_ids_and_masks_and_says_the_same_as_chat(tmp_path)
     (row,) = rows(tmp_path / "out", tmp_path / "cache")
     assert row["input_ids"] == [1, 2, 3, 4, 5, 6, 7]
     assert row["assistant_masks"] == [0, 0, 0, 1, 1, 0, 1]
+    assert row["sampling"] == {**SAMPLING, "logprobs_mode": None}
     assert row["tools"] == [TOOL]
     assert row["messages"] == [
         {"role": "system", "content": "You are an agent."},
@@ -209,6 +210,15 @@ def test_a_directory_has_one_set_of_filters(tmp_path):
     export_sft([graded_episode()], tmp_path / "out", Filters())
     with pytest.raises(ConfigError, match=r"was made with the filters .*another directory"):
         export_sft([graded_episode()], tmp_path / "out", Filters(min_reward=0.5))
+
+
+def test_a_directory_of_an_earlier_version_is_named(tmp_path):
+    """Guards against parts with different columns, which no reader takes together."""
+    export_sft([graded_episode("s")], tmp_path, Filters())
+    part = tmp_path / "parquet" / "train-00000.parquet"
+    pq.write_table(pq.read_table(part).drop_columns("sampling"), part)
+    with pytest.raises(ConfigError, match="an earlier version wrote other columns; export to a new directory"):
+        export_sft([graded_episode("t")], tmp_path, Filters())
 
 
 def test_damaged_filters_are_named(tmp_path):

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from polar_gym.schema import Episode, ModelCall
+from polar_gym.export.rows import to_row
+from polar_gym.nemo.envelope import training_traces
+from polar_gym.schema import EngineInfo, Episode, ModelCall, Sampling
 from polar_gym.training import Batch, make_batch, padded
 from polar_gym.training.advantage import advantages
 from polar_gym.training.nemo_rl import datums, message_log, train_data
@@ -308,6 +310,28 @@ def test_trl_gets_one_row_for_each_episode(episodes: list[Episode]) -> None:
         assert reward is not None or not any(mask)
         tokens += sum(mask)
     assert tokens == counts.tokens
+
+
+def test_every_form_of_a_row_says_how_its_tokens_were_sampled() -> None:
+    """Under truncation the engine's logprobs are renormalised over the kept tokens: a trainer must be able to tell."""
+    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=20)
+    sent = {**sampling.model_dump(exclude_none=True), "max_tokens": 9}
+    calls = [make_call(0, [1], [2], sampling=sent), make_call(1, [1, 2, 3], [4], sampling=sent)]
+    engine = EngineInfo(name="vllm", model="m", max_model_len=9, logprobs_mode="processed")
+    episode = make_episode("a", 1.0, calls, engine=engine)
+    said = {**sampling.model_dump(exclude={"seed"}), "logprobs_mode": "processed"}
+    batch = make_batch([episode], multiple_of=2)
+    (envelope,) = training_traces(episode, {call.call_id: call for call in calls})["traces"]
+    forms = [batch.rows[0].sampling, envelope["sampling"], rollout_output([episode])[0]["sampling"][0]]
+    forms += [
+        datums(batch.rows)[0]["extra_env_info"]["sampling"],
+        to_row(episode, episode.trajectory.traces[0])["sampling"],
+    ]
+    assert forms == [said] * 5
+    arrays = padded(batch.rows, pad_id=0)
+    assert arrays["temperature"].tolist() == [np.float32(0.7), 1.0], "the second row is inert"
+    assert arrays["top_p"].tolist() == [np.float32(0.9), 1.0]
+    assert arrays["top_k"].tolist() == [20, -1]
 
 
 def test_trl_gets_the_trace_with_most_to_train() -> None:
