@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 Streaming = Literal["synthetic", "real"]
 """How a harness that asks for a stream is answered. `synthetic`: with the whole answer as one stream of events when the
-engine is done. `real`: with each piece as the engine samples it. The record is the same."""
+engine is done. `real`: with each piece as the engine samples it. The record is the same, except for the message and the
+finish reason of an answer with a broken tool call."""
 
 RETRY_AFTER_SECONDS = 5
 """Sent with every 429: some clients do not retry without a Retry-After header."""
