@@ -39,7 +39,8 @@ class Sessions:
         self.closed = False
 
     def open(self, place: int) -> SessionLife | None:
-        """Return the session that waits in a place to be played."""
+        """Return the session that waits in a place to be played. Raises `ClosedEnvironmentError`."""
+        self._check_open()
         return self._lives.get(place)
 
     def prepare(self, requests: Mapping[int, TaskRequest]) -> dict[int, SessionLife]:
@@ -58,9 +59,12 @@ class Sessions:
         """End the open session of a place without playing it."""
         self._running_loop().run(self._end(place))
 
-    def _running_loop(self) -> BackgroundLoop:
+    def _check_open(self) -> None:
         if self.closed:
             raise gym.error.ClosedEnvironmentError("the environment is closed: make another one")
+
+    def _running_loop(self) -> BackgroundLoop:
+        self._check_open()
         if self._loop is None:
             loop = BackgroundLoop()
             try:

@@ -95,13 +95,11 @@ class HarnessEnv(OnSessions, gym.Env[Any, Any]):
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Run the harness to its end. The reward of a failed session is 0.0, with `info["failure"]` set: mask it."""
         life = self._sessions.open(0)
-        if life is None and not self._sessions.closed:
+        if life is None:
             raise gym.error.ResetNeeded("call reset() before step(): an episode has one step")
         check_action(action, self.action_space)
-        if life is not None:
-            apply(action, life)
+        apply(action, life)
         episode = self._sessions.play([0])[0]
-        assert life is not None
         return observe(life, episode), *outcome(episode)
 
     def render(self) -> str | None:  # type: ignore[override]

@@ -16,11 +16,14 @@ T_cov = TypeVar("T_cov", covariant=True)
 
 
 class _NoArray(Space[T_cov]):
-    """A space whose values numpy's arrays cannot hold."""
+    """A space whose values numpy's arrays cannot hold. Its text names all of its parameters."""
 
     @property
     def is_np_flattenable(self) -> bool:
         return False
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and repr(self) == repr(other)
 
 
 class AnyText(_NoArray[str]):
@@ -32,9 +35,6 @@ class AnyText(_NoArray[str]):
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
         length = int(self.np_random.integers(0, 40))
         return "".join(ALPHABET[i] for i in self.np_random.integers(0, len(ALPHABET), size=length))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyText)
 
     def __repr__(self) -> str:
         return "AnyText()"
@@ -56,11 +56,6 @@ class Number(_NoArray[float]):
         if self.whole:
             return int(self.np_random.integers(int(self.low), int(self.high), endpoint=True))
         return float(self.np_random.uniform(self.low, self.high))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Number):
-            return False
-        return (self.low, self.high, self.whole) == (other.low, other.high, other.whole)
 
     def __repr__(self) -> str:
         return f"Number({self.low}, {self.high}{', whole' if self.whole else ''})"
@@ -90,9 +85,6 @@ class OptionalDict(_NoArray[dict[str, Any]]):
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> dict[str, Any]:
         return {key: space.sample() for key, space in self.spaces.items() if self.np_random.random() < 0.5}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OptionalDict) and self.spaces == other.spaces
 
     def __repr__(self) -> str:
         return f"OptionalDict({', '.join(f'{key}: {space}' for key, space in self.spaces.items())})"

@@ -136,7 +136,7 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         for place in places:
             check_action(actions[place], self.single_action_space, f" of sub-environment {place}")
         lives = {place: self._sessions.open(place) for place in places}
-        if not self._sessions.closed and (missing := [place for place, life in lives.items() if life is None]):
+        if missing := [place for place, life in lives.items() if life is None]:
             raise gym.error.ResetNeeded(f"call reset() before step(): sub-environments {missing} have no episode")
         for place, life in lives.items():
             if life is not None:
