@@ -25,13 +25,13 @@ class Listener:
     completed.
     """
 
-    def __init__(self, app: web.Application, at: tuple[str, int] | socket.socket, lingering_seconds: float) -> None:
-        """`at`: host and port, or a socket that is bound already.
+    def __init__(self, app: web.Application, bound: socket.socket, lingering_seconds: float) -> None:
+        """`bound`: a socket at the port's address.
 
         `lingering_seconds`: how long the rest of a refused body is read before the connection closes. A client that
         is still sending when the connection closes may lose the answer that says why.
         """
-        self._at = at
+        self._bound = bound
         self._silent = SilentConnections(HEAD_SECONDS)
         app.middlewares.insert(0, self._silent.middleware)  # type: ignore[union-attr]
         self._runner = web.AppRunner(
@@ -46,10 +46,7 @@ class Listener:
         await self._runner.setup()
         assert self._runner.server is not None
         factory, loop = self._silent.watched(self._runner.server), asyncio.get_running_loop()
-        if isinstance(self._at, socket.socket):
-            self._server = await loop.create_server(factory, sock=self._at)
-        else:
-            self._server = await loop.create_server(factory, *self._at)
+        self._server = await loop.create_server(factory, sock=self._bound)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 

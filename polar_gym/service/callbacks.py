@@ -22,6 +22,7 @@ import aiohttp
 import orjson
 
 from polar_gym.http.failures import reason
+from polar_gym.http.urls import is_http_url
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import OutboxEntry
@@ -82,13 +83,9 @@ def callback_key(body: Mapping[str, object]) -> str:
 
 def check_url(url: str) -> str | None:
     """Return the fault of a callback URL, or None for a good one."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        return str(error)
-    if parts.scheme not in ("http", "https") or not host:
+    if not is_http_url(url):
         return "must be an http:// or https:// URL"
+    parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         return "must hold no user name or password: URLs end up in logs"
     return None

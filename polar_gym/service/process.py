@@ -46,6 +46,7 @@ async def serving(
     if config is not None:
         check_network(config.runtime, allowed)
     async with AsyncExitStack() as stack:
+        bound = stack.enter_context(settings.bound())
         try:
             store = Store(settings.state)
         except StoreError as error:
@@ -59,12 +60,8 @@ async def serving(
             sending = service.book.watch(asyncio.create_task(sender.run()))
             stack.push_async_callback(asyncio.gather, sending, return_exceptions=True)
             stack.callback(sending.cancel)
-        try:
-            app = make_app(service, keys, allowed, addresses, settings.url)
-            at = (settings.host, settings.port)
-            listener = await stack.enter_async_context(Listener(app, at, LINGERING_SECONDS))
-        except OSError as error:
-            raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
+        app = make_app(service, keys, allowed, addresses, settings.url)
+        listener = await stack.enter_async_context(Listener(app, bound, LINGERING_SECONDS))
         yield service, settings.own_url(listener.port)
 
 

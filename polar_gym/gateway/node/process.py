@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
-from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.assemble import load_tasks, make_node
 from polar_gym.gateway.node.control import control_app
@@ -76,7 +75,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         stack.enter_context(state.lock())
         shutil.rmtree(state.root / "scratch", ignore_errors=True)  # of an earlier process
         (state.root / "scratch").mkdir(mode=0o700)
-        bound = stack.enter_context(_bound(settings))
+        bound = stack.enter_context(settings.bound())
         tasks = await asyncio.to_thread(_demonstrated, config)
         own = config.with_rollout(state=state.root)
         node = make_node(own, tasks, name=settings.named(), scratch=state.root / "scratch")
@@ -171,15 +170,6 @@ async def _restarted(work: Callable[[], Awaitable[None]]) -> None:
 async def _end(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _bound(settings: GatewaySettings) -> socket.socket:
-    """Return a socket at the address of the settings. Raises `ConfigError`."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
-    except OSError as error:
-        raise ConfigError(f"listen={settings.listen}: {error.strerror}") from error
 
 
 def _demonstrated(config: RunConfig) -> list[Any]:

@@ -62,6 +62,14 @@ class ListenSettings(Record):
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
 
+    def bound(self) -> socket.socket:
+        """Return a socket at the address of the settings. Raises `ConfigError`."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            return socket.create_server((self.host, self.port), family=family, backlog=1024)
+        except OSError as error:
+            raise ConfigError(f"listen={self.listen}: {error.strerror}") from error
+
     def own_url(self, port: int) -> str:
         """Return the URL at which others reach this process, which listens on `port`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
