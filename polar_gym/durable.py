@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -146,3 +147,19 @@ def records(lines: Iterable[bytes], name: object, kind: type[R], what: str) -> I
             yield kind.model_validate(value)
         except ValidationError as error:
             raise ConfigError(f"{place}: not {what}: {explain(error, kind)}") from error
+
+
+def read_records(file: Path, kind: type[R], noun: str, what: str) -> Iterator[R]:
+    """Yield the records of a file of JSON lines as `records` does; `-` is stdin. `noun` and `what` name a record.
+
+    Raises `ConfigError` also where the file cannot be read, or holds no record.
+    """
+    found = None
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as lines:
+            for found in records(lines, file, kind, what):
+                yield found
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    if found is None:
+        raise ConfigError(f"{file}: it holds no {noun}")

@@ -11,9 +11,9 @@ import typer
 from rich.text import Text
 
 from polar_gym.client import DEFAULT_URL, RolloutClient, RolloutServiceError, UnreachableError
-from polar_gym.client.requests import read_requests
 from polar_gym.client.watch import follow, node_table, sample_table, task_table
 from polar_gym.console import console, errors
+from polar_gym.durable import read_records
 from polar_gym.errors import ConfigError
 from polar_gym.paths import check_writable
 from polar_gym.schema import TaskRequest
@@ -135,7 +135,7 @@ def _requests(arguments: list[str] | None) -> list[TaskRequest]:
     if first == "-" or first.endswith(".jsonl"):
         if others := (arguments or [])[1:]:
             raise ConfigError(f"{others[0]!r}: the requests of a file are submitted as they are")
-        return read_requests(first)
+        return list(read_records(Path(first), TaskRequest, "request", "a task request"))
     config = load_config(*split_recipe(arguments or []))
     return [make_request(config, task) for task in load_tasks(config)]
 

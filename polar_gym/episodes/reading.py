@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from polar_gym.durable import records
+from polar_gym.durable import read_records
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Episode, ModelCall
@@ -16,16 +16,7 @@ def read_episodes(file: Path) -> Iterator[Episode]:
 
     Raises `ConfigError` naming the line and the field that is wrong, and where the file holds no episode.
     """
-    found = False
-    try:
-        with file.open("rb") as lines:
-            for episode in records(lines, file, Episode, "an episode of this version"):
-                found = True
-                yield episode
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
-    if not found:
-        raise ConfigError(f"{file}: it holds no episode")
+    return read_records(file, Episode, "episode", "an episode of this version")
 
 
 def read_calls(episode: Episode) -> list[ModelCall]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.client.requests import read_requests
+from polar_gym.durable import read_records
 from polar_gym.errors import ConfigError
+from polar_gym.schema import TaskRequest
 from polar_gym.service.settings import split_settings
 from tests.lifecycle.peer_node import make_request
 
@@ -38,19 +39,22 @@ def test_wrong_settings_are_named(arguments: list[str], said: str) -> None:
 
 
 def test_a_file_of_requests_is_checked_line_by_line(tmp_path: Path) -> None:
+    def read(file: Path) -> list[TaskRequest]:
+        return list(read_records(file, TaskRequest, "request", "a task request"))
+
     file = tmp_path / "tasks.jsonl"
     good = make_request("t").to_json()
     file.write_bytes(good + b"\n\n" + good + b"\n")
-    assert [request.task_id for request in read_requests(str(file))] == ["t", "t"]
+    assert [request.task_id for request in read(file)] == ["t", "t"]
     for bad, said in [
         (b'{"task_id": "t"}', r"tasks\.jsonl:2: not a task request: instruction: is required"),
         (b"nonsense", r"tasks\.jsonl:2: not JSON"),
     ]:
         file.write_bytes(good + b"\n" + bad)
         with pytest.raises(ConfigError, match=said):
-            read_requests(str(file))
+            read(file)
     file.write_bytes(b"")
     with pytest.raises(ConfigError, match="holds no request"):
-        read_requests(str(file))
+        read(file)
     with pytest.raises(ConfigError, match="No such file"):
-        read_requests(str(tmp_path / "none.jsonl"))
+        read(tmp_path / "none.jsonl")
