@@ -35,6 +35,8 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
         unsent=dict(unsent),
         uncounted=dict(Counter(call.error_kind or call.outcome for call in calls if _uncounted(call))),
         edited_answers=len({each for call in calls if call.continuation == "spliced" for each in call.edited_answers}),
+        prefill=sum(len(call.prompt_ids) for call in calls),
+        scores=[score for call in calls for score in call.scores],
     )
     if not counted.exact:
         raise AssertionError(f"the builder lost tokens or trained some twice: {counted!r}")
@@ -85,6 +87,7 @@ def _count_continuations(counted: Fidelity, calls: Sequence[ModelCall]) -> None:
             counted.breaks.append(broken)
         elif call.continuation == "spliced":
             counted.spliced += 1
+            counted.prefill -= len(parent.prompt_ids) + len(parent.response_ids)
         else:
             counted.canonical += 1
 

@@ -39,5 +39,5 @@ def gateway(
     key = take_key(NODE_KEY)
     own, others = split_own(settings or [], GatewaySettings)
     config = load_config(None, others)
-    hide_keys(config.engine.options.get("api_key"))
+    hide_keys(*config.engine_keys)
     asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))

@@ -73,7 +73,7 @@ def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, 
 
 def _sweep(arguments: Sequence[str], config_dir: Path | None) -> None:
     runs = plan(arguments, config_dir)
-    hide_keys(*(run.config.engine.options.get("api_key") for run in runs))
+    hide_keys(*(key for run in runs for key in run.config.engine_keys))
     try:
         finished = run_sweep(runs, console)
     except KeyboardInterrupt as error:
@@ -87,7 +87,7 @@ def _sweep(arguments: Sequence[str], config_dir: Path | None) -> None:
 
 def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
     """Roll out and return the episodes. Where the user interrupts, print where episodes and captured calls are."""
-    hide_keys(config.engine.options.get("api_key"))
+    hide_keys(*config.engine_keys)
     try:
         return asyncio.run(roll_out(config, progress))
     except KeyboardInterrupt as error:

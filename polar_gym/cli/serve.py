@@ -48,5 +48,5 @@ def serve(
         raise ConfigError(f"{others[0]}: unknown setting; with cluster=none the nodes have their own")
     config = load_config(None, others) if own.cluster.name != "none" else None
     keys = load_keys()
-    hide_keys(config.engine.options.get("api_key") if config else None)
+    hide_keys(*(config.engine_keys if config else []))
     asyncio.run(process.serve(own, config, keys, lambda line: errors.print(Text(line), soft_wrap=True)))

@@ -21,6 +21,8 @@ def check_config(values: Any) -> RunConfig:
         # The options of `swe` come from each task (`make_request`), also within a `composite`.
         if key != "evaluator" or config.evaluator.name not in ("swe", "composite"):
             check_plugin(key, found, getattr(config, key))
+    if config.scoring.reference is not None:
+        check_plugin("scoring.reference", ROOMS["engine"], config.scoring.reference)
     _check_today(config.harness)
     return config
 

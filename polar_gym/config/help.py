@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from polar_gym.config.files import ROOMS, group_choices
 from polar_gym.config.run_config import RunConfig
 from polar_gym.paths import shipped_dir
+from polar_gym.schema import PluginSpec
 
 
 @dataclass(frozen=True)
@@ -135,5 +136,5 @@ def type_name(annotation: Any) -> str:
         return f"list of {type_name(get_args(annotation)[0])}"
     if get_origin(annotation) is dict or annotation is dict:
         return "mapping"
-    names = {str: "text", int: "integer", float: "number", bool: "true | false"}
+    names = {PluginSpec: "mapping", str: "text", int: "integer", float: "number", bool: "true | false"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())

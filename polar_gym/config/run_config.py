@@ -71,6 +71,21 @@ class ProxyConfig(Record):
     """Whether sampled reasoning stays in the context; else the template decides, and every drop forks the trace."""
 
 
+class ScoringConfig(Record):
+    """The check of logprobs while sessions run: the engine computes those of some calls again."""
+
+    share: float | None = Field(default=0.01, ge=0, le=1)
+    """What this may cost, as a share of the prompts' new tokens. The first call after the start and after each weight
+    update is scored in any case. null: no call is scored."""
+    longest: int = Field(default=2048, gt=0)
+    """Calls of more tokens, prompt and answer, are not scored: vLLM needs memory for the logits of all of them, and
+    dies where that memory is missing."""
+    mask_above: float = Field(default=0.2, gt=0)
+    """The mean |difference| of a call's logprobs, in nats, above which the call's episode is masked."""
+    reference: PluginSpec | None = None
+    """A second engine that scores the same calls: the trainer's weights. Pause generation while they change."""
+
+
 class RunConfig(Record):
     """The config of a whole run."""
 
@@ -87,6 +102,12 @@ class RunConfig(Record):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     pools: Pools = Field(default_factory=Pools)
     proxy: ProxyConfig = Field(default_factory=ProxyConfig)
+    scoring: ScoringConfig = Field(default_factory=ScoringConfig)
+
+    @property
+    def engine_keys(self) -> list[str | None]:
+        """Return the API keys of the engines; None for an engine without a key."""
+        return [spec.options.get("api_key") for spec in (self.engine, self.scoring.reference) if spec is not None]
 
     def with_rollout(self, **changes: Any) -> RunConfig:
         return self.model_copy(update={"rollout": self.rollout.model_copy(update=changes)})

@@ -61,6 +61,13 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
         console.print(f"{single} calls asked for one tool call at most; the engine was not told, so as to bend nothing")
     if edited := _total(fidelities, "edited_answers"):
         console.print(f"{edited} answers came back from the harness in other words; prompts kept the policy's own")
+    if scores := [score for fidelity in fidelities for score in fidelity.scores]:
+        spent = sum(score.read for score in scores if score.by == "engine") / _total(fidelities, "prefill")
+        worst = max(scores, key=lambda score: score.mean_abs)
+        problems = Counter(score.problem for score in scores)
+        others = "".join(f"; {count} not: {problem}" for problem, count in problems.items() if problem)
+        said = f"scored again: {problems[None]} times for {spent:.1%} of prefill, "
+        console.print(f"{said}|Δ| of the worst: mean {worst.mean_abs:.2e}, max {worst.max_abs:.2e}{others}")
 
 
 def _total(fidelities: Sequence[Fidelity], name: str) -> int:

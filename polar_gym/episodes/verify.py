@@ -76,13 +76,11 @@ async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verifica
 async def _compare(
     result: Verification, episode: Episode, trace: Trace, calls: Sequence[ModelCall], engine: Engine
 ) -> None:
-    sequence = np.concatenate([trace.prompt_ids, trace.response_ids])
-    again = await engine.score(sequence)
+    again = await engine.score(np.concatenate([trace.prompt_ids, trace.response_ids]))
     raw = episode.engine.logprobs_mode == "raw"
     for call in _spans(trace, calls):
-        scored = again[len(call.prompt_ids) : len(call.prompt_ids) + len(call.response_ids)]
-        result.no_room += len(call.response_ids) - len(scored)
-        delta = np.abs(scored - call.logprobs[: len(scored)])
+        delta = call.differences(again)
+        result.no_room += len(call.response_ids) - len(delta)
         if not raw and shaping_fields(call.sampling):
             result.not_comparable += len(delta)
         else:

@@ -8,7 +8,7 @@ token counts, `Fidelity`, they are a `Trajectory` (`trajectory`). Trajectory, `E
 Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than lists) and plain JSON lists outside.
 """
 
-from polar_gym.schema.call import Kind, Message, ModelCall, ToolDefinition, WeightVersion
+from polar_gym.schema.call import Kind, Message, ModelCall, Score, ToolDefinition, WeightVersion
 from polar_gym.schema.episode import (
     Artifacts,
     EngineInfo,
@@ -60,6 +60,7 @@ __all__ = [
     "Retries",
     "RuntimeSpec",
     "Sampling",
+    "Score",
     "Session",
     "Status",
     "TaskRequest",

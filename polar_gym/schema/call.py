@@ -37,6 +37,22 @@ class WeightVersion(Record):
     tokens before them as earlier weights computed them, unless the updater had the engine compute them again."""
 
 
+class Score(Record):
+    """A second pass over the ids of a call, and how far the captured logprobs are from those of the pass."""
+
+    by: str
+    """`engine`, which sampled the call, or `reference`, the one of `scoring.reference`."""
+    read: int = 0
+    """Tokens that the pass was asked to read."""
+    tokens: int = 0
+    """Sampled tokens that were compared."""
+    mean_abs: float = 0.0
+    """The mean |captured - scored| in nats."""
+    max_abs: float = 0.0
+    problem: str | None = None
+    """Why nothing was compared: `cancelled`, `weights_changed`, the class of an error, or how the call was sampled."""
+
+
 class ModelCall(Record):
     """One request of a harness through the proxy, with its answer.
 
@@ -92,6 +108,8 @@ class ModelCall(Record):
     edited_answers: dict[str, list[str]] = Field(default_factory=dict)
     """Earlier answers that the request states in other words than the policy's, by call -> the parts that differ
     (`text`, `reasoning`, `tool_calls`). A spliced prompt holds the policy's own tokens all the same."""
+    scores: list[Score] = Field(default_factory=list)
+    """The second passes over the call, where it was scored while its session ran."""
 
     @model_validator(mode="after")
     def _one_logprob_per_token(self) -> Self:
@@ -100,3 +118,9 @@ class ModelCall(Record):
                 f"call {self.call_id}: {len(self.response_ids)} sampled ids but {len(self.logprobs)} logprobs"
             )
         return self
+
+    def differences(self, scored: Logprobs) -> Logprobs:
+        """Return |captured - scored| of the sampled tokens. `scored`: the logprobs of ids that begin with prompt and
+        answer of the call. Tokens beyond the end of `scored` are left out."""
+        again = scored[len(self.prompt_ids) : len(self.prompt_ids) + len(self.response_ids)]
+        return abs(again - self.logprobs[: len(again)])

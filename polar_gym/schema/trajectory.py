@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from polar_gym.record import Logprobs, LossMask, Record, TokenIds
-from polar_gym.schema.call import Kind, Message, ToolDefinition, WeightVersion
+from polar_gym.schema.call import Kind, Message, Score, ToolDefinition, WeightVersion
 
 
 class Trace(Record):
@@ -82,6 +82,10 @@ class Fidelity(Record):
     tokens as the engine holds back (`EngineInfo.stream_interval`), and those on the way to the gateway."""
     edited_answers: int = 0
     """Answers that came back in other words, while spliced prompts kept the policy's own tokens."""
+    prefill: int = 0
+    """Prompt tokens of all calls; of a spliced continuation, only the tokens after its parent's answer."""
+    scores: list[Score] = Field(default_factory=list)
+    """The second passes over calls, where some were scored while the session ran."""
 
     @property
     def exact(self) -> bool:

@@ -61,6 +61,7 @@ def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scra
         streaming=config.proxy.streaming,
         splice=config.proxy.splice == "auto",
         keep_reasoning=config.proxy.keep_reasoning,
+        scoring=config.scoring,
         scratch=scratch,
         name=name,
     )

@@ -15,13 +15,14 @@ from socket import AF_UNIX, socket
 
 from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin
-from polar_gym.config.run_config import Pools
+from polar_gym.config.run_config import Pools, ScoringConfig
 from polar_gym.engines import Engine
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.proxy import Proxy, Streaming
+from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.gateway.session.life import Plugins, SessionLife, Surroundings
 from polar_gym.gateway.session.stages import Stages
 from polar_gym.harnesses import HARNESSES
@@ -50,11 +51,12 @@ class Node:
         streaming: Streaming = "synthetic",
         splice: bool = True,
         keep_reasoning: bool = True,
+        scoring: ScoringConfig | None = None,
         name: str = "local",
     ) -> None:
         """`cache`: the directory of harnesses and virtual environments, which runs share. `state`: the directory of
         journals (see `polar_gym.gateway.node.state`); None: the journals are removed with the node. `scratch`: the
-        directory in which repositories are made; None: the system's temporary directory."""
+        directory in which repositories are made; None: the system's temporary directory. `scoring`: None: no scores."""
         self.engine = engine
         self.name = name
         self.cache = cache
@@ -62,6 +64,7 @@ class Node:
         self._scratch_root = scratch
         providers = [PROVIDERS.get(name) for name in PROVIDERS.names()]
         self.proxy = Proxy(engine, providers, streaming=streaming, splice=splice, keep_reasoning=keep_reasoning)
+        self._scoring = Scoring(scoring or ScoringConfig(share=None), engine, self.proxy.generation)
         self.stages = Stages(pools or Pools())
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
@@ -71,8 +74,9 @@ class Node:
 
     async def __aenter__(self) -> Node:
         async with contextlib.AsyncExitStack() as stack:
-            await self.engine.start()
-            stack.push_async_callback(self.engine.close)
+            for each in self._scoring.engines.values():
+                await each.start()
+                stack.push_async_callback(each.close)
             await self.proxy.splicer.probe()
             self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
@@ -97,6 +101,7 @@ class Node:
         its weights is kept beside the version.
         """
         self.engine.weight_version = version
+        self._scoring.due = True
 
     @property
     def url(self) -> str:
@@ -151,6 +156,7 @@ class Node:
             journal=Journal(StateDirectory(self._state or self._scratch).files(key).journal),
             sampling=request.sampling,
             budget=request.budget,
+            scoring=self._scoring,
         )
         self.proxy.add(capture)
         surroundings = Surroundings(serve=self._serve, proxy=self.proxy, cache=self.cache, scratch=self._scratch)

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from polar_gym.chat import ChatRequest
 from polar_gym.gateway.proxy.journal import Journal
+from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.harnesses import Harness
-from polar_gym.schema import Budget, ModelCall, Sampling
+from polar_gym.schema import Budget, ModelCall, Sampling, Score
 from polar_gym.splicing.plan import SessionMemory
 
 
@@ -34,6 +35,7 @@ class SessionCapture:
     journal: Journal
     sampling: Sampling
     budget: Budget
+    scoring: Scoring
     key: str = field(init=False, default_factory=lambda: f"pg-{secrets.token_urlsafe(32)}")
     """The session's API key: a capability that opens the model calls of this session and nothing else."""
     running: bool = False
@@ -47,6 +49,7 @@ class SessionCapture:
     recorded, because then the session must end too."""
     admitted: int = 0
     """How many calls were let in."""
+    _passes: set[asyncio.Task[None]] = field(default_factory=set)
     _sampled_tokens: int = 0
     _in_flight: dict[asyncio.Task[Any], int] = field(default_factory=dict)
     """The task that answers each call -> how many tokens of the budget the call may use."""
@@ -142,8 +145,27 @@ class SessionCapture:
         where the journal cannot be written: the call counts as abandoned all the same."""
         call.outcome = "abandoned"
         self.memory.conversations.forget(call.call_id)
+        self._amend(call, outcome="abandoned")
+
+    def score(self, call: ModelCall, known: int) -> None:
+        """Begin to score a recorded call in the background where `Scoring.consider` chooses the call."""
+        if (task := self.scoring.consider(call, known, self._stamp)) is not None:
+            self._passes.add(task)
+            task.add_done_callback(self._passes.discard)
+
+    async def end_passes(self, *, cancel: bool = False) -> None:
+        """Wait until all calls that are being scored have their scores; with `cancel`, cut the passes off first."""
+        for task in self._passes if cancel else ():
+            task.cancel()
+        await asyncio.gather(*self._passes, return_exceptions=True)
+
+    def _stamp(self, call: ModelCall, scores: list[Score]) -> None:
+        call.scores = scores
+        self._amend(call, scores=[score.model_dump() for score in scores])
+
+    def _amend(self, call: ModelCall, **fields: Any) -> None:
         try:
-            self.journal.amend(call.call_id, outcome="abandoned")
+            self.journal.amend(call.call_id, **fields)
         except OSError as error:
             raise self._unrecorded(call, error) from error
 

@@ -259,6 +259,7 @@ class Proxy:
         call = exchange.answered(completion)
         self._record(exchange, call)
         exchange.capture.memory.remember(call, exchange.plan)
+        exchange.capture.score(call, exchange.plan.request.prefix_length)
         return completion, call
 
     def _take(self, exchange: Exchange, delta: Delta) -> None:

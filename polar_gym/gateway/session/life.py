@@ -230,9 +230,12 @@ class SessionLife:
         return self._episode(await self._build_trajectory(), None, status)
 
     async def _build_trajectory(self) -> Trajectory:
+        await self.capture.end_passes()
         trajectory, problem = await build(self.capture.calls, self.request.builder)
         if problem:
             self.fail(Status.BUILDING, "gateway_error", problem)
+        if mismatch := self.capture.scoring.mismatch(trajectory.fidelity.scores):
+            self.fail(Status.BUILDING, "logprobs_mismatch", mismatch)
         return trajectory
 
     async def _read_work(self, ready: Ready) -> Work:
@@ -292,6 +295,7 @@ class SessionLife:
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
             stack.push_async_callback(self._sandboxes.close)
             await self.capture.end()
+            await self.capture.end_passes(cancel=True)
 
     async def _close_journal(self) -> None:
         try:

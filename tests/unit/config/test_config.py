@@ -38,6 +38,9 @@ from polar_gym.schema import HarnessSpec
         (["~budget.pace"], r"Could not delete.*budget\.pace"),
         (["+rollout.num_samples=2"], r"An item is already at 'rollout\.num_samples'"),
         (["rollout.output=${harness.nam}"], r"harness\.nam"),
+        (["scoring.share=2"], r"scoring\.share=2: Input should be less than or equal to 1"),
+        (["scoring.reference={name: tpu}"], r"scoring\.reference\.name: unknown engine 'tpu'; known: embedded, sglang"),
+        (["scoring.reference={name: vllm, uri: x}"], r"scoring\.reference\.uri='x': unknown key; known here: .*url"),
         (["harness=no.such:thing"], r"harness\.name: unknown harness 'no\.such:thing'"),
     ],
 )

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from polar_gym.episodes.report import print_summary
-from polar_gym.schema import ModelCall, OwnGrammar
+from polar_gym.schema import ModelCall, OwnGrammar, Score
 from tests.support.calls import make_call
 from tests.support.episodes import make_episode
 
@@ -43,3 +43,16 @@ def test_a_grammar_of_the_engines_own_is_shown() -> None:
         True,
         True,
     ]
+
+
+def test_online_scores_and_their_costs_are_shown() -> None:
+    scored = make_call(0, [1] * 90, [2] * 10)
+    scored.scores = [
+        Score(by="engine", read=100, tokens=10, mean_abs=0.01, max_abs=0.5),
+        Score(by="reference", read=100, tokens=10, mean_abs=0.02, max_abs=0.4),
+    ]
+    void = make_call(1, [1] * 110, [3], scores=[Score(by="engine", read=111, problem="weights_changed")])
+    said = summary(scored, void)
+    assert "scored again: 2 times" in said
+    assert "for 105.5% of prefill, |Δ| of the worst: mean 2.00e-02, max 4.00e-01; 1 not: weights_changed" in said
+    assert "scored again" not in summary(make_call(0, [1], [2]))
