@@ -65,7 +65,7 @@ def hide_keys(*others: str | None) -> None:
 
 def _hide(secret: str) -> None:
     """Remove the environment variables whose value is `secret`, so that no child inherits the secret. Overwrite that
-    value, and the arguments KEY=`secret`, where /proc shows them.
+    value, also in the arguments KEY=`secret` and KEY={api_key: `secret`}, where /proc shows them.
 
     A value shorter than `MIN_HIDDEN` is left alone.
     """
@@ -77,8 +77,10 @@ def _hide(secret: str) -> None:
     stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     for first, last in STAT_BOUNDS:
         start, end = int(stat[first]), int(stat[last])
-        for found in re.finditer(b"=" + re.escape(value) + b"\0", ctypes.string_at(start, end - start)):
-            ctypes.memset(start + found.start() + 1, ord("*"), len(value))
+        for found in re.finditer(
+            b"(?<=[=: ])" + re.escape(value) + b"(?=[\0,} ])", ctypes.string_at(start, end - start)
+        ):
+            ctypes.memset(start + found.start(), ord("*"), len(value))
 
 
 def read_key(name: str) -> str | None:

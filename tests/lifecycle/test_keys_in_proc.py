@@ -23,6 +23,7 @@ KEYS = {
     CALLBACK_KEY: "callback-key-0123456789",
 }
 ENGINE_KEY = "engine-key-0123456789"
+REFERENCE_KEY = "reference-key-0123456789"
 
 
 def family(pid: int) -> Iterator[int]:
@@ -41,7 +42,7 @@ def shown(pid: int) -> str:
 
 
 def keys_in_proc(pid: int) -> list[tuple[int, str]]:
-    secrets = [*KEYS.values(), ENGINE_KEY]
+    secrets = [*KEYS.values(), ENGINE_KEY, REFERENCE_KEY]
     return [(each, secret) for each in family(pid) for secret in secrets if secret in shown(each)]
 
 
@@ -74,7 +75,7 @@ async def test_a_server_with_its_own_node_shows_no_key(tmp_path: Path) -> None:
         await server.stop()
 
 
-async def test_a_rollout_shows_no_key_of_its_engine(tmp_path: Path) -> None:
+async def test_a_rollout_shows_no_key_of_its_engines(tmp_path: Path) -> None:
     """The engine's key is an argument here, and also in a variable, as for `engine.api_key=${oc.env:...}`."""
     need_bubblewrap()
     asked: asyncio.Queue[tuple[str | None, list[tuple[int, str]]]] = asyncio.Queue()
@@ -92,6 +93,7 @@ async def test_a_rollout_shows_no_key_of_its_engine(tmp_path: Path) -> None:
     try:
         process = await asyncio.create_subprocess_exec(
             *(*POLAR_GYM, "rollout", "engine=vllm", f"engine.url=http://127.0.0.1:{port}"),
+            f"scoring.reference={{name: vllm, api_key: {REFERENCE_KEY}, url: http://127.0.0.1:{port}}}",
             *(f"engine.api_key={ENGINE_KEY}", "runtime=bubblewrap", f"rollout.output={tmp_path / 'episodes.jsonl'}"),
             env={**os.environ, **KEYS, "OUR_ENGINES_KEY": ENGINE_KEY},
             stdout=asyncio.subprocess.PIPE,
