@@ -5,8 +5,8 @@ no I/O, no clock, no tokenizer. Token ids alone decide which calls are joined in
 kind, and outcomes only exclude a call's tokens.
 
 The other modules are shared by the builders. `tree` joins calls by their tokens, and `trace` makes and verifies one
-trace. `exclusions` decides which calls are not trained on, and `fidelity` counts all tokens. The room uses `chat`,
-`registry` and `schema`.
+trace. `exclusions` decides which calls are not trained on, and `fidelity` counts all tokens. `tool_attempts` judges
+the tool calls of an answer. The room uses `chat`, `registry` and `schema`.
 """
 
 from __future__ import annotations

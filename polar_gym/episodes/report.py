@@ -53,6 +53,9 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
         f"continuations: {_total(fidelities, 'spliced')} spliced, {_total(fidelities, 'canonical')} templated again "
         f"with the prefix intact, {causes.total()} broken{f' ({named})' if named else ''}"
     )
+    attempts = Counter(attempt.status for episode in episodes for attempt in episode.trajectory.tool_attempts)
+    counts = ", ".join(f"{count} {status}" for status, count in attempts.most_common())
+    console.print(f"tool calls: {counts or 'none'}")
     if held := sum(episode.engine.own_grammar in ("tools", "all") for episode in episodes):
         console.print(
             f"{held} episodes are of an engine with a grammar of its own, which bends calls: sampling_mismatch"

@@ -123,6 +123,7 @@ def _mask(episode: Episode, trace: Trace | None) -> Mask | None:
 def _metrics(episode: Episode, consumed: int) -> dict[str, float]:
     """Return the metrics of an episode. `consumed`: number of tokens that a trainer of single sequences trains on."""
     fidelity, timing = episode.trajectory.fidelity, episode.session.timing
+    attempts = [attempt.status for attempt in episode.trajectory.tool_attempts]
     stages = {f"seconds_{stage}": seconds for stage, seconds in timing.model_dump().items() if seconds is not None}
     return {
         "resolved": float(bool(episode.evaluation and episode.evaluation.resolved)),
@@ -134,6 +135,8 @@ def _metrics(episode: Episode, consumed: int) -> dict[str, float]:
         "excluded_tokens": float(sum(fidelity.excluded.values())),
         "spliced": float(fidelity.spliced),
         "breaks": float(len(fidelity.breaks)),
+        "tool_attempts": float(len(attempts)),
+        "tool_attempts_ok": float(attempts.count("ok")),
         "consumed_fraction": consumed / fidelity.sampled_tokens if fidelity.sampled_tokens else 0.0,
         **stages,
     }

@@ -8,7 +8,16 @@ token counts, `Fidelity`, they are a `Trajectory` (`trajectory`). Trajectory, `E
 Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than lists) and plain JSON lists outside.
 """
 
-from polar_gym.schema.call import Kind, Message, ModelCall, Score, ToolDefinition, WeightVersion
+from polar_gym.schema.call import (
+    Kind,
+    Message,
+    ModelCall,
+    Score,
+    ToolAttempt,
+    ToolDefinition,
+    ToolStatus,
+    WeightVersion,
+)
 from polar_gym.schema.episode import (
     Artifacts,
     EngineInfo,
@@ -65,7 +74,9 @@ __all__ = [
     "Status",
     "TaskRequest",
     "Timing",
+    "ToolAttempt",
     "ToolDefinition",
+    "ToolStatus",
     "Trace",
     "Trajectory",
     "WeightVersion",

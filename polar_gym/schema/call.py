@@ -53,6 +53,23 @@ class Score(Record):
     """Why nothing was compared: `cancelled`, `weights_changed`, the class of an error, or how the call was sampled."""
 
 
+ToolStatus = Literal["ok", "malformed", "unknown_tool", "schema_violation"]
+
+
+class ToolAttempt(Record):
+    """One attempt of the policy to call a tool, and what the engine's parser made of the attempt."""
+
+    call_id: str
+    """The model call in whose answer the attempt is."""
+    status: ToolStatus
+    """`malformed`: the parser found no call, or arguments that are not a JSON object. `unknown_tool`: the request
+    offers no tool of that name. `schema_violation`: the tool's schema refuses the arguments."""
+    name: str | None = None
+    """The tool's name; None where the parser found no call."""
+    span: tuple[int, int] | None = None
+    """The attempt, with its markers, is `response_ids[span[0]:span[1]]`. None: the tokens are not known."""
+
+
 class ModelCall(Record):
     """One request of a harness through the proxy, with its answer.
 

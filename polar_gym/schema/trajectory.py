@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from polar_gym.record import Logprobs, LossMask, Record, TokenIds
-from polar_gym.schema.call import Kind, Message, Score, ToolDefinition, WeightVersion
+from polar_gym.schema.call import Kind, Message, Score, ToolAttempt, ToolDefinition, WeightVersion
 
 
 class Trace(Record):
@@ -98,3 +98,5 @@ class Trajectory(Record):
     builder: str
     traces: list[Trace]
     fidelity: Fidelity
+    tool_attempts: list[ToolAttempt] = Field(default_factory=list)
+    """The tool calls that the policy attempted, in order; none where the session was cancelled or its node died."""

@@ -19,6 +19,7 @@ from polar_gym.config.run_config import Pools, ScoringConfig
 from polar_gym.engines import Engine
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, StateDirectory
+from polar_gym.gateway.node.tool_calls import ToolCalls
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.proxy import Proxy, Streaming
@@ -66,6 +67,7 @@ class Node:
         self.proxy = Proxy(engine, providers, streaming=streaming, splice=splice, keep_reasoning=keep_reasoning)
         self._scoring = Scoring(scoring or ScoringConfig(share=None), engine, self.proxy.generation)
         self.stages = Stages(pools or Pools())
+        self._tool_calls = ToolCalls()
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
         self._loopback: asyncio.Server | None = None
@@ -78,6 +80,7 @@ class Node:
                 await each.start()
                 stack.push_async_callback(each.close)
             await self.proxy.splicer.probe()
+            await self._tool_calls.learn(self.engine)
             self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
             stack.push_async_callback(self._close_runtimes)
@@ -184,6 +187,7 @@ class Node:
             work.cancel()
             await asyncio.wait({work})
         if not work.cancelled():
+            await self._tool_calls.judge(work.result().trajectory, life.capture.calls)
             return work.result()
         await life.close()
         async with self.stages.postrun.place(task):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from polar_gym.episodes.report import print_summary
-from polar_gym.schema import ModelCall, OwnGrammar, Score
+from polar_gym.schema import ModelCall, OwnGrammar, Score, ToolAttempt
 from tests.support.calls import make_call
 from tests.support.episodes import make_episode
 
 
-def summary(*calls: ModelCall, own_grammar: OwnGrammar | None = None) -> str:
+def summary(*calls: ModelCall, own_grammar: OwnGrammar | None = None, attempts: Sequence[ToolAttempt] = ()) -> str:
     written, episode = io.StringIO(), make_episode("s", 1.0, calls)
     episode.engine.own_grammar = own_grammar
+    episode.trajectory.tool_attempts = list(attempts)
     print_summary([episode], Console(file=written, width=200))
     return written.getvalue()
 
@@ -33,6 +35,12 @@ def test_answers_that_came_back_in_other_words_are_counted_once() -> None:
     ]
     assert "\n1 answers came back from the harness in other words" in summary(said, *later)
     assert "in other words" not in summary(said, later[0].model_copy(update={"continuation": "canonical"}))
+
+
+def test_tool_calls_are_counted_by_what_was_made_of_them() -> None:
+    attempts = [ToolAttempt(call_id="c", status=status) for status in ("malformed", "ok", "malformed")]
+    assert "\ntool calls: 2 malformed, 1 ok\n" in summary(attempts=attempts)
+    assert "\ntool calls: none\n" in summary()
 
 
 def test_a_grammar_of_the_engines_own_is_shown() -> None:

@@ -17,6 +17,7 @@ from polar_gym.nemo.verified import verified_episode
 from polar_gym.schema import (
     Failure,
     Status,
+    ToolAttempt,
 )
 from polar_gym.tasks.bundled import BundledTasks
 from tests.support.calls import make_call
@@ -78,6 +79,16 @@ def test_an_excluded_call_is_context() -> None:
     assert consumed(answer["response"]["output"]) == [([1, 2, 3], [4])]
     check_envelope(answer["training_traces"], {"call1"})
     assert answer["excluded_tokens"] == 1
+
+
+def test_tool_call_attempts_are_metrics() -> None:
+    calls = [make_call(0, [1], [2])]
+    attempted = episode(calls)
+    attempted.trajectory.tool_attempts = [
+        ToolAttempt(call_id="call0", status=status) for status in ("ok", "malformed", "ok")
+    ]
+    answer = verified_episode(ROW, attempted, calls)
+    assert (answer["tool_attempts"], answer["tool_attempts_ok"]) == (3, 2)
 
 
 def test_per_request_gives_the_first_call() -> None:
