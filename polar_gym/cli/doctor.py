@@ -30,7 +30,9 @@ from polar_gym.cli.sandbox_audit import audit_sandboxes
 from polar_gym.console import console
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
-from polar_gym.engines.vllm.own_grammar import CURE, own_grammar
+from polar_gym.engines.openai_form import CHAT
+from polar_gym.engines.vllm.generate import STAND_IN
+from polar_gym.engines.vllm.own_grammar import CURE, TOOL, own_grammar
 from polar_gym.errors import ConfigError
 from polar_gym.harnesses import HARNESSES, install
 from polar_gym.http.urls import is_http_url
@@ -45,7 +47,7 @@ MEMORY_WANTED = 4 * GIB
 """Memory for the gateway, the embedded policy and a few harnesses at once."""
 DISK_WANTED = 2 * GIB
 """Space for a few harnesses and workspace environments."""
-ENGINE_TIMEOUT_SECONDS = 5
+ENGINE_TIMEOUT_SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +175,22 @@ def _engine(url: str) -> Check:
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         found, fix = f"{type(error).__name__}: {error}", f"start vLLM, and try: curl {listing}"
     else:
-        grammar, fix = asyncio.run(_own_grammar(url, models[0])) if models else ("no model", "")
-        found = f"serves {', '.join(models)}; {grammar}"
+        answered, fix = asyncio.run(_ask(url, models[0])) if models else ("no model", "")
+        found = f"serves {', '.join(models)}; {answered}"
     return Check(f"engine {url}", found, "engine=vllm", fix, "engine")
 
 
-async def _own_grammar(url: str, model: str) -> tuple[str, str]:
-    """Return a description of the server's grammar, and the cure where it has one."""
+async def _ask(url: str, model: str) -> tuple[str, str]:
+    """Return whether the server takes tools and has a grammar of its own, and the cure where something is wrong."""
     http = Http("vLLM", url, None, patience_seconds=0)
     http.open()
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
+            await http.post(CHAT, {"model": model, "messages": STAND_IN, "tools": [TOOL], "max_tokens": 1})
             found = await own_grammar(http, model)
     except (EngineError, TimeoutError) as error:
+        if isinstance(error, EngineError) and error.status == 400:
+            return f"refuses tools ({error})", "start vLLM with these flags, and the parser of its model"
         return f"whether it has a grammar of its own is not known ({error or 'no answer'})", ""
     finally:
         await http.close()

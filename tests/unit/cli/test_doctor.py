@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Literal
 
+import orjson
 import pytest
 from rich.console import Console
 
@@ -134,6 +135,34 @@ def test_an_engine_that_answers_is_named_with_its_models(tmp_path: Path, suffix:
             server.shutdown()
     assert engine.ok
     assert engine.found.startswith("serves policy; whether it has a grammar of its own is not known (")
+
+
+NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+
+
+class WithoutParser(ModelListing):
+    """Answers as vLLM 0.32 does without a tool-call parser."""
+
+    def do_POST(self) -> None:
+        asked = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(400 if "tools" in asked else 200)
+        self.end_headers()
+        error = {"message": NO_PARSER, "type": "BadRequestError", "param": None, "code": 400}
+        self.wfile.write(orjson.dumps({"error": error}))
+
+
+def test_an_engine_that_refuses_tools_is_named_with_the_missing_flags(tmp_path: Path) -> None:
+    """Guards against a run of harnesses on a server that takes none of their requests."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), WithoutParser) as server:
+        Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            engine = by_name(diagnose(cache=tmp_path, engine_url=url))[f"engine {url}"]
+        finally:
+            server.shutdown()
+    assert not engine.ok
+    assert engine.found == f"serves policy; refuses tools ({NO_PARSER})"
+    assert engine.fix == "start vLLM with these flags, and the parser of its model"
 
 
 def test_an_engine_that_does_not_answer_is_said_so(tmp_path: Path) -> None:
