@@ -21,6 +21,8 @@ ABOVE_ZERO = 1e-3
 """How far rounding may carry the logarithm of a probability, or of a sum of probabilities, above 0. In float32 the
 normaliser is off by less than 1e-4 for logits up to 2,000. A logit is seldom so close to 0, and never in each of many
 tokens."""
+LEAST_TOTAL = -14.0
+"""The logprob of the likeliest of a million tokens is greater. All logits of some models (GPT-2) are far below zero."""
 
 
 class ServerOptions(Options):
@@ -106,10 +108,13 @@ def logprobs_of(url: str, choice: Body, ids: list[int]) -> list[float]:
     return logprobs
 
 
-def check_normalised(url: str, likeliest: list[float]) -> None:
-    """Check the logprobs of different tokens in one place. Raises `EngineError` where their probabilities exceed 1."""
-    if likeliest and (total := float(np.logaddexp.reduce(likeliest))) > ABOVE_ZERO:
-        raise _logits(url, f"logprobs of {len(likeliest)} tokens whose probabilities add up to exp({total:.2f})")
+def check_normalised(url: str, likeliest: list[float], *, kept: bool = False) -> None:
+    """Check the logprobs of the likeliest tokens in one place. `kept`: no other token could be sampled. Raises
+    `EngineError` where their probabilities cannot be those of one distribution."""
+    least = -ABOVE_ZERO if kept else LEAST_TOTAL
+    if likeliest and not least <= (total := float(np.logaddexp.reduce(likeliest))) <= ABOVE_ZERO:
+        which = "all tokens" if kept else f"{len(likeliest)} tokens"
+        raise _logits(url, f"logprobs of {which} whose probabilities add up to exp({total:.2f})")
 
 
 def _logits(url: str, answered: str) -> EngineError:

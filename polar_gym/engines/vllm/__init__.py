@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 READ_ALONG_INTERVAL = 8
 PROBE_TOP_LOGPROBS = 10
+PROBE_TOP_K = 2
+"""Fewer than the tokens that are listed, because tokens as likely as the last one are kept too."""
 PROBE: list[Message] = [{"role": "user", "content": "ping"}]
 
 
@@ -228,7 +230,10 @@ class VllmEngine:
         at_half, _ = await self._probe_once(0.5)
         if not gap:
             return None
-        return "processed" if at_half > 1.5 * gap else "raw"
+        if at_half <= 1.5 * gap:
+            return "raw"
+        await self._probe_once(0.5, top_k=PROBE_TOP_K)  # logits grow with temperature too, and may all be below zero
+        return "processed"
 
     async def _choose_path(self, ids: NDArray[np.int32]) -> Literal["chat", "generate", "plain"]:
         """Return the path for calls. `ids` is a prompt that no template makes of any messages."""
@@ -255,20 +260,20 @@ class VllmEngine:
     async def _why_not_generate(self, ids: NDArray[np.int32]) -> str | None:
         return await unusable(self._http, self._probe_body(1.0, None), ids, self.max_model_len)
 
-    def _probe_body(self, temperature: float, ids: NDArray[np.int32] | None) -> Body:
+    def _probe_body(self, temperature: float, ids: NDArray[np.int32] | None, top_k: int = -1) -> Body:
         request = ChatRequest(model=self.model, messages=PROBE, max_tokens=1, prompt_ids=ids)
-        fields = sampling_fields(Sampling(temperature=temperature), request)
+        fields = sampling_fields(Sampling(temperature=temperature, top_k=top_k), request)
         return self._chat_body(request, fields) | {"top_logprobs": PROBE_TOP_LOGPROBS}
 
     async def _probe_once(
-        self, temperature: float, ids: NDArray[np.int32] | None = None
+        self, temperature: float, ids: NDArray[np.int32] | None = None, top_k: int = -1
     ) -> tuple[float, NDArray[np.int32]]:
         """Return the gap between the likeliest next tokens of a fixed prompt, and that prompt as the engine saw it."""
-        answer = await self._http.post(CHAT, self._probe_body(temperature, ids))
+        answer = await self._http.post(CHAT, self._probe_body(temperature, ids, top_k))
         prompt = prompt_ids(self.url, answer)
         ids_and_logprobs(self.url, answer["choices"][0])
         top = answer["choices"][0]["logprobs"]["content"][0].get("top_logprobs") or []
-        check_normalised(self.url, [entry["logprob"] for entry in top])
+        check_normalised(self.url, [entry["logprob"] for entry in top], kept=top_k > 0)
         # The sampled token takes the last place in the list when it is not among the likeliest itself.
         likeliest = sorted((entry["logprob"] for entry in top), reverse=True)[: PROBE_TOP_LOGPROBS - 1]
         return (likeliest[0] - likeliest[-1] if likeliest else 0.0), prompt

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from aiohttp import web
@@ -86,6 +87,24 @@ async def test_logits_that_are_all_below_zero_are_known_by_their_sum() -> None:
         return web.json_response(made)
 
     with pytest.raises(EngineError, match=r"of 2 tokens whose probabilities add up to exp\(0\.14\): these are logits"):
+        async with started(handle):
+            pass
+
+
+@pytest.mark.parametrize(("processed", "highest"), [(True, -6.0), (True, -33.0), (False, -33.0)])
+async def test_logits_whose_sum_passes_for_one_of_probabilities_are_refused(highest: float, processed: bool) -> None:
+    """Guards against a model whose logits are all below zero: nothing that it sends is a logprob above zero."""
+
+    def handle(body: dict[str, Any]) -> web.Response:
+        logits = [highest - place / 2 for place in range(10)]
+        scaled = [logit / body["temperature"] for logit in logits] if processed else logits
+        kept = scaled[: body["top_k"]] if processed and body["top_k"] > 0 else scaled
+        made = orjson.loads(str(answer([5], 1).text))
+        listed = kept + [-9999.0] * (10 - len(kept))  # vLLM's place-holder of minus infinity
+        made["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"logprob": each} for each in listed]
+        return web.json_response(made)
+
+    with pytest.raises(EngineError, match=r"add up to exp\(-?\d+\.\d\d\): these are logits\..*--logprobs-mode"):
         async with started(handle):
             pass
 
@@ -205,7 +224,8 @@ async def test_raw_logprobs_that_do_not_fit_the_sampling_are_warned_of_once(
 
 async def test_processed_logprobs_fit_every_sampling(caplog: pytest.LogCaptureFixture) -> None:
     def processed(body: dict[str, Any]) -> web.Response:
-        top = [{"logprob": -0.5 / body["temperature"]}, {"logprob": -1.5 / body["temperature"]}]
+        scaled = np.array([-0.5, -1.5]) / body["temperature"]
+        top = [{"logprob": each} for each in scaled - np.logaddexp.reduce(scaled)]
         entry = {"token": "a", "logprob": -0.5, "top_logprobs": top}
         choice = {
             "message": {"content": "a"},
