@@ -116,7 +116,7 @@ async def started_gateway(asked: dict[str, Any], subuid: str = GIVEN, subgid: st
     mount = 'mount --bind "$0" /etc/subuid; mount --bind "$1" /etc/subgid; shift; exec "$@"'
     argv = ["unshare", "--mount", "sh", "-ec", mount, *map(str, files), sys.executable, "-c", GATEWAY]
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*argv, json.dumps(asked), stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(*argv, json.dumps(asked), stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         yield process
     finally:
@@ -126,9 +126,9 @@ async def started_gateway(asked: dict[str, Any], subuid: str = GIVEN, subgid: st
 
 
 async def outcome(process: Process, *, line: bytes = b"") -> dict[str, Any]:
-    said, _ = await process.communicate(line)
-    assert process.returncode == 0
-    return json.loads(said)
+    said, log = await process.communicate(line)
+    assert process.returncode == 0, log.decode()
+    return {**json.loads(said), "log": log.decode()}
 
 
 def status(pid: int) -> dict[str, list[str]]:
@@ -167,6 +167,7 @@ async def test_no_uid_is_shared_and_the_workspace_is_diffed_and_removed(asked: d
         assert each["answer"] == name
         assert each["used"] > 3_000_000, "a sandbox that fills the machine's disk is found by this"
     assert "each sandbox has a uid of its own" in done["caveats"][0]
+    assert done["log"].count("sandboxes are limited process by process only") <= 1, "what lacks is said once"
     assert done["audited"] == "limits are one user's"
 
 

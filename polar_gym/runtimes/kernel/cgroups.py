@@ -66,7 +66,7 @@ def make(name: str, limits: LimitOptions) -> Cgroup:
             return _make_unified(_own_parent(unified), name, limits)
         return _make_separate(_mounts(), name, limits)
     except OSError as error:
-        raise CgroupError(f"no control group can be made here ({error})") from error
+        raise CgroupError(f"no control group can be made here ({error.strerror})") from error
 
 
 def find(name: str) -> Cgroup:
