@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from polar_gym.registry import Options, Registry
 from polar_gym.schema import HarnessSpec
@@ -60,11 +60,15 @@ def no_hints(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     return {}
 
 
+def objects(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a part of a request, which may have any form."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
 def system_prompt(body: Mapping[str, object]) -> str:
     """Return the text of the system message that a chat request begins with, else "". The body may have any form."""
-    messages = body.get("messages")
-    first = messages[0] if isinstance(messages, list) and messages else None
-    content = first.get("content") if isinstance(first, dict) and first.get("role") == "system" else None
+    first = next(iter(objects(body.get("messages"))), {})
+    content = first.get("content") if first.get("role") == "system" else None
     return content if isinstance(content, str) else ""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polar_gym.harnesses import Harness, Launch, LaunchContext
+from polar_gym.harnesses import Harness, Launch, LaunchContext, objects
 
 _HOUR_MS = 3_600_000
 
@@ -86,21 +86,15 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
         hints["kind"] = "compaction"
     elif agent:
         hints["kind"] = "subagent"
-    elif not _offers_tools(body.get("tools")):
+    elif not any("input_schema" in tool for tool in objects(body.get("tools"))):
         hints["kind"] = "auxiliary"
     return hints
 
 
 def _compacts(messages: object) -> bool:
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    content = last.get("content") if isinstance(last, dict) else None
-    block = content[-1] if isinstance(content, list) and content else {"text": content}
-    text = block.get("text") if isinstance(block, dict) else None
+    content = next(reversed(objects(messages)), {}).get("content")
+    text = next(reversed(objects(content)), {"text": content}).get("text")
     return isinstance(text, str) and text.startswith("CRITICAL: Respond with TEXT ONLY") and "summary" in text
-
-
-def _offers_tools(tools: object) -> bool:
-    return isinstance(tools, list) and any(isinstance(tool, dict) and "input_schema" in tool for tool in tools)
 
 
 HARNESS = Harness(

@@ -25,7 +25,8 @@ def launch(context: LaunchContext) -> Launch:
     lean = context.spec.profile == "lean"
     catalog = f"{home}/catalog.json"
     settings = _settings(context) | (_LEAN_SETTINGS | {"model_catalog_json": catalog} if lean else {})
-    files = {f"{home}/config.toml": _toml(settings)}
+    # Dotted keys with strings, numbers and booleans, which TOML writes as JSON does.
+    files = {f"{home}/config.toml": "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())}
     if lean:
         files[catalog] = json.dumps({"models": [_lean_model(context)]}, indent=2)
     flags = ["--ephemeral", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--color", "never"]
@@ -101,11 +102,6 @@ def _lean_model(context: LaunchContext) -> dict[str, Any]:
         "priority": 0,
         "experimental_supported_tools": [],
     }
-
-
-def _toml(settings: Mapping[str, Any]) -> str:
-    """Return settings as TOML: dotted keys with strings, numbers and booleans, which TOML writes as JSON does."""
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:

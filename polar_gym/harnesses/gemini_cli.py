@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext
+from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, objects
 
 _LEAN_TOOLS = ["run_shell_command", "read_file", "write_file", "replace"]
 
@@ -66,7 +66,7 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     Only a sub-agent has a tool to report with. A request without streaming is housekeeping: a summary of the history,
     or a question to a smaller model.
     """
-    declared = (each for tool in _dicts(body.get("tools")) for each in _dicts(tool.get("functionDeclarations")))
+    declared = (each for tool in objects(body.get("tools")) for each in objects(tool.get("functionDeclarations")))
     if any(each.get("name") == "complete_task" for each in declared):
         return {"kind": "subagent"}
     if body.get("stream") is not None:
@@ -74,11 +74,6 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     if "<state_snapshot>" in json.dumps(body.get("systemInstruction")):
         return {"kind": "compaction"}
     return {"kind": "auxiliary"}
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    """Return the objects in a part of a request, which may have any form."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 HARNESS = Harness(
