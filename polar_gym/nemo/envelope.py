@@ -6,6 +6,7 @@ is 1.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,7 +53,9 @@ def training_traces(episode: Episode, calls: Mapping[str, ModelCall]) -> dict[st
     """Return `training_traces`. Raises `ValueError` where a trace has no valid spans or two traces train on a call."""
     found = episode.trajectory.traces
     traces = [_trace(trace, trained_spans(trace, calls)) | {"sampling": episode.sampled_with(trace)} for trace in found]
-    _check_each_call_once(traces)
+    named = Counter(call_id for trace in traces for call_id in trace["model_call_ids"])
+    if twice := sorted(call_id for call_id, times in named.items() if times > 1):
+        raise ValueError(f"calls that more than one trace trains on: {', '.join(twice)}")
     return {
         "schema_version": SCHEMA_VERSION,
         "rollout_id": episode.session.session_id,
@@ -71,10 +74,3 @@ def _trace(trace: Trace, spans: Sequence[Span]) -> dict[str, Any]:
         "loss_mask": [*[0] * prompt, *trace.loss_mask.tolist()],
         "sampled_spans": [{"model_call_id": span.call_id, "start": span.start, "end": span.end} for span in spans],
     }
-
-
-def _check_each_call_once(traces: Sequence[Mapping[str, Any]]) -> None:
-    named = [call_id for trace in traces for call_id in trace["model_call_ids"]]
-    if len(named) != len(set(named)):
-        twice = sorted({call_id for call_id in named if named.count(call_id) > 1})
-        raise ValueError(f"calls that more than one trace trains on: {', '.join(twice)}")

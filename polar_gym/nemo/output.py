@@ -53,18 +53,14 @@ def output_items(trace: Trace, calls: Mapping[str, ModelCall], spans: Sequence[S
     for call, following in zip(path, [*path[1:], None], strict=True):
         items += answer_items(call)
         if call.call_id in trained:
-            items[-1] |= tokens_of(call)
+            items[-1] |= {
+                "prompt_token_ids": call.prompt_ids.tolist(),
+                "generation_token_ids": call.response_ids.tolist(),
+                "generation_log_probs": call.logprobs.tolist(),
+            }
         if following is not None:
             items += _tool_results(call, following)
     return items
-
-
-def tokens_of(call: ModelCall) -> dict[str, Any]:
-    return {
-        "prompt_token_ids": call.prompt_ids.tolist(),
-        "generation_token_ids": call.response_ids.tolist(),
-        "generation_log_probs": call.logprobs.tolist(),
-    }
 
 
 def answer_items(call: ModelCall) -> list[Item]:
