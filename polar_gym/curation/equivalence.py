@@ -11,14 +11,15 @@ import ast
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.wrong import WrongPatch
 from polar_gym.evaluators import EVALUATORS
-from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
+from polar_gym.evaluators.expectations import Expectation, find_tests
 from polar_gym.evaluators.result import full_log
 from polar_gym.evaluators.swe import Swe
-from polar_gym.evaluators.twins import Edit, Twins, copy, names_test, new_name, rewritten
+from polar_gym.evaluators.twins import Copied, Edit, Twins, copied, copy, names_test
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 
@@ -94,20 +95,20 @@ def _altered(task: Task, sources: Mapping[str, bytes], turn: int, changes: dict[
     tests.sort(
         key=lambda each: not any(names_test(each[0], each[1].qualified_name, name) for name in task.FAIL_TO_PASS)
     )
-    copies: dict[str, list[tuple[TestFunction, list[bytes]]]] = {}
-    for file, test in tests[:TESTS]:
-        made: dict[str, list[Edit]] = {}
-        texts = {place: sources[file][place.start : place.end].decode() for place in test.expectations}
-        for _ in range(COPIES):
-            places = chance.sample(test.expectations, min(chance.randint(1, 3), len(texts)))
-            edits: list[Edit] = [(place, _other_text(place, texts, chance)) for place in places]
-            change = f"{test.name}: " + ", ".join(f"{texts[place]} -> {text}" for place, text in edits)
-            made[change] = edits
-        named = {new_name(test, chance): change for change in made}
-        changes |= named
-        texts_of_copies = [copy(sources[file], test, name, made[change]) for name, change in named.items()]
-        copies.setdefault(file, []).append((test, texts_of_copies))
-    return Twins({file: rewritten(sources[file], each) for file, each in copies.items()}, {}, ())
+    texts = dict(sources)
+    for file in sources:
+        copies: list[Copied[str]] = []
+        for test in (test for at, test in tests[:TESTS] if at == file):
+            made: dict[str, list[Edit]] = {}
+            literals = {place: sources[file][place.start : place.end].decode() for place in test.expectations}
+            for _ in range(COPIES):
+                places = chance.sample(test.expectations, min(chance.randint(1, 3), len(literals)))
+                edits: list[Edit] = [(place, _other_text(place, literals, chance)) for place in places]
+                made[f"{test.name}: " + ", ".join(f"{literals[place]} -> {text}" for place, text in edits)] = edits
+            copies.append((test, [(each, partial(copy, sources[file], test, made[each])) for each in made]))
+        texts[file], names = copied(sources[file], copies, chance)
+        changes |= names
+    return Twins(texts, {}, ())
 
 
 def _other_text(place: Expectation, texts: Mapping[Expectation, str], chance: random.Random) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 
 from polar_gym.curation.alone import alone
 from polar_gym.curation.bench import Bench
@@ -14,7 +15,7 @@ from polar_gym.evaluators import EVALUATORS, verdict
 from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
 from polar_gym.evaluators.swe import Swe
-from polar_gym.evaluators.twins import Twins, copy, names_test, new_name, rewritten
+from polar_gym.evaluators.twins import Twins, copied, copy, names_test
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 
@@ -26,6 +27,8 @@ MOST_PLACES = 24
 """The most places of one test that are tried; more are chosen among by chance."""
 Place = tuple[str, str, tuple[int, int]]
 """Test file, qualified name of the test, offsets in bytes."""
+Key = tuple[str, str, tuple[int, int] | None]
+"""The place of a copy; its third part is None for an original."""
 MakeCopy = Callable[[bytes, TestFunction, Expectation, str], bytes]
 """(source, test, place, new name) -> the text of a copy."""
 
@@ -49,26 +52,24 @@ class Trial:
         chance = random.SystemRandom()
         texts: dict[str, bytes] = {}
         for file, source in sources.items():
-            made: list[tuple[TestFunction, list[bytes]]] = []
-            for test in find_tests(source):
-                if any(names_test(file, test.qualified_name, each) for each in self._tests):
-                    original = new_name(test, chance)
-                    self._originals[file, test.qualified_name] = original
-                    copies = [copy(source, test, original, ()), *self._made(file, source, test, chance)]
-                    made.append((test, chance.sample(copies, len(copies))))
-            if made:
-                texts[file] = rewritten(source, made)
+            tests = [test for test in find_tests(source) if self._is_listed(file, test)]
+            texts[file], names = copied(source, [(test, [*self._made(file, source, test)]) for test in tests], chance)
+            self._originals |= {key[:2]: name for name, key in names.items() if key[2] is None}
+            self._copies |= {name: (file, test, span) for name, (_, test, span) in names.items() if span is not None}
         return Twins(texts, self._originals, ())
 
-    def _made(self, file: str, source: bytes, test: TestFunction, chance: random.Random) -> Iterator[bytes]:
+    def _is_listed(self, file: str, test: TestFunction) -> bool:
+        return any(names_test(file, test.qualified_name, each) for each in self._tests)
+
+    def _made(self, file: str, source: bytes, test: TestFunction) -> Iterator[tuple[Key, Callable[[str], bytes]]]:
+        """Yield the original and the copies of a test: the place of each, and a function that makes its text."""
+        yield (file, test.qualified_name, None), partial(copy, source, test, ())
         places = {(file, test.qualified_name, each.span): each for each in test.expectations}
         chosen = [place for place in places if self._places is None or place in self._places]
-        for place in chance.sample(chosen, min(len(chosen), MOST_PLACES)):
+        for place in random.SystemRandom().sample(chosen, min(len(chosen), MOST_PLACES)):
             self.bits[place] = places[place].bits
             for _ in range(self._number):
-                name = new_name(test, chance)
-                self._copies[name] = place
-                yield self._make(source, test, places[place], name)
+                yield place, partial(self._make, source, test, places[place])
 
     def failed(self, read: verdict.Verdict, told: Mapping[str, str] | None) -> set[Place]:
         """Return the places whose copies all failed. `told`: the witness's statuses; None where there is no witness."""
@@ -144,7 +145,7 @@ async def _try(
 
 
 def _altered(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
-    return copy(source, test, name, [(place, place.draw(2, random.SystemRandom())[1])])
+    return copy(source, test, [(place, place.draw(2, random.SystemRandom())[1])], name)
 
 
 def _alone(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:

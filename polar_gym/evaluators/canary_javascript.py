@@ -27,7 +27,7 @@ def is_javascript_test(file: str) -> bool:
     return _FILE.fullmatch(file) is not None
 
 
-def javascript_canaries(source: str, titles: Sequence[str], numbers: tuple[int, int, int]) -> str:
+def javascript_canaries(source: str, titles: Sequence[str], numbers: Sequence[int]) -> str:
     """Return the text to append to a test file with this source; "" where no canary fits.
 
     `titles`: a title for each of `MOST` canaries. `numbers`: three different positive numbers.

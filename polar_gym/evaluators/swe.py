@@ -24,10 +24,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, hidden_tests
-from polar_gym.evaluators.canary import Canary, make_canary, runs_whole_files
+from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.canary_javascript import is_javascript_test
 from polar_gym.evaluators.grading import carry
-from polar_gym.evaluators.parsers import MISSING, get_parser
+from polar_gym.evaluators.parsers import MISSING, PASSED, get_parser
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, INSTALL, START, known_parsers
@@ -133,11 +133,10 @@ class SweOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of the tests: its output, the witness's record, and the copies of tests that were put in."""
+    """One run of the tests: its output, the witness's record, and the tests that were put in."""
 
     result: ExecResult
     testimony: Testimony
-    canary: Canary | None
     twins: Twins
     changed: Sequence[str]
     """Hidden test files that changed while the tests ran."""
@@ -202,24 +201,20 @@ class Swe:
                 twins = await asyncio.to_thread(draw, sources)
             except ValueError as error:
                 raise EvaluatorError(str(error)) from error
-            plain = {**sources, **twins.texts}
-            canary = make_canary() if self._wants_canary() else None
-            texts = {file: canary.inserted(file, text) for file, text in plain.items()} if canary else plain
-            if texts == plain:
-                canary = None
+            twins = with_canaries(twins) if self._wants_canary() else twins
             if not options.eval_script:
-                await hidden_tests.write(sandbox, workspace, texts)
+                await hidden_tests.write(sandbox, workspace, twins.texts)
             await witness.place(sandbox)
             if problem := await carry(context, sandbox, files.protects):
                 return self._worthless(problem)
-            script = options.test_command or hidden_tests.eval_script(options.eval_script, workspace, texts)
+            script = options.test_command or hidden_tests.eval_script(options.eval_script, workspace, twins.texts)
             result = await self._execute(sandbox, script, witness, context.request.evaluator.timeout_seconds)
             testimony = await witness.hear(sandbox, context.progress.counted)
             # An eval script puts the files of the base commit back after the tests.
-            changed = [] if options.eval_script else await hidden_tests.changed(sandbox, workspace, texts)
+            changed = [] if options.eval_script else await hidden_tests.changed(sandbox, workspace, twins.texts)
         if context.control:  # without the harness's changes, altered tests pass and fail as they like
             twins = dataclasses.replace(twins, altered=())
-        return Run(result=result, testimony=testimony, canary=canary, twins=twins, changed=changed)
+        return Run(result=result, testimony=testimony, twins=twins, changed=changed)
 
     def _wants_canary(self) -> bool:
         options = self._options
@@ -271,11 +266,11 @@ class Swe:
         if not all_tests:
             instance["PASS_TO_PASS"] = []
         instance |= {"instance_id": context.request.task_id, "image": ""}
-        return await read_reports(instance, full_log(run.result), run.testimony, run.canary, run.twins)
+        return await read_reports(instance, full_log(run.result), run.testimony, run.twins)
 
     def _result(self, verdict: Verdict, problem: str, log: str, ended: str) -> EvaluationResult:
         groups = {"FAIL_TO_PASS": self._options.FAIL_TO_PASS, "PASS_TO_PASS": self._options.PASS_TO_PASS}
-        failed = {name: [test for test in group if test not in verdict.passed] for name, group in groups.items()}
+        failed = {name: [test for test in group if verdict.tests.get(test) != PASSED] for name, group in groups.items()}
         resolved = verdict.resolved and not problem
         counts = (f"{len(failed[name])} of {len(group)} {name} not passed" for name, group in groups.items())
         return EvaluationResult(

@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 import random
 import re
-import string
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import PurePosixPath
+from string import ascii_lowercase
+from typing import TypeVar
 
 from polar_gym.evaluators.alternatives import MOST
 from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
@@ -31,6 +33,9 @@ hides nothing: code that behaves as the base commit does would tell the original
 TwinPlaces = Mapping[str, Places]
 """Test file -> its places; made by `curation.twins`."""
 Edit = tuple[Expectation, str]
+K = TypeVar("K")
+Copied = tuple[TestFunction, Sequence[tuple[K, Callable[[str], bytes]]]]
+"""A test, and for each of its copies a key and a function: the name of the copy -> its text."""
 
 MOST_COPIES = 128
 """How many copies of tests a run has at most, as long as 32 tests or fewer are twinned."""
@@ -43,13 +48,15 @@ MOST_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """The twins of one run: the new texts of test files, and the names of their copies."""
+    """The test files of one run, and the names of the tests that were put into them."""
 
     texts: Mapping[str, bytes]
     originals: Mapping[tuple[str, str], str]
     """Test file and qualified name of a test -> the name of its original."""
     altered: Collection[str]
     """Names of the copies that must fail."""
+    canaries: Collection[str] = ()
+    """Names of other tests that must fail, as far as the runner knows them (`canary`)."""
 
     def reported(self, test: str) -> str:
         """Return the id under which a listed test is reported: its original has another name."""
@@ -60,31 +67,38 @@ class Twins:
                 return f"{head[: last.start()]}{name}{head[last.end() :]}{bracket}{parameters}"
         return test
 
-    def forgery(self, statuses: Mapping[str, str], source: str, listed: Iterable[str]) -> str:
-        """Return what in the reports of `source` only forging can bring about; "" for nothing.
+    def check(self, statuses: Mapping[str, str], listed: Mapping[str, str], source: str) -> tuple[str, str]:
+        """Return what in the reports of `source` only forging can bring about, and what they lack; "" for nothing.
 
-        Originals and altered copies are held to the same rules: whatever makes an altered copy look failed without its
-        own assertion, done to all copies, makes the original look failed.
+        `listed`: listed test -> the id under which it is reported. Originals and altered copies are held to the same
+        rules: whatever makes an altered copy look failed without its own assertion, done to all copies, makes the
+        original look failed.
         """
-        if strays := [test for test in listed if test in statuses and self.reported(test) != test]:
-            return f"a test that is not among the hidden ones is reported by {source}: {strays[0]}"
         found, longer = self._statuses(statuses)
-        if longer:
-            return f"a test that is not among the hidden ones is reported by {source}: {longer}"
-        if any({FAILED, ERROR} & set(found[name]) for name in self.originals.values()):
-            return f"a test is reported as passed and failed by {source}"
-        passed = sum(PASSED in found[name] and not {FAILED, ERROR} & set(found[name]) for name in self.altered)
-        return f"{passed} tests with an altered expectation are reported as passed by {source}" if passed else ""
-
-    def silence(self, statuses: Mapping[str, str], source: str) -> str:
-        """Return how many altered copies are missing among the reports of `source`; "" where none is missing."""
-        found, _ = self._statuses(statuses)
-        missing = sum(not {FAILED, ERROR} & set(found[name]) for name in self.altered)
-        return f"{missing} tests with an altered expectation are not reported by {source}" if missing else ""
+        failed = {name for name, each in found.items() if {FAILED, ERROR} & {*each}}
+        passed = {name for name, each in found.items() if PASSED in each}
+        strays = [test for test, name in listed.items() if test in statuses and name != test]
+        strays += [longer] if longer else []
+        called = passed.difference(failed).intersection(self.altered)
+        missing = len({*self.altered} - failed)
+        forged = silent = ""
+        if canaries := passed.intersection(self.canaries):
+            forged = f"a test that must fail is reported as passed by {source}: {min(canaries)}"
+        elif strays:
+            forged = f"a test that is not among the hidden ones is reported by {source}: {strays[0]}"
+        elif failed.intersection(self.originals.values()):
+            forged = f"a test is reported as passed and failed by {source}"
+        elif called:
+            forged = f"{len(called)} tests with an altered expectation are reported as passed by {source}"
+        if self.canaries and failed.isdisjoint(self.canaries):
+            silent = f"a test that must fail is not reported by {source}"
+        elif missing:
+            silent = f"{missing} tests with an altered expectation are not reported by {source}"
+        return forged, silent
 
     def _statuses(self, statuses: Mapping[str, str]) -> tuple[dict[str, list[str]], str]:
-        """Return the statuses of each copy, and an id that holds a copy's name as a part of a longer word."""
-        found: dict[str, list[str]] = {name: [] for name in (*self.originals.values(), *self.altered)}
+        """Return the statuses of each test, and an id that holds a test's name as a part of a longer word."""
+        found: dict[str, list[str]] = {name: [] for name in (*self.originals.values(), *self.altered, *self.canaries)}
         words = re.compile(rf"\w*(?:{'|'.join(found)})\w*")
         longer = ""
         for test, status in statuses.items() if found else ():
@@ -136,39 +150,38 @@ def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chan
     chance.shuffle(chosen)
     chosen = chosen[: MOST_COPIES // FEWEST]
     most = min(MOST, max(FEWEST, 2 ** int(math.log2(MOST_COPIES / max(1, len(chosen))))))
-    texts: dict[str, bytes] = {}
+    texts = dict(sources)
     originals: dict[tuple[str, str], str] = {}
     altered: set[str] = set()
     for file in places:
-        tests = {test.qualified_name: test for test in find_tests(sources.get(file, b""))}
-        made: list[tuple[TestFunction, list[bytes]]] = []
+        known = {test.qualified_name: test for test in find_tests(sources.get(file, b""))}
+        tests: list[Copied[tuple[str, bool]]] = []
         for name in (name for at, name in chosen if at == file):
-            live = _live(tests.get(name), places[file][name], f"{file}: {name}")
-            variants = _variants(live, most, turn, chance)
-            names = [new_name(tests[name], chance) for _ in variants]
-            originals[file, name] = names[0]
-            altered.update(names[1:])
-            copies = [copy(sources[file], tests[name], *each) for each in zip(names, variants, strict=True)]
-            made.append((tests[name], chance.sample(copies, len(copies))))
-        if made:
-            texts[file] = rewritten(sources[file], made)
+            variants = _variants(_live(known.get(name), places[file][name], f"{file}: {name}"), most, turn, chance)
+            makes = (partial(copy, sources[file], known[name], edits) for edits in variants)
+            tests.append((known[name], [((name, number > 0), make) for number, make in enumerate(makes)]))
+        if tests:
+            texts[file], names = copied(sources[file], tests, chance)
+            originals |= {(file, name): new for new, (name, is_altered) in names.items() if not is_altered}
+            altered.update(new for new, (_, is_altered) in names.items() if is_altered)
     return Twins(texts, originals, altered)
 
 
-def rewritten(source: bytes, copies: Iterable[tuple[TestFunction, Sequence[bytes]]]) -> bytes:
-    """Return a test file with copies in place of tests."""
-    parts, at = [], 0
-    for test, texts in sorted(copies, key=lambda pair: pair[0].start):
-        parts += [source[at : test.start], *texts]
+def copied(source: bytes, tests: Iterable[Copied[K]], chance: random.Random) -> tuple[bytes, dict[str, K]]:
+    """Return a test file with copies in place of tests, in random order, and the name of each copy -> its key."""
+    parts, at, names = [], 0, dict[str, K]()
+    for test, makes in sorted(tests, key=lambda each: each[0].start):
+        texts = []
+        for key, make in makes:
+            name = f"{test.name}_{''.join(chance.choices(ascii_lowercase, k=8))}"
+            names[name] = key
+            texts.append(make(name))
+        parts += [source[at : test.start], *chance.sample(texts, len(texts))]
         at = test.end
-    return b"".join([*parts, source[at:]])
+    return b"".join([*parts, source[at:]]), names
 
 
-def new_name(test: TestFunction, chance: random.Random) -> str:
-    return f"{test.name}_{''.join(chance.choices(string.ascii_lowercase, k=8))}"
-
-
-def copy(source: bytes, test: TestFunction, name: str, edits: Iterable[Edit]) -> bytes:
+def copy(source: bytes, test: TestFunction, edits: Iterable[Edit], name: str) -> bytes:
     """Return the text of a copy of a test, under a new name."""
     changes = [(test.name_start, test.name_start + len(test.name.encode()), name)]
     changes += [(*place.span, text) for place, text in edits]

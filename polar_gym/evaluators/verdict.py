@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from polar_gym.evaluators.canary import Canary
 from polar_gym.evaluators.parsers import FAILED, MISSING, PARSERS, PASSED, get_parser
 from polar_gym.evaluators.swebench_report import END, START, reports
 from polar_gym.evaluators.twins import Twins
@@ -27,7 +26,6 @@ class Verdict:
     """What in the reports only forging can bring about."""
     problem: str = ""
     """Why the reports cannot be believed, though the tested code may not be to blame."""
-    passed: set[str] = field(default_factory=set)
 
     @property
     def ran(self) -> bool:
@@ -35,15 +33,13 @@ class Verdict:
         return any(status != MISSING for status in self.tests.values())
 
 
-async def read_reports(
-    instance: dict[str, Any], log: str, testimony: Testimony, canary: Canary | None, twins: Twins
-) -> Verdict:
+async def read_reports(instance: dict[str, Any], log: str, testimony: Testimony, twins: Twins) -> Verdict:
     """Return the verdict on a run with this log. `instance` has swebench's field names. Raises `EvaluatorError`.
 
     The originals of twins are reported under other names than the listed ones, which the verdict has.
     """
     listed = [*instance["FAIL_TO_PASS"], *instance["PASS_TO_PASS"]]
-    names = {test: twins.reported(test) for test in listed}
+    names = await asyncio.to_thread(lambda: {test: twins.reported(test) for test in listed})
     instance |= {group: [names[test] for test in instance[group]] for group in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     name = instance["log_parser"]
     if name.startswith("parse_log_"):
@@ -57,17 +53,16 @@ async def read_reports(
         sources = [statuses, testimony.tests] if name in PARSERS and testimony.began else [statuses]
         reported = {test for test in names.values() if all(source.get(test) == PASSED for source in sources)}
         resolved = reported.issuperset(names.values())
-    passed = {test for test in listed if names[test] in reported}
     verdict = Verdict(
-        tests={test: PASSED if test in passed else _failing(names[test], statuses, testimony) for test in listed},
+        tests={
+            test: PASSED if name in reported else _failing(name, statuses, testimony) for test, name in names.items()
+        },
         resolved=resolved,
         statuses=statuses,
-        passed=passed,
     )
     said = [(statuses, "the log"), *([(testimony.tests, "the witness")] if testimony.began else [])]
     for each, source in said if statuses else ():
-        forged = (canary.forgery(each, source) if canary else "") or twins.forgery(each, source, listed)
-        silent = (canary.silence(each, source) if canary else "") or twins.silence(each, source)
+        forged, silent = await asyncio.to_thread(twins.check, each, names, source)
         verdict.forged, verdict.problem = verdict.forged or forged, verdict.problem or silent
     return verdict
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.evaluators.canary import Canary, make_canary, runs_whole_files
+from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.canary_javascript import MOST, is_javascript_test, javascript_canaries
 from polar_gym.evaluators.parsers import parse_tap
+from polar_gym.evaluators.twins import Twins
 from tests.support.requirements import need_node
 
 NODE = "const { test } = require('node:test');\nconst assert = require('node:assert');\n"
@@ -33,46 +34,47 @@ def run(directory: Path, source: str) -> dict[str, str]:
     return parse_tap(subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False).stdout)
 
 
-def inserted(canary: Canary, file: str, source: str) -> str:
-    return canary.inserted(file, source.encode()).decode()
+def planted(source: str, file: str = "a.test.js") -> tuple[Twins, str]:
+    """Return a file with canaries, as an object and as a text."""
+    twins = with_canaries(Twins({file: source.encode()}, {}, ()))
+    return twins, twins.texts[file].decode()
 
 
 @pytest.mark.parametrize(("cases", "canaries"), [(CASES, 3), (EXPECT, 2), (AVA, 2), (CHECKED, 1)])
 def test_canaries_fail_beside_the_tests(tmp_path: Path, cases: str, canaries: int) -> None:
-    canary = make_canary()
-    statuses = run(tmp_path, inserted(canary, "a.test.js", NODE + cases))
-    mine = {test: status for test, status in statuses.items() if test in canary.titles}
+    twins, text = planted(NODE + cases)
+    statuses = run(tmp_path, text)
+    mine = {test: status for test, status in statuses.items() if test in twins.canaries}
     assert list(mine.values()) == ["FAILED"] * canaries
     assert {status for test, status in statuses.items() if test not in mine} == {"PASSED"}
-    assert canary.forgery(statuses, "the log") == canary.silence(statuses, "the log") == ""
+    assert twins.check(statuses, {}, "the log") == ("", "")
 
 
 @pytest.mark.parametrize("replaced", ["equal", "deepStrictEqual", "strict.equal"])
 def test_canary_passes_where_an_assertion_is_replaced(tmp_path: Path, replaced: str) -> None:
     """With `require('assert').equal = () => {}` in the tested code, every comparison once passed unnoticed."""
-    canary = make_canary()
-    text = inserted(canary, "a.test.js", NODE + CASES)
+    twins, text = planted(NODE + CASES)
     statuses = run(tmp_path, f"require('assert').{replaced} = () => {{}};\n{text}")
-    assert "is reported as passed" in canary.forgery(statuses, "the log")
+    assert "is reported as passed" in twins.check(statuses, {}, "the log")[0]
 
 
 def test_canaries_of_a_module(tmp_path: Path) -> None:
     source = "import { describe, it } from 'node:test';\nimport assert from 'node:assert/strict';\n"
     source += "describe('suite', () => {\n  it('one', () => { assert.deepEqual([1], [1]); });\n});\n"
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    statuses = run(tmp_path, inserted(make_canary(), "a.test.js", source))
+    statuses = run(tmp_path, planted(source)[1])
     assert sorted(statuses.values()) == ["FAILED", "PASSED", "PASSED"]
 
 
 def test_files_without_a_place_for_canaries() -> None:
-    canary = make_canary()
     for file, source in (
         ("tests/helper.js", "exports.sum = (a, b) => a + b;\n"),
         ("tests/a.test.js", "test('one', () => {});\ntest.run();\n"),
         ("lib/index.js", CASES),
     ):
-        assert inserted(canary, file, source) == source
-    assert inserted(canary, "tests/test_a.py", "") == canary.text + "\n\n"
+        twins, text = planted(source, file)
+        assert (text, twins.canaries) == (source, ())
+    assert "TestCase" in planted("", "tests/test_a.py")[1]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import subprocess
 
 import pytest
 
-from polar_gym.evaluators.canary import make_canary, runs_whole_files
+from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.hidden_tests import LIST_MODULES
 from polar_gym.evaluators.patch import FileChange
 from polar_gym.evaluators.protected import TaskFiles, is_test_module, named_by
+from polar_gym.evaluators.twins import Twins
 
 FILES = TaskFiles(
     owned=["pkg/tests/unit/test_a.py", "checks/test_b.py"],
@@ -190,21 +191,27 @@ def test_canaries_go_where_all_tests_run(command, whole):
     assert runs_whole_files(command) is whole
 
 
+def planted() -> tuple[Twins, str]:
+    """Return a Python test file with nothing but canaries, as an object and as a text."""
+    twins = with_canaries(Twins({"test_a.py": b""}, {}, ()))
+    return twins, twins.texts["test_a.py"].decode()
+
+
 def test_canary_judges_what_is_said_of_it():
-    canary = make_canary()
-    first, second, third = canary.names
-    assert all(f"def {name}(" in canary.text for name in canary.names)
+    twins, text = planted()
+    first, second, third = (name for name in twins.canaries if name.startswith("test_"))
+    assert all(f"def {name}(" in text for name in (first, second, third))
     said = {f"t.py::{first}": "FAILED", "t.py::other": "PASSED"}
-    assert canary.forgery(said, "the log") == canary.silence(said, "the log") == ""
-    assert "is reported as passed" in canary.forgery({**said, f"t.T.{second}": "PASSED"}, "the log")
-    assert "not reported" in canary.silence({"t.py::other": "PASSED"}, "the log")
-    assert "not reported" in canary.silence({f"t.py::{third}": "SKIPPED"}, "the log")
+    assert twins.check(said, {}, "the log") == ("", "")
+    assert "is reported as passed" in twins.check({**said, f"t.T.{second}": "PASSED"}, {}, "the log")[0]
+    assert "not reported" in twins.check({"t.py::other": "PASSED"}, {}, "the log")[1]
+    assert "not reported" in twins.check({f"t.py::{third}": "SKIPPED"}, {}, "the log")[1]
 
 
 def test_canaries_are_tests_that_fail():
-    canary = make_canary()
+    _, text = planted()
     space: dict[str, object] = {}
-    exec(canary.text, space)
+    exec(text, space)
     for name, value in list(space.items()):
         if name.startswith("test_"):
             with pytest.raises(AssertionError):
