@@ -86,28 +86,21 @@ def _watch_unittest(result, write):
         "addUnexpectedSuccess": "unexpected success",
     }
     for method, word in words.items():
-        setattr(result, method, _saying(getattr(result, method), word, write))
+        _before(result, method, lambda self, test, *_, word=word: write(_unittest_record(test, word)))
     result.addSuccess = _unless_it_failed(result.addSuccess)
-    add_sub_test, stop = result.addSubTest, result.stopTestRun
-
-    def addSubTest(self, test, subtest, err):
-        if err is not None:
-            write(_unittest_record(test, "FAIL"))
-        return add_sub_test(self, test, subtest, err)
-
-    def stopTestRun(self):
-        write({"end": "unittest"})
-        return stop(self)
-
-    result.addSubTest, result.stopTestRun = addSubTest, stopTestRun
+    _before(result, "addSubTest", lambda self, test, _, err: err is None or write(_unittest_record(test, "FAIL")))
+    _before(result, "stopTestRun", lambda self: write({"end": "unittest"}))
 
 
-def _saying(method, word, write):
-    def add(self, test, *arguments):
-        write(_unittest_record(test, word))
-        return method(self, test, *arguments)
+def _before(owner, name, tell):
+    """Have a method call `tell` first, with the same arguments."""
+    method = getattr(owner, name)
 
-    return add
+    def call(self, *arguments):
+        tell(self, *arguments)
+        return method(self, *arguments)
+
+    setattr(owner, name, call)
 
 
 def _unless_it_failed(add_success):
