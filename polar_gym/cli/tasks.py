@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
@@ -13,7 +13,8 @@ from rich.text import Text
 
 from polar_gym.config.loading import load_config
 from polar_gym.console import console, errors, table
-from polar_gym.curation.audit import AuditError, audit
+from polar_gym.curation import CurationError
+from polar_gym.curation.audit import audit
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.prepare import prepare, read_overrides
 from polar_gym.curation.twins import with_twins
@@ -22,12 +23,14 @@ from polar_gym.durable import write
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators.twins import cover
 from polar_gym.paths import cache_dir, check_writable
+from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Audit, Task
 from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks, read_rows
 
 app = typer.Typer(no_args_is_help=True)
+T = TypeVar("T")
 
-File = Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")]
+TaskFile = Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where the tests run, e.g. runtime=docker.")
 ]
@@ -112,50 +115,32 @@ def prepare_rows(
 
 
 @app.command("validate")
-def validate_tasks(
-    file: File,
-    settings: Settings = None,
-) -> None:
+def validate_tasks(file: TaskFile, settings: Settings = None) -> None:
     """Grade every task's reference solution (must resolve) and a change that does nothing (must not).
 
     Exit code 1 when a task is not valid.
     """
-    config = load_config(None, settings or [])
-    loaded = _loaded(file)
-
-    async def run() -> list[Verdict]:
-        async with Bench(config.runtime, cache_dir()) as bench:
-            # One after another, so that a slow machine does not make fast tests time out.
-            return [await validate(task, bench) for task in loaded]
-
-    _conclude(asyncio.run(run()), config.runtime.name)
+    runtime = load_config(None, settings or []).runtime
+    _conclude(_of_each(_loaded(file), runtime, validate), runtime)
 
 
 @app.command("twins")
-def twin_tasks(
-    file: File,
-    settings: Settings = None,
-    out: Out = None,
-) -> None:
+def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> None:
     """Find where each task's hidden tests can be altered, so that forged results are noticed: the row's field `twins`.
 
     The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
     """
-    config = load_config(None, settings or [])
-    loaded = _loaded(file)
+    runtime, loaded = load_config(None, settings or []).runtime, _loaded(file)
     _check_out(file, out, loaded)
 
-    async def run() -> list[Verdict]:
-        verdicts = []
-        async with Bench(config.runtime, cache_dir()) as bench:
-            for task in loaded:
-                verdicts.append(await with_twins(task, bench))
-                console.print(f"{task.instance_id}: {twin_summary(verdicts[-1].task)}", soft_wrap=True)
-        return verdicts
+    async def twins(task: Task, bench: Bench) -> Verdict:
+        verdict = await with_twins(task, bench)
+        console.print(f"{task.instance_id}: {twin_summary(verdict.task)}", soft_wrap=True)
+        return verdict
 
-    verdicts = asyncio.run(run())
+    verdicts = _of_each(loaded, runtime, twins)
     _write_rows(file, out, "twins", {each.task.instance_id: each.task.twins for each in verdicts})
-    _conclude(verdicts, config.runtime.name)
+    _conclude(verdicts, runtime)
 
 
 def twin_summary(task: Task) -> str:
@@ -165,39 +150,42 @@ def twin_summary(task: Task) -> str:
 
 
 @app.command("audit")
-def audit_tasks(
-    file: File,
-    settings: Settings = None,
-    out: Out = None,
-) -> None:
+def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> None:
     """Measure how often each task rewards a wrong patch: rewarded / tried, in the row's field `audit`.
 
     Exit code 1 when a task cannot be audited.
     """
-    config = load_config(None, settings or [])
-    loaded = _loaded(file)
+    runtime, loaded = load_config(None, settings or []).runtime, _loaded(file)
     _check_out(file, out, loaded)
-
     audits: dict[str, Any] = {}
 
-    async def run() -> None:
-        async with Bench(config.runtime, cache_dir()) as bench:
-            for number, task in enumerate(loaded, start=1):
-                try:
-                    head = f"{number}/{len(loaded)} {task.instance_id}: "
-                    with errors.status("") as status:
-                        figures = await audit(task, bench, lambda text, head=head: status.update(Text(head + text)))
-                except (AuditError, *GRADING_ERRORS) as error:
-                    problem = f"{task.instance_id}: cannot be audited: {error or 'timed out'}"
-                    errors.print(Text(problem, "red"), soft_wrap=True)
-                else:
-                    print_audit(task.instance_id, figures)
-                    audits[task.instance_id] = figures.model_dump()
-                    _write_rows(file, out, "audit", audits)  # now, because an audit of many tasks takes hours
+    async def figures(task: Task, bench: Bench) -> None:
+        head = f"{loaded.index(task) + 1}/{len(loaded)} {task.instance_id}: "
+        try:
+            with errors.status("") as status:
+                found = await audit(task, bench, lambda text: status.update(Text(f"{head}{text}")))
+        except (CurationError, *GRADING_ERRORS) as error:
+            problem = f"{task.instance_id}: cannot be audited: {error or 'timed out'}"
+            errors.print(Text(problem, "red"), soft_wrap=True)
+        else:
+            print_audit(task.instance_id, found)
+            audits[task.instance_id] = found.model_dump()
+            _write_rows(file, out, "audit", audits)  # now, because an audit of many tasks takes hours
 
-    asyncio.run(run())
+    _of_each(loaded, runtime, figures)
     if len(audits) < len(loaded):
         raise typer.Exit(1)
+
+
+def _of_each(tasks: Sequence[Task], runtime: RuntimeSpec, work: Callable[[Task, Bench], Awaitable[T]]) -> list[T]:
+    """Return the results of some work on each task, in sandboxes of this runtime."""
+
+    async def run() -> list[T]:
+        async with Bench(runtime, cache_dir()) as bench:
+            # One after another, so that a slow machine does not make fast tests time out.
+            return [await work(task, bench) for task in tasks]
+
+    return asyncio.run(run())
 
 
 def print_audit(name: str, audit: Audit) -> None:
@@ -239,10 +227,10 @@ def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, A
     write(out or file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
 
-def _conclude(verdicts: Sequence[Verdict], runtime: str) -> None:
-    """Print a line a task: the grades of the reference solution and of doing nothing. Exit where a task is wrong."""
+def _conclude(verdicts: Sequence[Verdict], runtime: RuntimeSpec) -> None:
+    """Print each task's grades of its solution and of doing nothing. Exit with 1 where a task is not valid."""
     valid = sum(not verdict.problem for verdict in verdicts)
-    grades = table(f"{valid} of {len(verdicts)} tasks valid in {runtime}", "task", "F2P", "P2P", "gold", "no-op")
+    grades = table(f"{valid} of {len(verdicts)} tasks valid in {runtime.name}", "task", "F2P", "P2P", "gold", "no-op")
     grades.add_column("problem", overflow="fold")
     for verdict in verdicts:
         worth = ["" if each is None else f"{each.reward:.0f}" for each in (verdict.gold, verdict.no_op)]

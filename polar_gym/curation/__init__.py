@@ -12,7 +12,13 @@ A task is valid if its reference solution resolves it and an empty change does n
   `issue` writes the instruction;
 - `prepare`: adds the way of grading to rows of SWE-bench, SWE-Gym and SWE-smith. `swebench_specs` asks swebench 4 (by
   the program `swebench_4`), `pytest_script` writes a script, `reverse` reverses a patch;
-- `errors`: the error of this room.
-
 The room uses evaluators, tasks, workspaces, runtimes and schema.
 """
+
+from __future__ import annotations
+
+from polar_gym.errors import ConfigError
+
+
+class CurationError(ConfigError):
+    """The input does not make a task, or the task cannot be audited. The message says why, and what to try instead."""

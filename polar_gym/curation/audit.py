@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.equivalence import equivalent
 from polar_gym.curation.leaks import leaks, open_helpers
 from polar_gym.curation.trial import passes, sources
 from polar_gym.curation.wrong import WrongPatch, wrong_patches
-from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.tasks import Audit, Task
 
@@ -24,19 +24,15 @@ GATE = 3
 """How often the reference solution must resolve the task."""
 
 
-class AuditError(ConfigError):
-    """The task cannot be audited. The message says why."""
-
-
 async def audit(task: Task, bench: Bench, say: Callable[[str], None]) -> Audit:
-    """Return the figures of a task. Raises `AuditError`, and what a grading raises."""
+    """Return the figures of a task. Raises `CurationError`, and what a grading raises."""
     if not task.patch.strip():
-        raise AuditError("patch: is empty, so there is no reference solution to vary")
+        raise CurationError("patch: is empty, so there is no reference solution to vary")
     for number in range(1, GATE + 1):
         say(f"grading the reference solution, {number} of {GATE}")
         gold = await bench.evaluate(task, task.patch.encode())
         if not gold.resolved:
-            raise AuditError(f"the reference solution does not resolve it: {gold.detail}")
+            raise CurationError(f"the reference solution does not resolve it: {gold.detail}")
     say("looking for leaks")
     findings = await leaks(task, bench)
     solution = task.patch.encode()

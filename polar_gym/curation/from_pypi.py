@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.errors import CurationError
 from polar_gym.curation.issue import write_issue
 from polar_gym.curation.pypi import fetch_sdist, metadata, requirements, unpack
 from polar_gym.curation.releases import Comparison, compare

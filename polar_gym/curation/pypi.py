@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, DigestMismatchError, NoSuchProjectError, PyPISimple
 
-from polar_gym.curation.errors import CurationError
+from polar_gym.curation import CurationError
 from polar_gym.runtimes import tar
 
 TEST_EXTRAS = ("test", "tests", "testing")

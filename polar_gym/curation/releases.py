@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from polar_gym.curation.errors import CurationError
+from polar_gym.curation import CurationError
 from polar_gym.workspaces.repository import make_repository
 
 _TEST_DIRECTORIES = {"test", "tests", "testing"}

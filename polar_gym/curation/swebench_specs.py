@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polar_gym.curation import swebench_4
-from polar_gym.curation.errors import CurationError
+from polar_gym.curation import CurationError, swebench_4
 from polar_gym.workspaces.venv import VenvError, ensure_venv
 
 REQUIREMENT = "swebench==4.1.0"

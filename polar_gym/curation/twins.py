@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
+from polar_gym.curation import CurationError
 from polar_gym.curation.alone import alone
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.errors import CurationError
 from polar_gym.curation.validation import GRADING_ERRORS, NO_OP, Verdict, validate
 from polar_gym.evaluators import EVALUATORS, verdict
 from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests

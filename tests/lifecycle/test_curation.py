@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
+from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.errors import CurationError
 from polar_gym.curation.from_pypi import Release, resolve
 from polar_gym.curation.validation import validate
 from polar_gym.paths import cache_dir

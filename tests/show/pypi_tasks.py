@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from polar_gym.console import make_console
+from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.errors import CurationError
 from polar_gym.curation.from_pypi import Release, make_task
 from polar_gym.curation.validation import Verdict, validate
 from polar_gym.paths import cache_dir

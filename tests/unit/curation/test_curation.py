@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.curation.errors import CurationError
+from polar_gym.curation import CurationError
 from polar_gym.curation.from_pypi import UNSTABLE, stable
 from polar_gym.curation.issue import changelog_entries, interface, phrase, write_issue
 from polar_gym.curation.pypi import fetch_sdist, requirements, unpack
