@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD = 100_000
 """The period in microseconds over which the kernel shares out processor time."""
+SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
+"""Files that a kernel lacks if it was built without them."""
 REMOVE_SECONDS = 5.0
 
 
@@ -60,13 +61,25 @@ class Cgroup:
 
 def make(name: str, limits: LimitOptions) -> Cgroup:
     """Make a group with these limits. Raises `CgroupError`."""
-    unified = _mounts().get("")
     try:
+        unified = _mounts().get("")
         if unified is not None and "memory" in (unified / "cgroup.controllers").read_text().split():
-            return _make_unified(_own_parent(unified), name, limits)
-        return _make_separate(_mounts(), name, limits)
+            values = _unified(_own_parent(unified), name, limits)
+        else:
+            values = _separate(_mounts(), name, limits)
+        group = Cgroup(tuple(sorted({file.parent for file in values})))
+        try:
+            for directory in group.directories:
+                directory.mkdir()
+            for file, value in values.items():
+                if file.name not in SWAP or file.exists():
+                    file.write_text(value)
+        except BaseException:
+            group.remove()
+            raise
     except OSError as error:
         raise CgroupError(f"no control group can be made here ({error.strerror})") from error
+    return group
 
 
 def find(name: str) -> Cgroup:
@@ -78,37 +91,31 @@ def find(name: str) -> Cgroup:
     return Cgroup(tuple(sorted(place for place in places if place.exists())))
 
 
-def _make_unified(parent: Path, name: str, limits: LimitOptions) -> Cgroup:
+def _unified(parent: Path, name: str, limits: LimitOptions) -> dict[Path, str]:
+    """Return the files of a group of version 2, with their values."""
     handed_down = (parent / "cgroup.subtree_control").read_text().split()
     if lacking := [f"+{controller}" for controller in CONTROLLERS if controller not in handed_down]:
         (parent / "cgroup.subtree_control").write_text(" ".join(lacking))
-    group = Cgroup((parent / name,))
-    (directory,) = group.directories
-    directory.mkdir()
-    with _removed_on_error(group):
-        (directory / "memory.max").write_text(str(limits.memory_mb * MEBIBYTE))
-        _write_if_there(directory / "memory.swap.max", "0")
-        (directory / "pids.max").write_text(str(limits.pids))
-        if limits.cpus is not None:
-            (directory / "cpu.max").write_text(f"{int(limits.cpus * PERIOD)} {PERIOD}")
-    return group
+    own = parent / name
+    cpu = {} if limits.cpus is None else {own / "cpu.max": f"{int(limits.cpus * PERIOD)} {PERIOD}"}
+    memory = {own / "memory.max": str(limits.memory_mb * MEBIBYTE), own / "memory.swap.max": "0"}
+    return {**memory, own / "pids.max": str(limits.pids), **cpu}
 
 
-def _make_separate(mounts: dict[str, Path], name: str, limits: LimitOptions) -> Cgroup:
+def _separate(mounts: dict[str, Path], name: str, limits: LimitOptions) -> dict[Path, str]:
+    """Return the files of a group of version 1, with their values."""
     if lacking := [controller for controller in CONTROLLERS if controller not in mounts]:
         raise CgroupError(f"the kernel's control groups lack {', '.join(lacking)} here")
     memory, pids, cpu = (mounts[controller] / name for controller in CONTROLLERS)
-    group = Cgroup(tuple(sorted({memory, pids, cpu})))
-    with _removed_on_error(group):
-        for directory in group.directories:
-            directory.mkdir()
-        (memory / "memory.limit_in_bytes").write_text(str(limits.memory_mb * MEBIBYTE))
-        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(limits.memory_mb * MEBIBYTE))
-        (pids / "pids.max").write_text(str(limits.pids))
-        if limits.cpus is not None:
-            (cpu / "cpu.cfs_period_us").write_text(str(PERIOD))
-            (cpu / "cpu.cfs_quota_us").write_text(str(int(limits.cpus * PERIOD)))
-    return group
+    bytes_ = str(limits.memory_mb * MEBIBYTE)
+    quota = "-1" if limits.cpus is None else str(int(limits.cpus * PERIOD))  # -1: no limit
+    return {
+        memory / "memory.limit_in_bytes": bytes_,
+        memory / "memory.memsw.limit_in_bytes": bytes_,
+        pids / "pids.max": str(limits.pids),
+        cpu / "cpu.cfs_period_us": str(PERIOD),
+        cpu / "cpu.cfs_quota_us": quota,
+    }
 
 
 def _mounts() -> dict[str, Path]:
@@ -132,18 +139,3 @@ def _own_parent(unified: Path) -> Path:
     own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     path = unified / own.removeprefix("0::").lstrip("/")
     return path.parent if path != unified and path.is_dir() else unified
-
-
-def _write_if_there(file: Path, value: str) -> None:
-    """Write a value where the file exists: a kernel may be built without it."""
-    if file.exists():
-        file.write_text(value)
-
-
-@contextlib.contextmanager
-def _removed_on_error(group: Cgroup) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        group.remove()
-        raise
