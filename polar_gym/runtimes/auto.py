@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from polar_gym.registry import Names
-from polar_gym.runtimes import Runtime, Sandbox, SandboxRequest
-from polar_gym.runtimes.apptainer import Apptainer
-from polar_gym.runtimes.bubblewrap import Bubblewrap
-from polar_gym.runtimes.docker import Docker
+from polar_gym.runtimes import RUNTIMES, Runtime, Sandbox, SandboxRequest
 from polar_gym.runtimes.limits import LimitOptions
+from polar_gym.schema import PluginSpec
 
 log = logging.getLogger(__name__)
+
+CANDIDATES = ("docker", "apptainer", "bubblewrap")
 
 
 class AutoOptions(LimitOptions):
@@ -35,17 +35,16 @@ class Auto:
     Options = AutoOptions
 
     def __init__(self, options: AutoOptions) -> None:
-        given = options.model_dump()
-        self._docker: Runtime = Docker(Docker.Options(**given))
-        self._apptainer: Runtime = Apptainer(Apptainer.Options(**given))
-        self._bubblewrap: Runtime = Bubblewrap(Bubblewrap.Options(**given))
+        self._all: Sequence[Runtime] = [
+            RUNTIMES.make(PluginSpec.model_validate({"name": name, **options.model_dump()})) for name in CANDIDATES
+        ]
+        self._docker, self._apptainer, self._bubblewrap = self._all
         self._lacks: dict[Any, list[str]] = {}
         self._asking = asyncio.Lock()
 
     def check(self) -> list[str]:
         """Return what bubblewrap, the last resort, lacks; nothing where docker can be used."""
-        usable = [runtime for runtime in (self._docker, self._bubblewrap) if not runtime.check()]
-        return [] if usable else self._bubblewrap.check()
+        return self._bubblewrap.check() if self._docker.check() else []
 
     def caveats(self) -> list[str]:
         return (self._bubblewrap if self._docker.check() else self._docker).caveats()
@@ -58,15 +57,12 @@ class Auto:
 
     async def reap(self, session_ids: Collection[str]) -> int:
         """Remove what is left of these sessions in every runtime that works here, and return how many there were."""
-        usable = [runtime for runtime in self._all() if not await self._lacking(runtime)]
+        usable = [runtime for runtime in self._all if not await self._lacking(runtime)]
         return sum([await runtime.reap(session_ids) for runtime in usable])
 
     async def close(self) -> None:
-        for runtime in self._all():
+        for runtime in self._all:
             await runtime.close()
-
-    def _all(self) -> tuple[Runtime, ...]:
-        return self._docker, self._apptainer, self._bubblewrap
 
     async def _choose(self, *, image: bool) -> Runtime:
         if not await self._lacking(self._docker):

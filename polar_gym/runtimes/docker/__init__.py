@@ -16,9 +16,8 @@ import requests
 from docker import errors
 
 from polar_gym.runtimes import SandboxError, SandboxRequest, agent, processes, scratch_directory
-from polar_gym.runtimes.docker.daemon import Daemon
+from polar_gym.runtimes.docker.daemon import Daemon, DockerOptions
 from polar_gym.runtimes.docker.images import Image
-from polar_gym.runtimes.docker.options import DockerOptions
 from polar_gym.runtimes.docker.sandbox import SESSION_LABEL, DockerSandbox, remove_container
 from polar_gym.runtimes.skeleton import import_skeleton, skeleton_tag
 

@@ -13,18 +13,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import docker
 import requests
 from docker import errors
 from docker import types as docker_types
+from pydantic import Field
 
+from polar_gym.registry import Names
 from polar_gym.runtimes import SandboxError
-from polar_gym.runtimes.docker.images import Images
-from polar_gym.runtimes.docker.options import DockerOptions
+from polar_gym.runtimes.docker.images import Images, PullPolicy
 from polar_gym.runtimes.glibc import NodeCheck
-from polar_gym.runtimes.limits import MEBIBYTE
+from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.threads import finish
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,27 @@ T = TypeVar("T")
 SDK_SECONDS = 120
 CALL_THREADS = 16
 START_THREADS = 4
+
+
+class DockerOptions(LimitOptions):
+    host: Annotated[str | None, Names.OTHER] = None
+    """The daemon, on this machine. Default: DOCKER_HOST, else its usual socket."""
+    host_usr: bool = True
+    """Without an image: an empty one with this machine's /usr, read-only. False: an image is required."""
+    gateway: Literal["auto", "namespace", "relay"] = "auto"
+    """How the gateway gets into the sandbox's network: by joining it (root only), or by a relay inside."""
+    scratch: Annotated[Path | None, Names.OTHER] = None
+    """For the relay's socket; a gateway in a container needs one that is mounted at the same path as on the host.
+    Default: the system's temporary directory."""
+    pull: PullPolicy = "missing"
+    """When an image is fetched from its registry: `never`, when it is `missing`, or `always` once by each gateway."""
+    bridge: Annotated[str, Names.OTHER] = "bridge"
+    """The Docker network that sandboxes with `network: full` join."""
+    starts_per_second: float = Field(default=10.0, ge=0.1)
+    """How many containers the daemon is asked to begin; it does about five a second on a small machine."""
+
+    def shares_network(self) -> bool:
+        return self.bridge == "host" or self.bridge.startswith("container:")
 
 
 class Starts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import docker
@@ -41,8 +41,7 @@ class Images:
         self._policy: PullPolicy = policy
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._pulled: set[str] = set()
-        self._has: dict[str, tuple[bool, bool, bool]] = {}
-        """Image id -> whether it has glibc, git, and another user than root."""
+        self._known: dict[str, Image] = {}
 
     def get(self, client: docker.DockerClient, name: str) -> Image:
         """Return the image called `name`, pulled if the policy says so. Raises `SandboxError`."""
@@ -58,10 +57,9 @@ class Images:
                     f"runtime.image: {name!r} is not on this machine; get it with: docker pull {name}, or set "
                     "runtime.pull=missing"
                 )
-            if found not in self._has:
-                self._has[found] = _look_into(client, found)
-            has_glibc, has_git, own_user = self._has[found]
-        return Image(name=name, id=found, glibc=has_glibc, git=has_git, own_user=own_user)
+            if found not in self._known:
+                self._known[found] = _look_into(client, name, found)
+            return replace(self._known[found], name=name)
 
     def _pull(self, client: docker.DockerClient, name: str) -> None:
         try:
@@ -80,16 +78,13 @@ class Images:
             return None
 
 
-def _look_into(client: docker.DockerClient, image: str) -> tuple[bool, bool, bool]:
-    """Return whether an image has glibc, git, and another user than root.
-
-    The files are looked for in a container that is never started.
-    """
+def _look_into(client: docker.DockerClient, name: str, image: str) -> Image:
+    """Return the image of this id. Its files are looked for in a container that is never started."""
     user = client.api.inspect_image(image)["Config"].get("User") or "root"
     container = client.api.create_container(image, entrypoint=["/bin/sh"], network_disabled=True)["Id"]
     try:
         glibc, git = (any(_has_file(client, container, path) for path in paths) for paths in (LOADERS, GITS))
-        return glibc, git, user.split(":")[0] not in ("root", "0")
+        return Image(name=name, id=image, glibc=glibc, git=git, own_user=user.split(":")[0] not in ("root", "0"))
     finally:
         client.api.remove_container(container, force=True, v=True)
 

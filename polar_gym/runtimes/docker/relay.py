@@ -11,7 +11,7 @@ import asyncio
 import socket
 from pathlib import Path
 
-from polar_gym.runtimes import TOOLCHAIN, SandboxError
+from polar_gym.runtimes import NODEJS, SandboxError
 from polar_gym.runtimes.docker import streams
 
 INSIDE = "/run/polar-gym"
@@ -66,17 +66,8 @@ echo "the image has neither node nor python3"
 
 def argv(port: int) -> list[str]:
     """Return the command of the relay, to be run as root inside the container."""
-    return [
-        "/bin/sh",
-        "-c",
-        _LAUNCH,
-        "polar-gym-relay",
-        _NODE,
-        _PYTHON,
-        f"{INSIDE}/{SOCKET}",
-        str(port),
-        f"{TOOLCHAIN}/bin/node",
-    ]
+    program = ["/bin/sh", "-c", _LAUNCH, "polar-gym-relay", _NODE, _PYTHON]
+    return [*program, f"{INSIDE}/{SOCKET}", str(port), NODEJS]
 
 
 def listen(directory: Path) -> socket.socket:
