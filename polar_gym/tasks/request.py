@@ -61,11 +61,13 @@ def reference_script(task: Task) -> dict[str, Any]:
     """
     title = task.problem_statement.strip().splitlines()[0].rstrip()
     patch = shlex.quote(task.patch.removesuffix("\n"))
+    # Without names that git would quote.
+    old_files = map(shlex.quote, re.findall(r'^--- a/([^\s"]+)$', task.patch, re.MULTILINE))
     return {
         "match": title,
         "commands": [
             "git log --oneline && git status --short && ls -a",
-            *(f"cat -- {shlex.quote(path)}" for path in _old_files(task.patch)),
+            *(f"cat -- {path}" for path in old_files),
             # Quoted, not a here-document: Gemini CLI refuses a command with a backtick outside of single quotes.
             f"printf '%s\\n' {patch} | git apply --whitespace=nowarn",
             *([task.test_command] if task.test_command else []),
@@ -106,8 +108,3 @@ def swe_options(task: Task) -> dict[str, Any]:
     if task.log_parser.startswith("parse_log_"):  # some of swebench's parsers differ by repository and version
         names |= {"repo", "version"}
     return {"log_parser": task.log_parser, **task.model_dump(include=names, exclude_defaults=True)}
-
-
-def _old_files(patch: str) -> list[str]:
-    """Return the existing files that a patch changes, without names that git would quote."""
-    return re.findall(r'^--- a/([^\s"]+)$', patch, re.MULTILINE)

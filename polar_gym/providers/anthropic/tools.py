@@ -66,7 +66,8 @@ def translate(body: dict[str, Any]) -> OfferedTools:
     tools = OfferedTools()
     for path, tool in objects(body, "tools"):
         kind = optional(tool, "type", str, path) or "custom"
-        function = _custom(tool, path) if kind == "custom" else _by_heart(kind)
+        known = (function for start, function in _KNOWN_BY_HEART.items() if kind.startswith(start))
+        function = _custom(tool, path) if kind == "custom" else next(known, None)
         if function is None:
             tools.withheld.append(kind)
             tools.withheld_names.add(optional(tool, "name", str, path) or kind)
@@ -77,17 +78,12 @@ def translate(body: dict[str, Any]) -> OfferedTools:
 
 
 def _custom(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    function: dict[str, Any] = {}
-    if (description := optional(tool, "description", str, path)) is not None:
-        function["description"] = description
-    function["parameters"] = required(tool, "input_schema", dict, path)
-    if (strict := optional(tool, "strict", bool, path)) is not None:
-        function["strict"] = strict
-    return function
-
-
-def _by_heart(kind: str) -> dict[str, Any] | None:
-    return next((function for start, function in _KNOWN_BY_HEART.items() if kind.startswith(start)), None)
+    given = {
+        "description": optional(tool, "description", str, path),
+        "parameters": required(tool, "input_schema", dict, path),
+        "strict": optional(tool, "strict", bool, path),
+    }
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def tool_choice(body: dict[str, Any], tools: OfferedTools) -> ToolChoice:

@@ -122,10 +122,12 @@ class _Conversation:
         id_ = optional(call, "id", str, f"{path}.functionCall")
         carried = _carried(part, path)
         origin = carried[0] if carried else ids.call_of(id_ or "")
-        turn = self._turn if self._turn is not None and self._turn.may_hold(origin) else self._open()
+        turn = self._turn
+        if turn is None or (origin is not None and turn.origin not in (None, origin)):
+            turn = self._open()
         turn.origin = turn.origin or origin
-        if carried:
-            turn.recall(carried[1])
+        if carried and carried[1]:  # exact: wins over the thoughts that a client shows or drops
+            turn.message["reasoning"], turn.exact = carried[1], True
         if part.get("functionCall") is not None:
             self._call(turn, call, id_, f"{path}.functionCall")
         elif optional(part, "thought", bool, path):
@@ -191,19 +193,11 @@ class _Turn:
         self.message: Message = {"role": "assistant", "content": None}
         self.origin: str | None = None
         """The model call of this turn, as soon as a part names one."""
-        self._exact = False
-
-    def may_hold(self, origin: str | None) -> bool:
-        return origin is None or self.origin in (None, origin)
-
-    def recall(self, reasoning: str) -> None:
-        """Take the reasoning that a signature carries. It is exact, and wins over the thoughts that a client shows or
-        drops."""
-        if reasoning:
-            self.message["reasoning"], self._exact = reasoning, True
+        self.exact = False
+        """Whether the reasoning is the one that a signature carries."""
 
     def think(self, text: str) -> None:
-        if text and not self._exact:
+        if text and not self.exact:
             self.message["reasoning"] = self.message.get("reasoning", "") + text
 
 

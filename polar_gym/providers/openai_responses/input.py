@@ -9,6 +9,7 @@ items that it had and asks again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from polar_gym.chat import ids
@@ -125,14 +126,11 @@ def _reasoning(conversation: _Conversation, item: dict[str, Any], path: str) -> 
         turn["reasoning"] = f"{turn['reasoning']}\n\n{text}" if "reasoning" in turn else text
 
 
-def _function_call(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
+def _tool_call(
+    conversation: _Conversation, item: dict[str, Any], path: str, *, key: str, form: Callable[[str], str]
+) -> None:
     name = flat_name(required(item, "name", str, path), optional(item, "namespace", str, path))
-    conversation.call(item, path, name, required(item, "arguments", str, path))
-
-
-def _custom_tool_call(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
-    name = flat_name(required(item, "name", str, path), optional(item, "namespace", str, path))
-    conversation.call(item, path, name, freeform_arguments(required(item, "input", str, path)))
+    conversation.call(item, path, name, form(required(item, key, str, path)))
 
 
 def _local_shell_call(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
@@ -152,9 +150,9 @@ def _local_shell_output(conversation: _Conversation, item: dict[str, Any], path:
 _READERS: dict[str, Callable[[_Conversation, dict[str, Any], str], None]] = {
     "message": _message,
     "reasoning": _reasoning,
-    "function_call": _function_call,
+    "function_call": partial(_tool_call, key="arguments", form=str),
     "function_call_output": _output,
-    "custom_tool_call": _custom_tool_call,
+    "custom_tool_call": partial(_tool_call, key="input", form=freeform_arguments),
     "custom_tool_call_output": _output,
     "local_shell_call": _local_shell_call,
     "local_shell_call_output": _local_shell_output,
