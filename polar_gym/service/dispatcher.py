@@ -44,7 +44,8 @@ class Dispatcher:
             while True:
                 await self._book.may_place.wait()
                 self._book.may_place.clear()
-                assignments = plan(self._fleet.free_places(), self._book.queue, self._book.engines)
+                free = [member.free_places() for member in self._fleet.members.values()]
+                assignments = plan(free, self._book.queue, self._book.engines)
                 for task, placement in [self._place(assignment) for assignment in assignments]:
                     await self._send(task, placement)
         finally:

@@ -113,9 +113,6 @@ class Fleet:
         if (member := self.at(placement)) is not None:
             member.placed.pop(placement, None)
 
-    def free_places(self) -> list[FreePlaces]:
-        return [member.free_places() for member in self.members.values()]
-
     def states(self, now: float) -> list[NodeState]:
         return [
             NodeState(

@@ -24,7 +24,7 @@ from polar_gym.http.edge import (
     whole_number,
 )
 from polar_gym.http.keys import Keys
-from polar_gym.protocol import Delivery, Event, Generation, Heartbeat, TaskPage, TaskStatus, Weights
+from polar_gym.protocol import Delivery, Generation, Heartbeat, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import check_url
@@ -149,7 +149,8 @@ class _Handlers:
             live = task_id in self._service.book.live
             events = await self._service.store.events(task_id, last)
             for event in events:
-                await response.write(_server_sent(event))
+                said = (event.id, event.kind.encode(), event.to_json())
+                await response.write(b"id: %d\nevent: %s\ndata: %s\n\n" % said)
                 last = event.id
             if events:
                 continue
@@ -282,10 +283,6 @@ def _task_id(http: web.Request) -> str:
 
 def _node(http: web.Request) -> str:
     return check_identifier("node", http.match_info["node"])
-
-
-def _server_sent(event: Event) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.to_json())
 
 
 async def _set_within(news: asyncio.Event, seconds: float) -> bool:

@@ -117,7 +117,10 @@ class Store:
 
     async def apply(self, change: Change) -> None:
         """Write a change as a whole or not at all, as it is at the time of the call."""
-        task_row = _task_row(change.task) if change.task else None
+        task_row = None
+        if (task := change.task) is not None:
+            numbers = (task.created_at, task.finished_at, task.cancelled, task.stopped_early)
+            task_row = (task.task_id, task.request.to_json(), task.status, *numbers)
         samples = [(s.session.session_id, s.session.task_id, s.to_json()) for s in change.samples]
 
         def write(db: sqlite3.Connection) -> None:
@@ -275,11 +278,6 @@ _FINAL = "('COMPLETED', 'FAILED', 'CANCELLED')"
 """The statuses of tasks that have ended."""
 _TASKS = "SELECT task_id, request, created_at, finished_at, cancelled, stopped_early FROM tasks"
 _EPISODES = "SELECT number, session_id, attempt, accepted, evicted FROM episodes"
-
-
-def _task_row(task: Task) -> tuple[Any, ...]:
-    numbers = (task.created_at, task.finished_at, task.cancelled, task.stopped_early)
-    return (task.task_id, task.request.to_json(), task.status, *numbers)
 
 
 def _task(db: sqlite3.Connection, row: Sequence[Any]) -> Task:
