@@ -51,12 +51,12 @@ format: dev ## Format the code
 
 ##@ Show (all take ARGS=--quick, ARGS=--help; see tests/show/README.md)
 
-show-attacks: ## Try to get rewards without solving the task (5 min)
+show-attacks: ## Try to get rewards without solving the task (55 min)
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
-show-honest: ## Count correct solutions without the reward, and lost sessions (20 min)
+show-honest: ## Count correct solutions without the reward, and lost sessions (65 min)
 show-load: ## Run 500 sessions at once on one node, then 100 heavier ones (8 min)
 show-matrix: ## Run every harness in every runtime on a bundled task (4 min)
 show-nemo: ## Run NeMo Gym 0.4 and 0.7 on a real vLLM (10 min)
