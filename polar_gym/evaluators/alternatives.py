@@ -30,7 +30,8 @@ def choice(texts: list[str]) -> Draw:
 def drawn(value: object, words: frozenset[str]) -> tuple[int, Draw, int] | None:
     """Return how many values like this one there are, a way to draw some, and the bits that they hide.
 
-    None: the type has no such way. `words` are those of the test: other words would stand out.
+    None: the type has no such way. `words` are those of the test: other words would stand out. Texts hide nothing: code
+    that knows the input, or the old answer where that is nearly right, tells the right text by its likeness.
     """
     if isinstance(value, bool) or value is None:
         return 2, choice([repr(value), {True: "False", False: "True", None: "False"}[value]]), 0
@@ -45,9 +46,9 @@ def drawn(value: object, words: frozenset[str]) -> tuple[int, Draw, int] | None:
         places = [match.span() for match in re.finditer(r"\w{2,}", text)]
         for number in (16, 8, 4):
             if _columns(number, len(places), len(words)):
-                return number, partial(_other_words, text, words, made), number.bit_length() // 2
+                return number, partial(_other_words, text, words, made), 0
         one_digit = len(_places(text)) == 1 and text[_places(text)[0]] in string.digits
-        return 8 if one_digit else MOST, partial(_characters, text, made), 0 if re.search("[a-z]{3}", text) else 1
+        return 8 if one_digit else MOST, partial(_characters, text, made), 0
     return None
 
 
