@@ -118,6 +118,8 @@ class EngineInfo(Record):
     chat route without ids, so that nothing is spliced."""
     stream_interval: int | None = None
     """How many sampled tokens the engine holds back at most before it sends them; None where an answer comes whole."""
+    base_model: str | None = None
+    """The model below, where `model` is a LoRA adapter."""
 
 
 class Artifacts(Record):

@@ -12,7 +12,13 @@ from aiohttp import web
 from polar_gym.chat import ChatRequest
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 
-MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 4096}, {"id": "adapter", "max_model_len": 4096}]}
+MODELS = {
+    "object": "list",
+    "data": [
+        {"id": "m", "max_model_len": 4096, "root": "/weights/m"},
+        {"id": "adapter", "max_model_len": 4096, "root": "/weights/adapter", "parent": "m"},
+    ],
+}
 
 REQUEST = ChatRequest(model="x", messages=[{"role": "user", "content": "hi"}], tool_choice="auto")
 

@@ -87,6 +87,7 @@ class VllmEngine:
         self.weight_version: str | None = None
         self._abort: str | None = None
         """The server's route that aborts requests."""
+        self._base: str | None = None
         self._model_root: str | None = None
         self._warned = False
         self._tokenizer: Tokenizer | None = None
@@ -98,7 +99,8 @@ class VllmEngine:
                 await self._start_with_nemo_rl()
                 return
             entry = await served_model(self._http, self._options.model)
-            self.model, self._model_root = entry["id"], entry.get("root")
+            self.model, self._base = entry["id"], entry.get("parent")
+            self._model_root = (await served_model(self._http, self._base) if self._base else entry).get("root")
             self.max_model_len = context_length(self._http, entry, self._options.max_model_len)
             await self._probe()
         except BaseException:
@@ -126,6 +128,7 @@ class VllmEngine:
             own_grammar=self.own_grammar,
             path=self.path,
             stream_interval=self._options.stream_interval,
+            base_model=self._base,
         )
 
     async def close(self) -> None:

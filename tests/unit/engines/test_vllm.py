@@ -260,3 +260,11 @@ async def test_a_set_version_salts_the_prefix_cache_and_versions_are_read_where_
     assert seen[-1]["chat_template_kwargs"] == {"enable_thinking": False}
     assert [(span.version, span.start, span.end) for span in completion.weight_versions] == [("1", 0, 1)]
     assert not completion.weight_versions[0].estimated
+
+
+async def test_a_lora_adapter_is_asked_by_its_name_and_told_with_its_base() -> None:
+    """Guards against looking for a tokenizer in the directory of an adapter, which has none."""
+    async with started(lambda body: answer([5], 1), model="adapter") as engine:
+        assert (engine.info.model, engine.info.base_model, engine.info.tokenizer) == ("adapter", "m", "/weights/m")
+    async with started(lambda body: answer([5], 1)) as engine:
+        assert (engine.info.model, engine.info.base_model) == ("m", None)
