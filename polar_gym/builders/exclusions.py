@@ -19,13 +19,16 @@ from polar_gym.schema import BuilderSpec, ModelCall
 
 
 def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
-    """Return for each excluded call, by its id, why none of its tokens is trained on: `abandoned`, `failed`,
-    `sampling_mismatch`, `multimodal` (a trace carries ids, not media), `superseded`, `rejected`, or `kind:<kind>`."""
+    """Return for each excluded call, by its id, why none of its tokens is trained on: `abandoned`, `failed`, `frozen`
+    (another model answered), `sampling_mismatch`, `multimodal` (a trace carries ids, not media), `superseded`,
+    `rejected`, or `kind:<kind>`."""
     reasons: dict[str, str] = {}
     for call in calls:
         kind = kind_of(call)
         if call.outcome != "delivered":
             reasons[call.call_id] = call.outcome
+        elif call.frozen is not None:
+            reasons[call.call_id] = "frozen"
         elif call.sampling_mismatch and not spec.train_on_sampling_mismatch:
             reasons[call.call_id] = "sampling_mismatch"
         elif any(has_media(message) for message in call.messages):

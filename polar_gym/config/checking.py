@@ -23,6 +23,8 @@ def check_config(values: Any) -> RunConfig:
             check_plugin(key, found, getattr(config, key))
     if config.scoring.reference is not None:
         check_plugin("scoring.reference", ROOMS["engine"], config.scoring.reference)
+    if config.proxy.frozen is not None:
+        check_plugin("proxy.frozen.engine", ROOMS["engine"], config.proxy.frozen.engine)
     _check_today(config.harness)
     return config
 

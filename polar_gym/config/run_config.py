@@ -59,6 +59,13 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value
 
 
+class FrozenConfig(Record):
+    """A second engine, whose weights no trainer changes, for some kinds of calls. None of its tokens is trained on."""
+
+    engine: PluginSpec
+    kinds: list[Literal["auxiliary", "subagent", "compaction"]] = Field(default=["auxiliary"], min_length=1)
+
+
 class ProxyConfig(Record):
     """How the gateway answers the harness and asks the engine."""
 
@@ -69,6 +76,8 @@ class ProxyConfig(Record):
     prompt, as the model will be served, and traces fork where that differs."""
     keep_reasoning: bool = True
     """Whether sampled reasoning stays in the context; else the template decides, and every drop forks the trace."""
+    frozen: FrozenConfig | None = None
+    """null: the policy answers every call."""
 
 
 class ScoringConfig(Record):
@@ -107,7 +116,8 @@ class RunConfig(Record):
     @property
     def engine_keys(self) -> list[str | None]:
         """Return the API keys of the engines; None for an engine without a key."""
-        return [spec.options.get("api_key") for spec in (self.engine, self.scoring.reference) if spec is not None]
+        specs = (self.engine, self.scoring.reference, self.proxy.frozen and self.proxy.frozen.engine)
+        return [spec.options.get("api_key") for spec in specs if spec is not None]
 
     def with_rollout(self, **changes: Any) -> RunConfig:
         return self.model_copy(update={"rollout": self.rollout.model_copy(update=changes)})

@@ -125,6 +125,8 @@ class ModelCall(Record):
     edited_answers: dict[str, list[str]] = Field(default_factory=dict)
     """Earlier answers that the request states in other words than the policy's, by call -> the parts that differ
     (`text`, `reasoning`, `tool_calls`). A spliced prompt holds the policy's own tokens all the same."""
+    frozen: str | None = None
+    """The model that answered in place of the policy (`proxy.frozen`); None: the policy did."""
     scores: list[Score] = Field(default_factory=list)
     """The second passes over the call, where it was scored while its session ran."""
 

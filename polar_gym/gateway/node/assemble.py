@@ -62,6 +62,7 @@ def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scra
         splice=config.proxy.splice == "auto",
         keep_reasoning=config.proxy.keep_reasoning,
         scoring=config.scoring,
+        frozen=config.proxy.frozen,
         scratch=scratch,
         name=name,
     )

@@ -15,8 +15,8 @@ from socket import AF_UNIX, socket
 
 from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin
-from polar_gym.config.run_config import Pools, ScoringConfig
-from polar_gym.engines import Engine
+from polar_gym.config.run_config import FrozenConfig, Pools, ScoringConfig
+from polar_gym.engines import ENGINES, Engine
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.node.tool_calls import ToolCalls
@@ -53,18 +53,24 @@ class Node:
         splice: bool = True,
         keep_reasoning: bool = True,
         scoring: ScoringConfig | None = None,
+        frozen: FrozenConfig | None = None,
         name: str = "local",
     ) -> None:
         """`cache`: the directory of harnesses and virtual environments, which runs share. `state`: the directory of
         journals (see `polar_gym.gateway.node.state`); None: the journals are removed with the node. `scratch`: the
-        directory in which repositories are made; None: the system's temporary directory. `scoring`: None: no scores."""
+        directory in which repositories are made; None: the system's temporary directory. `scoring`: None: no scores.
+        `frozen`: a second engine for some kinds of calls."""
         self.engine = engine
         self.name = name
         self.cache = cache
         self._state = state
         self._scratch_root = scratch
         providers = [PROVIDERS.get(name) for name in PROVIDERS.names()]
-        self.proxy = Proxy(engine, providers, streaming=streaming, splice=splice, keep_reasoning=keep_reasoning)
+        self._frozen = [] if frozen is None else [ENGINES.make(frozen.engine)]
+        kinds: dict[str, Engine] = {} if frozen is None else dict.fromkeys(frozen.kinds, self._frozen[0])
+        self.proxy = Proxy(
+            engine, providers, streaming=streaming, splice=splice, keep_reasoning=keep_reasoning, frozen=kinds
+        )
         self._scoring = Scoring(scoring or ScoringConfig(share=None), engine, self.proxy.generation)
         self.stages = Stages(pools or Pools())
         self._tool_calls = ToolCalls()
@@ -76,7 +82,7 @@ class Node:
 
     async def __aenter__(self) -> Node:
         async with contextlib.AsyncExitStack() as stack:
-            for each in self._scoring.engines.values():
+            for each in (*self._scoring.engines.values(), *self._frozen):
                 await each.start()
                 stack.push_async_callback(each.close)
             await self.proxy.splicer.probe()

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.chat.received import Received
+from polar_gym.engines import Engine
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.providers import Provider
 from polar_gym.schema import ModelCall
@@ -33,6 +34,9 @@ class Exchange:
     """The request of the harness, with `max_tokens` cut to the budget."""
     plan: Plan
     hints: dict[str, str]
+    engine: Engine
+    """The policy's engine, or a frozen one."""
+    frozen: bool
     sampling_mismatch: list[str]
     call_id: str
     index: int
@@ -111,6 +115,7 @@ class Exchange:
             continuation=self.plan.continuation,
             splice_cause=self.plan.cause,
             hints=self.hints,
+            frozen=self.engine.info.model if self.frozen else None,
             edited_answers=self.plan.edited_answers,
             started_at=self.started_at,
             duration=time.time() - self.started_at,

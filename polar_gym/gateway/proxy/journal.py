@@ -35,7 +35,7 @@ LOOK_BACK = 8
 
 ASKED = {
     *("call_id", "session_id", "index", "provider", "model", "messages", "tools", "prompt_ids", "hints", "started_at"),
-    *("sampling_mismatch", "single_tool_call", "parent_id", "continuation", "splice_cause", "edited_answers"),
+    *("sampling_mismatch", "single_tool_call", "parent_id", "continuation", "splice_cause", "edited_answers", "frozen"),
 }
 """The fields of a call that are known when its answer begins."""
 SAMPLED = {"response_ids", "logprobs"}

@@ -14,7 +14,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -78,8 +78,11 @@ class Proxy:
         splice: bool = True,
         keep_reasoning: bool = True,
         streaming: Streaming = "synthetic",
+        frozen: Mapping[str, Engine] | None = None,
     ) -> None:
+        """`frozen`: the engines of kinds of calls that the policy does not answer."""
         self.engine = engine
+        self._frozen = frozen or {}
         self.streaming: Streaming = streaming
         self.splicer = Splicer(engine, enabled=splice, keep_reasoning=keep_reasoning)
         self.providers = providers
@@ -147,14 +150,15 @@ class Proxy:
             return _error(provider, 500, "server", "the gateway failed; its log says why")
 
     async def engine_answers(self) -> bool:
-        """Return whether the engine samples one token now for a request of the proxy's own. While generation is paused,
-        the request waits."""
+        """Return whether each engine samples one token now for a request of the proxy's own. While generation is
+        paused, the requests wait."""
         hello: Message = {"role": "user", "content": "Hello"}
-        request = ChatRequest(model=self.engine.info.model, messages=[hello], max_tokens=1)
         async with self.generation.call():
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await self.engine.chat(request, Sampling())
+                    for engine in {self.engine, *self._frozen.values()}:
+                        request = ChatRequest(model=engine.info.model, messages=[hello], max_tokens=1)
+                        await engine.chat(request, Sampling())
             except Exception as error:  # noqa: BLE001 - an engine that fails by any error does not answer
                 log.warning("the engine does not answer a request of one token: %r", error)
                 return False
@@ -202,14 +206,19 @@ class Proxy:
     ) -> web.StreamResponse:
         if request.withheld_tools:
             log.info("session %s: withheld from the model: %s", capture.session_id, ", ".join(request.withheld_tools))
+        hints = capture.harness.classify(http.headers, body)
+        frozen = self._frozen.get(hints.get("kind", ""))
+        engine = frozen or self.engine
         exchange = Exchange(
             http=http,
             provider=provider,
             capture=capture,
             request=request,
             plan=Plan(request=request),
-            hints=capture.harness.classify(http.headers, body),
-            sampling_mismatch=sampling_deviations(request, self.engine.info.own_grammar),
+            hints=hints,
+            engine=engine,
+            frozen=frozen is not None,
+            sampling_mismatch=sampling_deviations(request, engine.info.own_grammar),
             call_id=uuid.uuid4().hex,
             index=index,
             started_at=time.time(),
@@ -236,12 +245,13 @@ class Proxy:
             async with self.generation.call():
                 asked = self.splicer.in_engine_terms(exchange.capture.memory, exchange.request)
                 exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
-                exchange.plan = await self.splicer.prepare(exchange.capture.memory, exchange.request, asked)
-                check_space(exchange.plan.request, self.engine.info.max_model_len)
-                exchange.weight_version = self.engine.weight_version
+                if not exchange.frozen:
+                    exchange.plan = await self.splicer.prepare(exchange.capture.memory, exchange.request, asked)
+                check_space(exchange.plan.request, exchange.engine.info.max_model_len)
+                exchange.weight_version = exchange.engine.weight_version
                 asked = replace(exchange.plan.request, stream=exchange.live)
                 take = functools.partial(self._take, exchange)
-                completion = await self.engine.chat(asked, exchange.capture.sampling, take)
+                completion = await exchange.engine.chat(asked, exchange.capture.sampling, take)
             if exchange.call is None:
                 self._take(exchange, whole_delta(completion))
             if completion.finish_reason not in FINISHED:
@@ -258,8 +268,9 @@ class Proxy:
             raise EngineError(502, f"the engine's answer could not be read: {error!r}", kind="server") from error
         call = exchange.answered(completion)
         self._record(exchange, call)
-        exchange.capture.memory.remember(call, exchange.plan)
-        exchange.capture.score(call, exchange.plan.request.prefix_length)
+        if not exchange.frozen:  # ids of another model continue nothing
+            exchange.capture.memory.remember(call, exchange.plan)
+            exchange.capture.score(call, exchange.plan.request.prefix_length)
         return completion, call
 
     def _take(self, exchange: Exchange, delta: Delta) -> None:
@@ -280,7 +291,7 @@ class Proxy:
         self._record(exchange, exchange.cut_off(outcome, error, kind))
 
     def _record(self, exchange: Exchange, call: ModelCall) -> None:
-        now, tokens = self.engine.weight_version, len(call.response_ids)
+        now, tokens = exchange.engine.weight_version, len(call.response_ids)
         call.weight_versions = spans(call.weight_versions, exchange.weight_version, now, tokens)
         self.calls[call.outcome] += 1
         self.sampled_tokens += len(call.response_ids)
