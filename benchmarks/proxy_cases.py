@@ -176,7 +176,7 @@ def _settings(section: Section, pace: Pace, mock: Engine) -> None:
                 figures.compare(real, events, connections=count)
     section.tables.append(
         figures.table(
-            "Settings, 8k tokens: splicing off; the engine's own stream, 340 tokens in events of 16, passed on as it "
+            "Settings, 8k tokens: splicing off; the engine's own stream, 340 tokens in events of 8, passed on as it "
             "comes (direct: one event for each token)."
         )
     )

@@ -8,6 +8,7 @@ the node's loopback port and the session's key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import logging
