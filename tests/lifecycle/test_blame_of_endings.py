@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from polar_gym.chat import ChatRequest, Completion, OnDelta
+from polar_gym.chat import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
@@ -69,6 +70,35 @@ async def test_harness_that_the_agent_killed_or_made_impossible_is_scored(
 async def test_what_a_killed_harness_left_is_graded(tmp_path: Path, workspace: Workspace) -> None:
     episode = await run(tmp_path, workspace, "open('made', 'w'); os.kill(os.getpid(), 9)")
     assert (episode.session.exit_code, episode.reward) == (137, 1.0)
+
+
+class Endless(EmbeddedEngine):
+    """Samples the beginning of an answer, and goes on sampling until nobody waits for the rest."""
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        deltas: list[Delta] = []
+        await super().chat(request, sampling, deltas.append)
+        assert on_delta is not None
+        for delta in deltas[:2]:
+            on_delta(delta)
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("the future has no result")
+
+
+async def test_harness_that_gives_up_on_an_answer_of_which_it_saw_nothing_is_masked(
+    tmp_path: Path, workspace: Workspace
+) -> None:
+    """Guards against taking the part that the gateway has received for one that the harness could act on."""
+    engine = Endless(EmbeddedOptions(scripts=[Script(final_message="word " * 20)]))
+    agent = asking("urllib.request.socket.setdefaulttimeout(1)\nask()")
+    spec = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
+    runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        episode = await local.rollout(task(agent=agent, evaluator=spec, runtime=runtime))
+    assert episode.trajectory.fidelity.excluded.keys() == {"abandoned"}
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "harness_error"
 
 
 STRUCTURED = replace(COMMAND, acts_on_text=False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polar_gym.engines import UNREACHABLE
 from polar_gym.gateway.proxy.capture import SessionCapture
-from polar_gym.gateway.proxy.generation import GenerationGate
+from polar_gym.gateway.proxy.proxy import Proxy
 from polar_gym.harnesses import Launch, LaunchContext
 from polar_gym.harnesses.today import told_today
 from polar_gym.runtimes import HOME, TOOLCHAIN, Command, ExecResult, Sandbox
@@ -36,9 +36,7 @@ class HarnessRun:
     request: TaskRequest
     session: Session
     capture: SessionCapture
-    generation: GenerationGate
-    engine_answers: Callable[[], Awaitable[bool]]
-    """Tells whether the engine answers a request of the gateway's own."""
+    proxy: Proxy
 
     def launch(self, executable: Sequence[str], context_length: int) -> Launch:
         """Return how to start the harness: `executable` begins its argv, `context_length` is the engine's."""
@@ -80,7 +78,7 @@ class HarnessRun:
         The time while generation is paused does not count as the agent's.
         """
         running = asyncio.create_task(self.sandbox.exec(command))
-        time_is_up = asyncio.create_task(self.generation.sleep(self.request.timeout_seconds))
+        time_is_up = asyncio.create_task(self.proxy.generation.sleep(self.request.timeout_seconds))
         exhausted = self.capture.exhausted
         try:
             await asyncio.wait({running, time_is_up, exhausted}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,8 +131,10 @@ class HarnessRun:
 
     def _is_act(self, call: ModelCall) -> bool:
         """Return whether the harness may have acted on the answer of a call. A harness that hung up in the middle of an
-        answer may have acted on the first part."""
+        answer may have acted on the first part, if it got answers while they were sampled."""
         if call.outcome == "failed" or call.response is None:
+            return False
+        if call.finish_reason is None and self.proxy.streaming == "synthetic":
             return False
         return self.capture.harness.acts_on_text or bool(call.response.get("tool_calls"))
 
@@ -151,4 +151,4 @@ class HarnessRun:
             return False
         if not acted or call.error_kind == UNREACHABLE:
             return True
-        return call.error_kind != "invalid_request" and not await self.engine_answers()
+        return call.error_kind != "invalid_request" and not await self.proxy.engine_answers()

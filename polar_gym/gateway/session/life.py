@@ -179,8 +179,7 @@ class SessionLife:
             request=self.request,
             session=self.session,
             capture=self.capture,
-            generation=self._around.proxy.generation,
-            engine_answers=self._around.proxy.engine_answers,
+            proxy=self._around.proxy,
         )
         with self._failing(Status.RUNNING, self.request.timeout_seconds):
             try:
