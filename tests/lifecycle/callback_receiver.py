@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 
 from polar_gym.service.callbacks import KEY_HEADER, ForgedCallbackError, verify
+from tests.support.listening import listen, stop_listening
 
 
 class Receiver:
@@ -29,16 +30,12 @@ class Receiver:
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/results", self._receive)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{port}/results"
+        self._listening = await listen(self._runner)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/results"
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._runner.cleanup()
+        await stop_listening(self._runner, self._listening)
 
     async def _receive(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -39,6 +39,7 @@ from polar_gym.schema import (
     Trace,
     Trajectory,
 )
+from tests.support.listening import listen, stop_listening
 
 ENGINE = EngineInfo(name="none", model="policy", max_model_len=1024)
 
@@ -119,18 +120,15 @@ class PeerNode:
         app.router.add_post("/v1/generation", self._generation)
         app.router.add_post("/v1/weights", self._weights)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+        self._listening = await listen(self._runner)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         self.http = aiohttp.ClientSession(headers=self._headers)
         await self.beat()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.http.close()
-        await self._runner.cleanup()
+        await stop_listening(self._runner, self._listening)
 
     # What it does -----------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.gateway.proxy import sending
 from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
+from tests.support.listening import listen, stop_listening
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 from tests.support.tools import ASK
@@ -60,13 +61,12 @@ class Engine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         self._runner = web.AppRunner(app, shutdown_timeout=0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        self._listening = await listen(self._runner, self.port)
+        self.port = self._listening.getsockname()[1]
 
     async def down(self) -> None:
         assert self._runner is not None
-        await self._runner.cleanup()
+        await stop_listening(self._runner, self._listening)
 
 
 @asynccontextmanager

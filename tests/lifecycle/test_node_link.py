@@ -16,6 +16,7 @@ from polar_gym.gateway.node import link, process
 from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, node_here, order
+from tests.support.listening import listen, stop_listening
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
 
@@ -56,14 +57,12 @@ class Server:
         app.router.add_post("/v1/nodes/{node}/heartbeat", self._heartbeat)
         app.router.add_post("/v1/nodes/{node}/episodes", self._episode)
         runner = web.AppRunner(app, shutdown_timeout=0)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = runner.addresses[0][1]
+        listening = await listen(runner, self.port)
+        self.port = listening.getsockname()[1]
         try:
             yield
         finally:
-            await runner.cleanup()
+            await stop_listening(runner, listening)
 
     async def _heartbeat(self, http: web.Request) -> web.Response:
         self.heartbeats.append(Heartbeat.from_json(await http.read()))
