@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import io
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -52,6 +55,37 @@ Logprobs = Annotated[
     WithJsonSchema({"type": "array", "items": {"type": "number"}}),
 ]
 """Natural-log probabilities, shape (n,), float32."""
+
+
+def array_of_npy(text: str) -> np.ndarray:
+    """Return the array that `npy_of_array` or vLLM wrote. Raises `ValueError` for any other text."""
+    try:
+        return np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    except (binascii.Error, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"expected an array in NumPy's .npy form as base64: {error}") from error
+
+
+def npy_of_array(array: np.ndarray) -> str:
+    """Return an array in NumPy's .npy form (type, shape, values) as base64."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return base64.b64encode(file.getbuffer()).decode()
+
+
+def _experts(value: Any) -> np.ndarray:
+    array = array_of_npy(value) if isinstance(value, str) else np.asarray(value)
+    if array.ndim != 3 or array.dtype.kind not in "iu":
+        raise ValueError(f"expected whole numbers of shape (positions, layers, top_k), got {array.dtype} {array.shape}")
+    return array
+
+
+RoutedExperts = Annotated[
+    NDArray[np.integer[Any]],
+    PlainValidator(_experts),
+    PlainSerializer(npy_of_array),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+"""The experts that each MoE layer's router chose, shape (positions, layers, top_k), in the engine's small integers."""
 
 
 class Record(BaseModel):

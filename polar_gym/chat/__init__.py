@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.schema import Message, OwnGrammar, ToolDefinition, WeightVersion
+from polar_gym.schema import Message, OwnGrammar, SamplingMask, ToolDefinition, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class ChatRequest:
     """The tokenised prompt. The engine conditions on exactly these ids, and `messages` only explain them."""
     prefix_length: int = 0
     """How many of the first `prompt_ids` are the prompt and answer of the call that this request continues."""
+    routed_positions: int = 0
+    """At how many of the first `prompt_ids` the routed experts are recorded: an answer need not tell them again."""
     withheld_tools: list[str] = field(default_factory=list)
     """Server-side tools that the harness asked for and that no engine can execute."""
 
@@ -68,6 +70,10 @@ class Completion:
     weight_versions: list[WeightVersion] = field(default_factory=list)
     engine_tokens: int | None = None
     """How many tokens the engine counts for the answer. None where the engine gives no count."""
+    routed_experts: NDArray[np.integer[Any]] | None = None
+    """See `ModelCall.routed_experts`: the rows after `ChatRequest.routed_positions`. None: the engine told none."""
+    sampling_mask: SamplingMask | None = None
+    """See `ModelCall.sampling_mask`. None: the engine told none, or nothing was cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

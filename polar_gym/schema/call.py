@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from polar_gym.record import Logprobs, Record, TokenIds
+from polar_gym.record import Logprobs, Record, RoutedExperts, TokenIds
 
 Message = dict[str, Any]
 """One chat message in OpenAI Chat Completions form; an assistant's thinking is in `reasoning`."""
@@ -51,6 +53,46 @@ class Score(Record):
     max_abs: float = 0.0
     problem: str | None = None
     """Why nothing was compared: `cancelled`, `weights_changed`, the class of an error, or how the call was sampled."""
+
+
+class SamplingMask(Record):
+    """The tokens that top-k, top-p and min-p left to be drawn, for each sampled token, as a CSR matrix without values.
+
+    Token `i` was drawn from `token_ids[offsets[i]:offsets[i + 1]]`. An empty set: nothing was cut, or not recorded.
+    """
+
+    offsets: TokenIds
+    """Shape (sampled tokens + 1,)."""
+    token_ids: TokenIds
+    """Shape (offsets[-1],)."""
+
+    @model_validator(mode="after")
+    def _offsets_fit(self) -> Self:
+        ends = self.offsets
+        if not len(ends) or ends[0] != 0 or ends[-1] != len(self.token_ids) or (np.diff(ends) < 0).any():
+            raise ValueError(f"offsets do not divide the {len(self.token_ids)} token ids")
+        return self
+
+    @classmethod
+    def of(cls, kept: Sequence[Sequence[int] | TokenIds]) -> SamplingMask:
+        """Return the mask of a list of sets, one for each sampled token."""
+        flat = np.concatenate([np.empty(0, np.int32), *(np.asarray(ids, np.int32) for ids in kept)])
+        return cls(offsets=np.cumsum([0, *map(len, kept)], dtype=np.int32), token_ids=flat)
+
+    def after(self, tokens: int) -> SamplingMask:
+        """Return the mask of a longer sequence, which begins with `tokens` that have empty sets."""
+        return SamplingMask(
+            offsets=np.concatenate([np.zeros(tokens, np.int32), self.offsets]), token_ids=self.token_ids
+        )
+
+    def first(self, tokens: int) -> SamplingMask:
+        """Return the mask of the first `tokens`."""
+        offsets = self.offsets[: tokens + 1]
+        return SamplingMask(offsets=offsets, token_ids=self.token_ids[: offsets[-1]])
+
+    def sets(self) -> list[TokenIds]:
+        """Return the set of each sampled token."""
+        return np.split(self.token_ids, self.offsets[1:-1]) if len(self.offsets) > 1 else []
 
 
 ToolStatus = Literal["ok", "malformed", "unknown_tool", "schema_violation"]
@@ -129,6 +171,20 @@ class ModelCall(Record):
     """The model that answered in place of the policy (`proxy.frozen`); None: the policy did."""
     scores: list[Score] = Field(default_factory=list)
     """The second passes over the call, where it was scored while its session ran."""
+    routed_experts: RoutedExperts | None = None
+    """The experts of the positions up to the last one that was run: all but the last sampled token, whose row would be
+    the next. A spliced call has the rows that its parent's record does not have. None: not recorded."""
+    sampling_mask: SamplingMask | None = None
+    """One set for each sampled token. None: not recorded, or nothing was cut."""
+
+    @model_validator(mode="after")
+    def _one_set_per_token(self) -> Self:
+        if self.sampling_mask is not None and len(self.sampling_mask.offsets) != len(self.response_ids) + 1:
+            raise ValueError(
+                f"call {self.call_id}: {len(self.response_ids)} sampled ids but "
+                f"{len(self.sampling_mask.offsets) - 1} sets in its sampling mask"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_logprob_per_token(self) -> Self:

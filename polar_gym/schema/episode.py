@@ -99,6 +99,9 @@ OwnGrammar = Literal["none", "tools", "all"]
 """Which calls an engine forces into a grammar that they do not ask for: none, those with tools, or all."""
 
 
+ReplayRecord = Literal["routed_experts", "sampling_mask"]
+
+
 class EngineInfo(Record):
     """The engine that sampled the tokens."""
 
@@ -120,6 +123,8 @@ class EngineInfo(Record):
     """How many sampled tokens the engine holds back at most before it sends them; None where an answer comes whole."""
     base_model: str | None = None
     """The model below, where `model` is a LoRA adapter."""
+    records: list[ReplayRecord] = Field(default_factory=list)
+    """What each complete answer holds beside ids and logprobs, for trainers that replay the sampler's choices."""
 
 
 class Artifacts(Record):

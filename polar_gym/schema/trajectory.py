@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from polar_gym.record import Logprobs, LossMask, Record, TokenIds
-from polar_gym.schema.call import Kind, Message, Score, ToolAttempt, ToolDefinition, WeightVersion
+from polar_gym.record import Logprobs, LossMask, Record, RoutedExperts, TokenIds
+from polar_gym.schema.call import Kind, Message, SamplingMask, Score, ToolAttempt, ToolDefinition, WeightVersion
 
 
 class Trace(Record):
@@ -33,6 +33,11 @@ class Trace(Record):
     reward: float | None = None
     sampling: dict[str, Any] = Field(default_factory=dict)
     """The fields of `Sampling` that shape a distribution, as they were sent with the last call."""
+    routed_experts: RoutedExperts | None = None
+    """The experts at each position of `prompt_ids + response_ids` except the last, which was never run. None: not
+    recorded for each of these positions."""
+    sampling_mask: SamplingMask | None = None
+    """One set for each of `response_ids`, empty where `loss_mask` is 0. None: not recorded, or nothing was cut."""
 
     @property
     def trainable_tokens(self) -> int:
