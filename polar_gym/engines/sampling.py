@@ -28,6 +28,11 @@ def shaping_fields(sampling: Mapping[str, Any]) -> list[str]:
     return [*shaping, "top_k"] if sampling.get("top_k", -1) > 0 else shaping
 
 
+def truncating_fields(sampling: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that leave only a part of the vocabulary to be drawn from."""
+    return [name for name in shaping_fields(sampling) if name in ("top_k", "top_p", "min_p")]
+
+
 def logprobs_problem(mode: Literal["raw", "processed"] | None, sampling: Sampling) -> str | None:
     """Return why logprobs taken in `mode` are not those of the distribution that `sampling` samples from, or None where
     they are."""

@@ -132,6 +132,8 @@ class Splicer:
             return replace(plan, cause="engine")
         prefix_length = len(parent.prompt_ids) + len(parent.response_ids)
         spliced = replace(asked, prompt_ids=prompt_ids, prefix_length=prefix_length)
+        if parent.routed_experts is not None:
+            spliced = replace(spliced, routed_positions=prefix_length - 1)
         return replace(plan, request=spliced, continuation="spliced", cause=None)
 
     async def _spliced(self, parent: ModelCall, messages: list[Message], new_messages: list[Message]) -> np.ndarray:

@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.exactness.choices import experts_of, kept_at, to_npy
 from tests.support.listening import listen, stop_listening
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")
@@ -89,12 +90,13 @@ class Sampled:
 class StandIn:
     """The engine. `url` is known after `start`; `sampled` counts tokens as vLLM's counter does."""
 
-    def __init__(self, seed: int = 0, own_grammar: bool = False, logits: bool = False) -> None:
+    def __init__(self, seed: int = 0, own_grammar: bool = False, logits: bool = False, records: bool = True) -> None:
         self.url = ""
         self.sampled = 0
         self._seed = seed
         self._own_grammar = own_grammar
         self._logits = logits
+        self._records = records
         self._asked: Counter[bytes] = Counter()
         self._running: dict[str, Sampled] = {}
         self._runner: web.AppRunner | None = None
@@ -285,7 +287,14 @@ class StandIn:
 
     def _ids(self, sampled: Sampled, start: int, end: int, body: dict[str, Any]) -> dict[str, Any]:
         choice = self._choice(sampled, start, end, body) | {"finish_reason": None}
-        if end == len(sampled.ids) or sampled.aborted.is_set():
+        before = len(sampled.prompt)
+        if self._records:
+            choice["sampling_mask"] = [kept_at(before + place, sampled.ids[place]) for place in range(start, end)]
+        last = end == len(sampled.ids) or sampled.aborted.is_set()
+        if last and self._records:
+            known = body["sampling_params"].get("routed_experts_prompt_start") or 0
+            choice["routed_experts"] = to_npy(experts_of([*sampled.prompt, *sampled.ids[:end]])[known:-1])
+        if last:
             _, reason = _message(sampled.ids[:end], sampled)
             choice["finish_reason"] = "stop" if reason == "tool_calls" else reason
             choice["weight_versions"] = [{"version": "default", "start": 0, "end": end}]

@@ -19,11 +19,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta, has_media
@@ -44,7 +44,7 @@ from polar_gym.engines.sampling import logprobs_problem, sampling_fields
 from polar_gym.engines.vllm.generate import answer_by_ids, read_again, uncertain_call, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
 from polar_gym.engines.vllm.stream import StreamedAnswer, abort_route, ask, ids_and_logprobs, prompt_ids
-from polar_gym.schema import EngineInfo, Message, OwnGrammar, Sampling, ToolDefinition
+from polar_gym.schema import EngineInfo, Message, OwnGrammar, ReplayRecord, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,22 @@ class VllmOptions(ServerOptions):
     """How many tokens vLLM puts into one event of an answer (from vLLM 0.32 on; before, `--stream-interval` does). An
     answer that is cut off may lose as many, where the server has no route that aborts requests. At most 8 for a harness
     that reads along."""
+    record: list[ReplayRecord] = Field(default_factory=list)
+    """What each answer must hold beside ids and logprobs, for trainers that replay it: `routed_experts` (vLLM with
+    `--enable-return-routed-experts`), `sampling_mask` (`--return-sampling-mask`). The path is then `generate`."""
     tokenizer: str | None = None
     """With `required_prefix_token_ids`: the tokenizer that turns ids into text. A directory, a `tokenizer.json` or a
     model on the Hugging Face Hub; default: `model`."""
+
+    @model_validator(mode="after")
+    def _generate_records(self) -> Self:
+        if self.record and (self.path == "chat" or self.prefix_field == "required_prefix_token_ids"):
+            field = "path=chat" if self.path == "chat" else f"prefix_field={self.prefix_field}"
+            raise ValueError(
+                f"engine.record={self.record}: vLLM's streamed chat tells no such records; drop engine.{field}, and "
+                "start vLLM with --enable-scale-out"
+            )
+        return self
 
 
 class VllmEngine:
@@ -129,6 +142,7 @@ class VllmEngine:
             path=self.path,
             stream_interval=self._options.stream_interval,
             base_model=self._base,
+            records=self._options.record,
         )
 
     async def close(self) -> None:
@@ -168,11 +182,21 @@ class VllmEngine:
         return np.asarray([np.nan, *(entry[str(token)]["logprob"] for token, entry in pairs)], np.float32)
 
     async def _complete(self, request: ChatRequest, fields: dict[str, Any], on_delta: OnDelta | None) -> Completion:
-        answer = StreamedAnswer(self._http, on_delta or (lambda _: None), request.prompt_ids)
+        by_ids = self.path == "generate" and not any(map(has_media, request.messages))
+        records = self._options.record if by_ids else []
+        answer = StreamedAnswer(self._http, on_delta or (lambda _: None), request.prompt_ids, records)
         try:
-            if self.path == "generate" and not any(map(has_media, request.messages)):
+            if by_ids:
                 body = self._chat_body(replace(request, prompt_ids=None), fields)
-                await answer_by_ids(self._http, body, request.prompt_ids, self.max_model_len, answer, self._abort)
+                await answer_by_ids(
+                    self._http,
+                    body,
+                    request.prompt_ids,
+                    self.max_model_len,
+                    answer,
+                    self._abort,
+                    routed_positions=request.routed_positions,
+                )
                 return answer.completion(fields)
             body = self._chat_body(request, fields)
             await ask(self._http, CHAT, body, answer, self._abort)
@@ -240,7 +264,7 @@ class VllmEngine:
 
     async def _choose_path(self, ids: NDArray[np.int32]) -> Literal["chat", "generate", "plain"]:
         """Return the path for calls. `ids` is a prompt that no template makes of any messages."""
-        wanted = self._options.path
+        wanted = "generate" if self._options.record else self._options.path
         if wanted != "generate":
             _, echoed = await self._probe_once(1.0, ids)
             if np.array_equal(echoed, ids):
@@ -249,8 +273,9 @@ class VllmEngine:
         if problem is None:
             return "generate"
         if wanted == "generate":
+            field = f"record={self._options.record}" if self._options.record else "path=generate"
             raise EngineError(
-                400, f"engine.path=generate: {self.url} cannot do it ({problem}); start vLLM with --enable-scale-out"
+                400, f"engine.{field}: {self.url} cannot do it ({problem}); start vLLM with --enable-scale-out"
             )
         log.warning(
             "%s: chat ignores kv_transfer_params.prompt_token_ids, and /inference/v1/generate is not used (%s): no "
@@ -261,7 +286,8 @@ class VllmEngine:
         return "plain"
 
     async def _why_not_generate(self, ids: NDArray[np.int32]) -> str | None:
-        return await unusable(self._http, self._probe_body(1.0, None), ids, self.max_model_len)
+        body = self._probe_body(1.0, None)
+        return await unusable(self._http, body, ids, self.max_model_len, self._options.record)
 
     def _probe_body(self, temperature: float, ids: NDArray[np.int32] | None, top_k: int = -1) -> Body:
         request = ChatRequest(model=self.model, messages=PROBE, max_tokens=1, prompt_ids=ids)

@@ -11,6 +11,7 @@ stop token is not given to it, and a stop string is cut off here. The finish rea
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from polar_gym.engines.context_length import no_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import message_of
 from polar_gym.engines.vllm.stream import GENERATE, StreamedAnswer, ask
-from polar_gym.schema import Message
+from polar_gym.schema import Message, ReplayRecord
 
 RENDER = "/v1/chat/completions/render"
 DERENDER = "/v1/chat/completions/derender"
@@ -40,8 +41,13 @@ async def answer_by_ids(
     max_model_len: int,
     answer: StreamedAnswer,
     abort: str | None,
+    *,
+    routed_positions: int = 0,
 ) -> None:
-    """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`."""
+    """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`.
+
+    `routed_positions`: at how many of `prompt_ids` the routed experts are known, and not told again.
+    """
     if prompt_ids is None:
         asked = await http.post(RENDER, body)
     else:
@@ -50,6 +56,8 @@ async def answer_by_ids(
         asked = await http.post(RENDER, body | {"messages": STAND_IN})
         _put_prompt(asked, prompt_ids, body.get("max_tokens"), max_model_len)
     asked["sampling_params"]["stream_interval"] = body.get("stream_interval")
+    if routed_positions:
+        asked["sampling_params"]["routed_experts_prompt_start"] = routed_positions
     await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort)
     reason = answer.finish_reason
     if reason in ("stop", "length"):
@@ -123,9 +131,12 @@ def finish_reason(body: Body, message: Message, reason: str) -> str:
     return "tool_calls" if called else reason
 
 
-async def unusable(http: Http, body: Body, prompt_ids: NDArray[np.int32], max_model_len: int) -> str | None:
-    """Return why this path cannot be used, or None where it can. Raises `EngineError` where the server is at fault."""
-    answer = StreamedAnswer(http, lambda _: None, prompt_ids)
+async def unusable(
+    http: Http, body: Body, prompt_ids: NDArray[np.int32], max_model_len: int, records: Collection[ReplayRecord]
+) -> str | None:
+    """Return why this path cannot be used, or None where it can. Raises `EngineError` where the server is at fault, or
+    does not give the wanted records."""
+    answer = StreamedAnswer(http, lambda _: None, prompt_ids, records)
     try:
         await answer_by_ids(http, body, prompt_ids, max_model_len, answer, None)
     except EngineError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,8 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import CHAT, as_ids, logprobs_of, stop_sequence
 from polar_gym.engines.vllm import prompt_echo
-from polar_gym.schema import Message, WeightVersion
+from polar_gym.engines.vllm.replay import Choices
+from polar_gym.schema import Message, ReplayRecord, WeightVersion
 
 DONE = b"[DONE]"
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -97,9 +99,13 @@ class Events:
 class StreamedAnswer:
     """Takes the data of vLLM's events and tells each addition to `on_delta`. Every `EngineError` is a failed answer."""
 
-    def __init__(self, http: Http, on_delta: OnDelta, sent: np.ndarray | None) -> None:
-        """Begin an answer. `sent`: the prompt's ids, where the prompt was sent as ids."""
+    def __init__(
+        self, http: Http, on_delta: OnDelta, sent: np.ndarray | None, records: Collection[ReplayRecord] = ()
+    ) -> None:
+        """Begin an answer. `sent`: the prompt's ids, where the prompt was sent as ids. `records`: those that a whole
+        answer must hold."""
         self._http = http
+        self._choices = Choices(http.url, records)
         self._sent = sent
         self._on_delta = on_delta
         self._received = Received()
@@ -139,6 +145,7 @@ class StreamedAnswer:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             self.stop_sequence = stop_sequence(choice) or self.stop_sequence
             self._weight_versions = weight_versions(choice) or self._weight_versions
+            self._choices.take(choice)
         if not chunk["choices"] and chunk.get("usage"):
             self._tell(Delta(engine_tokens=chunk["usage"]["completion_tokens"]))
 
@@ -152,12 +159,15 @@ class StreamedAnswer:
         received = self._received
         if not self._done or self.finish_reason is None or received.prompt_ids is None:
             raise self._http.broken_off(f"the stream ended after {len(received.response_ids)} tokens")
+        sampled = len(received.response_ids)
         return Completion(
             message=received.message(),
             finish_reason=self.finish_reason,
             stop_sequence=self.stop_sequence,
             prompt_ids=received.prompt_ids,
             response_ids=as_ids(received.response_ids),
+            routed_experts=self._choices.routed_experts(len(received.prompt_ids), sampled),
+            sampling_mask=self._choices.sampling_mask(sampled, sampling),
             logprobs=np.asarray(received.logprobs, np.float32),
             sampling=sampling,
             weight_versions=self._weight_versions,

@@ -77,6 +77,8 @@ class Exchange:
             finish_reason=completion.finish_reason,
             weight_versions=completion.weight_versions,
             engine_tokens=completion.engine_tokens,
+            routed_experts=completion.routed_experts,
+            sampling_mask=completion.sampling_mask,
         )
 
     def cut_off(self, outcome: Literal["abandoned", "failed"], error: str, kind: str | None) -> ModelCall:
