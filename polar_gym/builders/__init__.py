@@ -6,7 +6,8 @@ kind, and outcomes only exclude a call's tokens.
 
 The other modules are shared by the builders. `tree` joins calls by their tokens, and `trace` makes and verifies one
 trace. `exclusions` decides which calls are not trained on, and `fidelity` counts all tokens. `tool_attempts` judges
-the tool calls of an answer. The room uses `chat`, `registry` and `schema`.
+the tool calls of an answer, and `replay` gathers the recorded choices of the sampler. The room uses `chat`,
+`registry` and `schema`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from polar_gym.builders.exclusions import exclusions
 from polar_gym.builders.fidelity import fidelity
+from polar_gym.builders.replay import routed_experts
 from polar_gym.registry import Registry
 from polar_gym.schema import BuilderSpec, ModelCall, Trace, Trajectory
 
@@ -34,4 +36,7 @@ def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajector
     excluded = exclusions(ordered, spec)
     builder: Builder = BUILDERS.get(spec.name)
     traces = builder(ordered, excluded)
+    by_id = {call.call_id: call for call in ordered}
+    for trace in traces:
+        trace.routed_experts = routed_experts(by_id[trace.call_ids[-1]], by_id)
     return Trajectory(builder=spec.name, traces=traces, fidelity=fidelity(ordered, traces, excluded))

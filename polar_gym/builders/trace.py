@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from polar_gym.builders.replay import routed_experts, sampling_mask
 from polar_gym.schema import ModelCall, Sampling, Trace, WeightVersion
 
 SHAPING = tuple(name for name in Sampling.model_fields if name != "seed")
@@ -46,6 +47,7 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
         finish_reason=last.finish_reason,
         call_ids=[call.call_id for call in path],
         sampling={name: last.sampling[name] for name in SHAPING if name in last.sampling},
+        sampling_mask=sampling_mask(path, trainable),
     )
 
 
@@ -74,6 +76,29 @@ def verify_trace(trace: Trace, calls: Sequence[ModelCall]) -> None:
             raise ValueError(f"trace {trace.trace_id}: the span of call {call_id} does not hold what it sampled")
         if trained[start:end].any() and not np.array_equal(logprobs[start:end], call.logprobs):
             raise ValueError(f"trace {trace.trace_id}: the span of call {call_id} does not hold its logprobs")
+        if trained[start:end].any() and call.sampling_mask is not None:
+            _verify_mask(trace, call)
         trained[start:end] = 0
     if trained.any():
         raise ValueError(f"trace {trace.trace_id}: {int(trained.sum())} trainable tokens were sampled by no call")
+    last = by_id[trace.call_ids[-1]]
+    if trace.routed_experts is not None and not np.array_equal(trace.routed_experts, _experts(last, by_id)):
+        raise ValueError(f"trace {trace.trace_id}: the routed experts are not those that its calls recorded")
+
+
+def _experts(last: ModelCall, calls: Mapping[str, ModelCall]) -> Any:
+    recorded = routed_experts(last, calls)
+    return () if recorded is None else recorded
+
+
+def _verify_mask(trace: Trace, call: ModelCall) -> None:
+    """Check that the trace has the call's sampling mask, and that each token was drawn from its own set."""
+    assert call.sampling_mask is not None
+    start = len(call.prompt_ids) - len(trace.prompt_ids)
+    held = [] if trace.sampling_mask is None else trace.sampling_mask.sets()[start : start + len(call.response_ids)]
+    kept = call.sampling_mask.sets()
+    if len(held) != len(kept) or not all(map(np.array_equal, held, kept)):
+        raise ValueError(f"trace {trace.trace_id}: the span of call {call.call_id} does not hold its sampling mask")
+    for token, ids in zip(call.response_ids, kept, strict=True):
+        if len(ids) and token not in ids:
+            raise ValueError(f"trace {trace.trace_id}: call {call.call_id} sampled {token}, which its mask cuts off")
