@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.record import LossMask, TokenIds
-from polar_gym.schema import Episode, Trace
+from polar_gym.record import LossMask, RoutedExperts, TokenIds
+from polar_gym.schema import Episode, SamplingMask, Trace
 from polar_gym.training.advantage import Scale, advantages, without_variance
 
 Overlong = Literal["drop", "truncate", "mask"]
@@ -56,6 +56,10 @@ class Row:
     trace_id: str
     sampling: dict[str, Any] = field(default_factory=dict)
     """See `Episode.sampled_with`; empty in an inert row."""
+    routed_experts: RoutedExperts | None = None
+    """The experts at each position that was run, for router replay; the last token's is missing."""
+    sampling_mask: SamplingMask | None = None
+    """The tokens that each trained token was drawn from; empty sets elsewhere."""
 
     @property
     def trainable_tokens(self) -> int:
@@ -225,6 +229,8 @@ def _row(episode: Episode, trace: Trace, advantage: float) -> Row:
         session_id=episode.session.session_id,
         trace_id=trace.trace_id,
         sampling=episode.sampled_with(trace),
+        routed_experts=trace.routed_experts,
+        sampling_mask=None if trace.sampling_mask is None else trace.sampling_mask.after(before),
     )
 
 
@@ -244,6 +250,8 @@ def _fitted(row: Row, max_tokens: int | None, overlong: Overlong) -> Row | None:
         loss_mask=row.loss_mask[:max_tokens],
         logprobs=row.logprobs[:max_tokens],
         weights=row.weights[:max_tokens],
+        routed_experts=None if row.routed_experts is None else row.routed_experts[:max_tokens],
+        sampling_mask=None if row.sampling_mask is None else row.sampling_mask.first(max_tokens),
     )
     if overlong == "mask":
         return replace(cut, loss_mask=np.zeros_like(cut.loss_mask), logprobs=np.zeros_like(cut.logprobs))

@@ -27,6 +27,9 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
     `advantages` float32 (the session's, where `loss_mask` is 1). `(rows,)`: `rewards` float32, `lengths` and
     `group_ids` int64 (numbered in order; -1 in inert rows), `temperature`, `top_p` and `top_k` float32 (as sampled).
     Everything at position t is about token t itself.
+
+    Where rows have them: `routed_experts` int16 `(rows, length, layers, top_k)`, -1 where unknown, and the sampling
+    mask as `kept_offsets` int64 `(rows, length + 1)` into `kept_ids` int32 `(rows, most ids of a row)`.
     """
     if not rows:
         raise ValueError("there is no row: see the batch's counts for why")
@@ -52,7 +55,40 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "lengths": np.array([len(row.token_ids) for row in rows], dtype=np.int64),
         "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
         **{name: np.array(values, dtype=np.float32) for name, values in shaping.items()},
+        **_experts(rows, length),
+        **_kept(rows, length),
     }
+
+
+def _experts(rows: Sequence[Row], length: int) -> dict[str, np.ndarray]:
+    """Return the routed experts as an array. Raises `ValueError` where some rows have them and others do not: the
+    others would be trained by experts that did not sample them."""
+    shapes = {row.routed_experts.shape[1:] for row in rows if row.routed_experts is not None}
+    if not shapes:
+        return {}
+    without = [row.trace_id for row in rows if row.routed_experts is None and not row.inert]
+    if without or len(shapes) > 1:
+        raise ValueError(f"traces without routed experts, or of another model: {without or sorted(shapes)}")
+    array = np.full((len(rows), length, *shapes.pop()), -1, np.int16)
+    for line, row in zip(array, rows, strict=True):
+        if row.routed_experts is not None:
+            line[: len(row.routed_experts)] = row.routed_experts
+    return {"routed_experts": array}
+
+
+def _kept(rows: Sequence[Row], length: int) -> dict[str, np.ndarray]:
+    """Return the sampling masks as arrays; a row without a mask has empty sets."""
+    masks = [row.sampling_mask for row in rows]
+    if not any(masks):
+        return {}
+    offsets = np.zeros((len(rows), length + 1), np.int64)
+    ids = np.full((len(rows), max(len(mask.token_ids) for mask in masks if mask)), -1, np.int32)
+    for place, mask in enumerate(masks):
+        if mask is not None:
+            offsets[place, : len(mask.offsets)] = mask.offsets
+            offsets[place, len(mask.offsets) :] = mask.offsets[-1]
+            ids[place, : len(mask.token_ids)] = mask.token_ids
+    return {"kept_offsets": offsets, "kept_ids": ids}
 
 
 def to_torch(value: Any) -> Any:
