@@ -18,13 +18,26 @@ import orjson
 import pyarrow as pa
 
 from polar_gym.builders.trace import SHAPING
-from polar_gym.schema import Episode, Message, Trace
+from polar_gym.schema import Episode, Message, SamplingMask, Trace
 
 Row = dict[str, Any]
 
 JSON_LIST = pa.list_(pa.json_())
 
 SAMPLING = {**dict.fromkeys(SHAPING, "float64"), "top_k": "int64", "logprobs_mode": "string"}
+
+
+def nested_list(kind: pa.DataType, depth: int) -> pa.DataType:
+    """Return the Arrow type of lists in lists."""
+    return pa.list_(nested_list(kind, depth - 1)) if depth else kind
+
+
+def nested_feature(dtype: str, depth: int) -> dict[str, Any]:
+    """Return the name of that type in `datasets`."""
+    if not depth:
+        return {"dtype": dtype, "_type": "Value"}
+    return {"feature": nested_feature(dtype, depth - 1), "_type": "List"}
+
 
 COLUMNS: dict[str, tuple[pa.DataType, dict[str, Any]]] = {
     "trace_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
@@ -44,6 +57,8 @@ COLUMNS: dict[str, tuple[pa.DataType, dict[str, Any]]] = {
         pa.struct({name: pa.type_for_alias(kind) for name, kind in SAMPLING.items()}),
         {name: {"dtype": kind, "_type": "Value"} for name, kind in SAMPLING.items()},
     ),
+    "routed_experts": (nested_list(pa.int16(), 3), nested_feature("int16", 3)),
+    "kept_ids": (nested_list(pa.int32(), 2), nested_feature("int32", 2)),
 }
 """Column -> its Arrow type, and the name of that type in `datasets`. Messages and tools are JSON: where rows have
 different fields, no field is added or lost."""
@@ -74,7 +89,13 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         "input_ids": np.concatenate([trace.prompt_ids, trace.response_ids]),
         "assistant_masks": np.concatenate([np.zeros(len(trace.prompt_ids), dtype=np.int8), trace.loss_mask]),
         "sampling": episode.sampled_with(trace),
+        "routed_experts": None if trace.routed_experts is None else trace.routed_experts.astype(np.int16),
+        "kept_ids": None if trace.sampling_mask is None else _kept(trace.sampling_mask.after(len(trace.prompt_ids))),
     }
+
+
+def _kept(mask: SamplingMask) -> list[list[int]]:
+    return [ids.tolist() for ids in mask.sets()]
 
 
 def repository(episode: Episode) -> str:
@@ -99,7 +120,10 @@ def to_table(rows: list[Row]) -> pa.Table:
     arrays = []
     for name, (kind, _) in COLUMNS.items():
         values = [row[name] for row in rows]
-        arrays.append(_json_lists(values) if kind == JSON_LIST else pa.array(values, kind))
+        if kind == JSON_LIST:
+            arrays.append(_json_lists(values))
+        else:
+            arrays.append(_experts_lists(values) if name == "routed_experts" else pa.array(values, kind))
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -108,6 +132,18 @@ def _json_lists(values: list[list[Any]]) -> pa.Array:
     texts = pa.array([orjson.dumps(each).decode() for value in values for each in value], pa.string())
     offsets = np.cumsum([0, *map(len, values)])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.ExtensionArray.from_storage(pa.json_(), texts))
+
+
+def _experts_lists(values: list[np.ndarray | None]) -> pa.Array:
+    """Return arrays of shape (positions, layers, top_k) as lists in lists, without a Python object for each number."""
+    known = [value for value in values if value is not None]
+    array = pa.array(np.concatenate([np.empty(0, np.int16), *map(np.ravel, known)]), pa.int16())
+    _, layers, top_k = known[0].shape if known else (0, 1, 1)
+    for size in (top_k, layers):
+        array = pa.ListArray.from_arrays(pa.array(np.arange(0, len(array) + 1, size), pa.int32()), array)
+    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
+    missing = pa.array([value is None for value in values])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), array, mask=missing)
 
 
 def to_json_line(row: Row) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import orjson
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from polar_gym.cli import app
 from polar_gym.console import console
 from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
+from polar_gym.export.rows import to_json_line, to_row, to_table
 from polar_gym.export.sft import export_sft
 from polar_gym.schema import (
     EngineInfo,
@@ -27,6 +29,7 @@ from polar_gym.schema import (
     Session,
     Status,
 )
+from tests.support.choices import experts, recorded_episode
 from tests.unit.export.graded_episodes import SAMPLING, TOOL, call, graded_episode, make_trace, with_traces
 
 
@@ -137,6 +140,18 @@ def test_jsonl_and_parquet_hold_the_same(tmp_path):
 
 
 # A directory that grows -----------------------------------------------------------------------------------------------
+
+
+def test_experts_and_kept_tokens_are_columns(tmp_path):
+    episode, plain = recorded_episode(), recorded_episode("other", lost=[0, 1])
+    table = to_table([to_row(each, each.trajectory.traces[0]) for each in (episode, plain)])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    loaded = datasets.Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=str(tmp_path / "cache"))
+    told = orjson.loads(to_json_line(to_row(episode, episode.trajectory.traces[0])))
+    for row in (told, loaded[0], table.to_pylist()[0]):
+        assert row["routed_experts"] == experts([1, 2, 3, 4, 5]).tolist()
+        assert row["kept_ids"] == [[], [], [3, 7], [], [5, 7], [6, 7]]
+    assert (loaded[1]["routed_experts"], loaded[1]["kept_ids"]) == (None, None)
 
 
 def test_a_second_run_adds_only_what_is_new(tmp_path):
