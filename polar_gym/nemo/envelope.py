@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polar_gym.record import npy_of_array
 from polar_gym.schema import Episode, ModelCall, Trace
 
 SCHEMA_VERSION = 1
@@ -73,4 +74,17 @@ def _trace(trace: Trace, spans: Sequence[Span]) -> dict[str, Any]:
         "generation_logprobs": [*[0.0] * prompt, *trace.logprobs.tolist()],
         "loss_mask": [*[0] * prompt, *trace.loss_mask.tolist()],
         "sampled_spans": [{"model_call_id": span.call_id, "start": span.start, "end": span.end} for span in spans],
+        **_choices(trace),
     }
+
+
+def _choices(trace: Trace) -> dict[str, Any]:
+    """Return the recorded choices of the sampler: experts as base64 of a .npy file, one row for each token except the
+    last, and sets of kept ids for the whole sequence, as CSR."""
+    choices: dict[str, Any] = {}
+    if trace.routed_experts is not None:
+        choices["routed_experts"] = npy_of_array(trace.routed_experts)
+    if trace.sampling_mask is not None:
+        mask = trace.sampling_mask.after(len(trace.prompt_ids))
+        choices["sampling_mask"] = {"offsets": mask.offsets.tolist(), "token_ids": mask.token_ids.tolist()}
+    return choices

@@ -10,6 +10,7 @@ other samples of its task is alone in its group, and gets no advantage.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from polar_gym.builders.trace import kind_of
 from polar_gym.nemo.envelope import Span, trained_spans
+from polar_gym.record import RoutedExperts
 from polar_gym.schema import ModelCall, Trace
 
 Item = dict[str, Any]
@@ -58,9 +60,24 @@ def output_items(trace: Trace, calls: Mapping[str, ModelCall], spans: Sequence[S
                 "generation_token_ids": call.response_ids.tolist(),
                 "generation_log_probs": call.logprobs.tolist(),
             }
+            if trace.routed_experts is not None:
+                tokens = len(call.prompt_ids) + len(call.response_ids)
+                items[-1]["routed_experts"] = nemo_rl_experts(trace.routed_experts, tokens)
         if following is not None:
             items += _tool_results(call, following)
     return items
+
+
+def nemo_rl_experts(experts: RoutedExperts, tokens: int) -> str:
+    """Return the experts of a sequence's first `tokens` positions in the form of NeMo RL's router replay
+    (`nemo_rl/utils/routed_experts_codec.py`). Each item has those of its whole prompt and answer, and -1 where a
+    position was never run."""
+    known = experts[:tokens]
+    small = np.int8 if known.max(initial=0) <= np.iinfo(np.int8).max else np.int16
+    rows = np.full((tokens, *known.shape[1:]), -1, small)
+    rows[: len(known)] = known
+    shape = "x".join(map(str, rows.shape))
+    return f"nrlre1:{rows.dtype.name}:{shape}:{base64.b64encode(rows.tobytes()).decode()}"
 
 
 def answer_items(call: ModelCall) -> list[Item]:

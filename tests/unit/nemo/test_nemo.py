@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import yaml
 
 from polar_gym.errors import ConfigError
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
+from polar_gym.nemo.output import nemo_rl_experts
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_configs
 from polar_gym.nemo.rows import row
 from polar_gym.nemo.verified import verified_episode
@@ -21,6 +24,7 @@ from polar_gym.schema import (
 )
 from polar_gym.tasks.bundled import BundledTasks
 from tests.support.calls import make_call
+from tests.support.choices import experts, recorded_episode
 from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import consumed
 from tests.unit.nemo.answers import OFFLINE, ROW, answer_to, episode
@@ -62,6 +66,18 @@ def test_a_sub_agent_and_a_compaction_lose_no_token() -> None:
     check_envelope(answer["training_traces"], {call.call_id for call in calls})
     assert answer["sampled_tokens"] == answer["trainable_tokens"] == 6
     assert answer["consumed_fraction"] == pytest.approx(4 / 6)
+
+
+def test_experts_are_in_the_form_of_nemo_rls_router_replay() -> None:
+    """NeMo RL wants a row for each token of prompt and answer, and takes -1 for a token that was never run."""
+    episode = recorded_episode()
+    (trace,) = episode.trajectory.traces
+    assert trace.routed_experts is not None
+    head, kind, shape, data = nemo_rl_experts(trace.routed_experts, 6).split(":")
+    rows = np.frombuffer(base64.b64decode(data), kind).reshape([int(size) for size in shape.split("x")])
+    assert head == "nrlre1"
+    assert rows.tolist() == [*experts([1, 2, 3, 4, 5]).tolist(), [[-1, -1]]]
+    assert nemo_rl_experts(trace.routed_experts, 3).split(":")[2] == "3x1x2"
 
 
 def test_a_fork_is_trained_once_and_context_carries_no_tokens() -> None:
