@@ -47,6 +47,8 @@ async def play_round(seed: int, sessions: int, directory: Path) -> Round:
     await engine.start()
     options: dict[str, Any] = {"patience": PATIENCE_SECONDS, "streaming": chance.choice(("real", "synthetic"))}
     options["path"] = chance.choice(("auto", "auto", "generate"))
+    if options["path"] == "generate" and chance.random() < 0.5:
+        options["record"] = "yes"
     try:
         async with staged(engine.url, directory, **options) as stage:
             probed = engine.sampled - sum(len(answer.given.ids) for answer in stage.answers())

@@ -1,6 +1,6 @@
 """The audited process: a node of the package whose sessions are opened and ended by lines on standard input.
 
-    python -m tests.exactness.gateway --engine URL --state DIRECTORY [--path generate] [--streaming synthetic]
+    python -m tests.exactness.gateway --engine URL --state DIRECTORY [--path generate] [--record yes]
 
 A line is JSON, and so is each answer: `{"open": harness}` opens a session and answers with its id and key,
 `{"close": session}` ends it and writes its episode as a node does, `{"version": text}` sets the version of the weights.
@@ -23,7 +23,7 @@ from polar_gym.gateway.node.salvage import salvage
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
 from polar_gym.gateway.session.building import build
 from polar_gym.gateway.session.life import SessionLife
-from polar_gym.schema import Artifacts, Episode, HarnessSpec, RuntimeSpec, Status, TaskRequest
+from polar_gym.schema import Artifacts, Episode, HarnessSpec, RuntimeSpec, Sampling, Status, TaskRequest
 
 
 class NoSandboxes:
@@ -55,6 +55,7 @@ class Audited:
             instruction="x",
             runtime=RuntimeSpec(name="bubblewrap"),
             agent=HarnessSpec(name=harness, model_name="policy"),
+            sampling=Sampling(top_p=0.95) if self._node.engine.info.records else Sampling(),
         )
         key = Key(uuid.uuid4().hex, 0)
         life = self._node.open_session(request, key=key)
@@ -86,7 +87,14 @@ async def serve(options: argparse.Namespace) -> None:
     state = StateDirectory(options.state)
     lock = await asyncio.to_thread(state.lock)
     await salvage(state, lambda _: NoSandboxes())  # pyright: ignore[reportArgumentType]
-    engine = VllmEngine(VllmOptions(url=options.engine, path=options.path, patience_seconds=options.patience))
+    engine = VllmEngine(
+        VllmOptions(
+            url=options.engine,
+            path=options.path,
+            record=["routed_experts", "sampling_mask"] if options.record else [],
+            patience_seconds=options.patience,
+        )
+    )
     async with Node(engine, cache=options.state, state=options.state, streaming=options.streaming) as node:
         audited = Audited(node, state)
         print(json.dumps({"url": node.url}), flush=True)  # noqa: T201
@@ -113,6 +121,7 @@ def main() -> None:
     parser.add_argument("--engine", required=True)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--path", default="auto")
+    parser.add_argument("--record", help="any text: record the sampler's choices")
     parser.add_argument("--patience", type=float, default=5.0)
     parser.add_argument("--streaming", default="real")
     asyncio.run(serve(parser.parse_args()))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from tests.exactness.books import CUT_OFF, Books, Call, Trace, same_logprob
+from tests.exactness.choices import experts_of, from_npy, kept_at
 from tests.exactness.matching import Matches, common, match, wrong_logprobs
 from tests.exactness.recording import Answer
 
@@ -17,7 +21,8 @@ BALANCE = "sampled = trained + excluded by name, in each session"
 GRAMMAR = "no token that was sampled under a grammar is trained"
 PREFIX = "each trace is a sequence that the engine saw"
 OWNER = "each call is in the books of the session that asked"
-LAWS = (BOOKED, PROMPTS, LOGPROBS, ONCE, BALANCE, GRAMMAR, PREFIX, OWNER)
+CHOICES = "each trace has the experts of all its positions, and the sets of its trained tokens"
+LAWS = (BOOKED, PROMPTS, LOGPROBS, ONCE, BALANCE, GRAMMAR, PREFIX, OWNER, CHOICES)
 
 KILL_SLACK = 256
 """The most tokens of one answer that a gateway's socket may hold when the gateway is killed. The case D9 allows none of
@@ -44,6 +49,7 @@ def check(
         breaches[BALANCE] += _balance(books)
         breaches[PREFIX] += _prefixes(books)
         breaches[OWNER] += _owners(books, owners or {})
+        breaches[CHOICES] += _choices(books)
     return breaches, _figures(answers, sessions, found)
 
 
@@ -102,6 +108,24 @@ def _spans(books: Books, trace: Trace) -> Iterator[tuple[Call | None, str, int, 
         call = by_id.get(call_id)
         start = len(call.prompt) - len(trace.prompt) if call else 0
         yield call, call_id, start, start + (len(call.ids) if call else 0)
+
+
+def _choices(books: Books) -> Iterator[str]:
+    """Hold the records of a session against the choices of the stand-in, where the session has any."""
+    if not any(call.line.get("routed_experts") for call in books.calls):
+        return
+    for trace in books.traces:
+        ids, told = [*trace.prompt, *trace.ids], trace.line["routed_experts"]
+        if told is None or not np.array_equal(from_npy(told), experts_of(ids)[:-1]):
+            yield f"trace {trace.trace_id}: other experts than the engine's, or none"
+        mask = trace.line["sampling_mask"] or {"offsets": [0] * (len(trace.ids) + 1), "token_ids": []}
+        kept = [mask["token_ids"][start:end] for start, end in pairwise(mask["offsets"])]
+        due = [
+            kept_at(len(trace.prompt) + place, token) if trained else []
+            for place, (token, trained) in enumerate(zip(trace.ids, trace.mask, strict=True))
+        ]
+        if kept != due:
+            yield f"trace {trace.trace_id}: other sets than the engine's"
 
 
 def _trained(books: Books) -> Counter[str]:
@@ -221,6 +245,7 @@ def _figures(answers: Sequence[Answer], sessions: Sequence[Books], found: Matche
         figures["sessions"] += 1
         figures["calls"] += len(books.calls)
         figures["traces"] += len(books.traces)
+        figures["traces with experts"] += sum(bool(trace.line.get("routed_experts")) for trace in books.traces)
         figures["tokens in the books"] += sum(len(call.ids) for call in books.calls)
         figures["tokens trained"] += sum(sum(trace.mask) for trace in books.traces)
         for reason, count in (books.fidelity.get("excluded") or {}).items():

@@ -6,12 +6,15 @@ Where a mistake would be consistent in a careless gateway, it is planted in jour
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+
 from tests.exactness import laws
 from tests.exactness.books import Books, Call, Trace
+from tests.exactness.choices import from_npy, to_npy
 from tests.exactness.counters import COUNTED, check_counters
 from tests.exactness.recording import Answer
 
@@ -51,20 +54,23 @@ class Records:
 Plant = Callable[[Records], None]
 MUTATIONS: dict[str, tuple[str, Plant]] = {}
 """Name -> (the law that must name it, how it is planted)."""
+OF_CHOICES: dict[str, tuple[str, Plant]] = {}
+"""The same for records with the sampler's choices."""
 
 
 def _mutation(law: str) -> Callable[[Plant], Plant]:
     def add(plant: Plant) -> Plant:
-        MUTATIONS[plant.__name__.strip("_").replace("_", " ")] = (law, plant)
+        planted = OF_CHOICES if law == laws.CHOICES else MUTATIONS
+        planted[plant.__name__.strip("_").replace("_", " ")] = (law, plant)
         return plant
 
     return add
 
 
-def missed(records: Records) -> list[str]:
+def missed(records: Records, mutations: Mapping[str, tuple[str, Plant]] = MUTATIONS) -> list[str]:
     """Plant each mistake in a copy of the records; return those that their law does not report as one more breach."""
     found, clean = [], records.breaches()
-    for name, (law, plant) in MUTATIONS.items():
+    for name, (law, plant) in mutations.items():
         planted = copy.deepcopy(records)
         plant(planted)
         if len(planted.breaches()[law]) <= len(clean[law]):
@@ -252,3 +258,15 @@ def _call_in_the_books_of_another_session(records: Records) -> None:
 @_mutation(COUNTED)
 def _tokens_that_only_the_engine_counted(records: Records) -> None:
     records.sampled += 10_000
+
+
+@_mutation(laws.CHOICES)
+def _experts_shifted_by_a_position(records: Records) -> None:
+    _, trace, _, _ = records.trained()
+    trace.line["routed_experts"] = to_npy(np.roll(from_npy(trace.line["routed_experts"]), 1, axis=0))
+
+
+@_mutation(laws.CHOICES)
+def _set_of_another_token(records: Records) -> None:
+    _, trace, _, _ = records.trained()
+    trace.line["sampling_mask"]["token_ids"][-1] += 1

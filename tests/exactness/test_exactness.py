@@ -10,12 +10,15 @@ import pytest
 from tests.exactness.cases import CASES, run_case
 from tests.exactness.clients import clean_sessions
 from tests.exactness.fuzz import play_round
-from tests.exactness.mutations import MUTATIONS, Records, missed
+from tests.exactness.mutations import MUTATIONS, OF_CHOICES, Records, missed
 from tests.exactness.stage import staged
 from tests.exactness.stand_in import StandIn
 
 SHORT = ("D3e", "D5", "D6", "D9", "D11")
 """The cases in which a gateway once lost tokens; `make show-exact` plays all."""
+
+RECORDING_SEED = 5
+"""Draws a round whose gateway records the sampler's choices."""
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -28,6 +31,13 @@ async def test_the_books_of_random_sessions_are_those_of_the_recording(tmp_path:
     played = await play_round(0, 40, tmp_path)
     assert {law: breaches for law, breaches in played.breaches.items() if breaches} == {}
     assert played.figures["tokens trained"] > 1000
+
+
+async def test_records_of_the_samplers_choices_stay_aligned(tmp_path: Path) -> None:
+    played = await play_round(RECORDING_SEED, 25, tmp_path)
+    assert {law: breaches for law, breaches in played.breaches.items() if breaches} == {}
+    assert played.figures["traces with experts"] > 10
+    assert missed(played.records, OF_CHOICES) == []
 
 
 async def test_every_planted_mistake_is_found(tmp_path: Path) -> None:
