@@ -63,7 +63,7 @@ class FrozenConfig(Record):
     """A second engine, whose weights no trainer changes, for some kinds of calls. None of its tokens is trained on."""
 
     engine: PluginSpec
-    kinds: list[Literal["auxiliary", "subagent", "compaction"]] = Field(default=["auxiliary"], min_length=1)
+    kinds: list[Literal["auxiliary", "subagent", "compaction", "judge"]] = Field(default=["auxiliary"], min_length=1)
 
 
 class ProxyConfig(Record):

@@ -16,8 +16,8 @@ Message = dict[str, Any]
 ToolDefinition = dict[str, Any]
 """One tool in OpenAI Chat Completions form: `{"type": "function", "function": {...}}`."""
 
-Kind = Literal["main", "subagent", "compaction", "auxiliary"]
-"""The purpose of a call or a trace."""
+Kind = Literal["main", "subagent", "compaction", "auxiliary", "judge"]
+"""The purpose of a call or a trace. `judge`: a program in the sandbox asked the model that is named `judge`."""
 
 
 class WeightVersion(Record):

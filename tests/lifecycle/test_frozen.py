@@ -24,9 +24,11 @@ FROZEN = FrozenConfig(engine=PluginSpec(**HELPER))
 BASH = {"name": "Bash", "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}}}
 
 
-async def ask(url: str, capture: SessionCapture, messages: list[dict[str, Any]], *tools: dict[str, Any]) -> str:
+async def ask(
+    url: str, capture: SessionCapture, messages: list[dict[str, Any]], *tools: dict[str, Any], model: str = "m"
+) -> str:
     """Ask as Claude Code does: a request without tools is one for a title or the like."""
-    body = {"model": "m", "max_tokens": 100, "messages": messages, "tools": list(tools)}
+    body = {"model": model, "max_tokens": 100, "messages": messages, "tools": list(tools)}
     headers = {"x-api-key": capture.key, "anthropic-version": "2023-06-01"}
     async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/messages", json=body, headers=headers) as response:
         assert response.status == 200, await response.text()
@@ -62,6 +64,21 @@ async def test_a_title_does_not_break_the_conversation_of_the_policy(tmp_path: P
         said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Go on."}]
         await ask(node.url, capture, said, BASH)
         assert [call.continuation for call in capture.calls] == ["root", "root", "spliced"]
+
+
+@pytest.mark.parametrize("frozen", [None, FrozenConfig(engine=PluginSpec(**HELPER), kinds=["judge"])])
+async def test_a_judge_in_the_sandbox_is_a_kind_of_its_own(tmp_path: Path, frozen: FrozenConfig | None) -> None:
+    """Guards against training the policy on the verdicts that a program in the sandbox asks for."""
+    policy = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="The policy's own words.")]))
+    asked = [{"role": "user", "content": "Is this right?"}]
+    async with running_session(policy, tmp_path, CLAUDE, frozen=frozen) as (node, capture):
+        answers = [await ask(node.url, capture, asked, BASH, model=model) for model in ("m", "judge")]
+        calls = capture.calls
+    assert answers[1] == ("A short title." if frozen else "The policy's own words.")
+    trajectory = build_trajectory(calls, CLAUDE.builder)
+    reason = "frozen" if frozen else "kind:judge"
+    assert trajectory.fidelity.excluded == {reason: len(calls[1].response_ids)}
+    assert [trace.kind for trace in trajectory.traces] == ["main"]
 
 
 async def test_a_frozen_engine_that_is_down_is_the_machinerys_fault(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ Streaming = Literal["synthetic", "real"]
 engine is done. `real`: with each piece as the engine samples it. The record is the same, except for the message and the
 finish reason of an answer with a broken tool call."""
 
+JUDGE = "judge"
+"""The kind of the calls of a program in the sandbox that asks for a model of this name."""
 RETRY_AFTER_SECONDS = 5
 """Sent with every 429: some clients do not retry without a Retry-After header."""
 FINISHED = ("stop", "tool_calls", "length")
@@ -208,6 +210,8 @@ class Proxy:
         if request.withheld_tools:
             log.info("session %s: withheld from the model: %s", capture.session_id, ", ".join(request.withheld_tools))
         hints = capture.harness.classify(http.headers, body)
+        if request.model == JUDGE:
+            hints = {**hints, "kind": JUDGE}
         frozen = self._frozen.get(hints.get("kind", ""))
         engine = frozen or self.engine
         exchange = Exchange(
