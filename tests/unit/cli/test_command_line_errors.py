@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.paths import check_writable
 from polar_gym.service.settings import ServeSettings
+from tests.support.processes import running
 from tests.support.requirements import need_bubblewrap
 
 
@@ -197,7 +199,8 @@ def test_a_reader_that_left_does_not_end_the_work() -> None:
 def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, command: list[str]) -> None:
     """Guards against an end without a word."""
     need_bubblewrap()
-    waits = ["harness=command", "harness.command='touch /workspace/begun; sleep 600'", "evaluator=session_completion"]
+    number = f"600.{random.getrandbits(32)}"
+    waits = ["harness=command", f"harness.command='sleep {number}'", "evaluator=session_completion"]
     here = ["runtime=bubblewrap", "tasks.limit=1", f"runtime.scratch={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]
     with subprocess.Popen(
         [sys.executable, "-c", "from polar_gym.cli import main; main()", *command, *waits, *here],
@@ -206,7 +209,7 @@ def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, c
         text=True,
     ) as process:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("**/begun")) and time.monotonic() < deadline:
+        while not running(f"sleep {number}") and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
