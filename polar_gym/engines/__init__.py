@@ -15,12 +15,14 @@ versions of the weights. The room uses `chat`, `http`, `registry` and `schema`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
+from polar_gym.record import RoutedExperts, TokenIds
 from polar_gym.registry import Makers
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
@@ -78,6 +80,32 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Replay:
+    """The choices of the sampler at n ids, which a second pass repeats."""
+
+    temperature: NDArray[np.float32]
+    """The number by which the logits of each id are divided, shape (n,)."""
+    kept: list[TokenIds]
+    """The ids from which each id was drawn, n sets. An empty set stands for the vocabulary."""
+    routed_experts: RoutedExperts | None = None
+    """The experts at the first ids. The routers choose at the others; None: at all."""
+
+    @classmethod
+    def neutral(cls, n: int) -> Self:
+        """Return temperature 1 and the vocabulary, with experts that the routers choose."""
+        return cls(np.ones(n, np.float32), [np.empty(0, np.int32)] * n)
+
+
+@runtime_checkable
+class Replaying(Protocol):
+    """An engine that can also score ids with given choices of the sampler."""
+
+    async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
+        """Return logprobs as `Engine.score` does, after the choices of `replay`. Raises `EngineError`."""
+        ...
 
 
 ENGINES: Makers[Engine] = Makers("engine", __name__)

@@ -24,6 +24,41 @@ def write_tiny_model(directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
+MOE: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"num_experts": 8, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "Mixtral": {"num_local_experts": 4},
+    "MiniMaxM2": {"num_local_experts": 8},
+    "Phimoe": {"num_local_experts": 4},
+}
+"""Families of mixture-of-experts models, with the fields of their configs. Phimoe's routers use no `topk`."""
+
+
+def write_tiny_moe(directory: Path, family: str) -> None:
+    """A two-layer mixture-of-experts model of a family of `MOE`, with random weights: the same every time."""
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts_per_tok=2,
+        max_position_embeddings=4096,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        **MOE[family],
+    )
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
 def tiny_tokenizer() -> Any:
     """The embedded engine's tokenizer and chat template, as `transformers` has them."""
     transformers: Any = importlib.import_module("transformers")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
-from polar_gym.engines import EngineError
+from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
 from polar_gym.engines.embedded.local_model import LocalModelPolicy
@@ -22,7 +22,7 @@ from polar_gym.engines.embedded.scripted import Script, ScriptedPolicy
 from polar_gym.engines.embedded.speech import Speech
 from polar_gym.engines.sampling import sampling_fields
 from polar_gym.registry import Options
-from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
+from polar_gym.schema import EngineInfo, Message, ReplayRecord, Sampling, SamplingMask, ToolDefinition
 
 OPENING = 16
 """How many ids at the end of a prompt may open the answer's thinking."""
@@ -45,6 +45,18 @@ class EmbeddedOptions(Options):
     """`policy=transformers`: a torch device; default: the first GPU, else the CPU."""
     dtype: str = "auto"
     """`policy=transformers`: a torch dtype; `auto` is the one that the weights are stored in."""
+    record: list[ReplayRecord] = Field(default_factory=list)
+    """`policy=transformers`: what each answer must hold beside ids and logprobs, for trainers that replay it:
+    `routed_experts` (of a mixture-of-experts model), `sampling_mask`."""
+
+    @model_validator(mode="after")
+    def _a_model_is_recorded(self) -> Self:
+        if self.record and self.policy == "scripted":
+            raise ValueError(
+                f"engine.record={self.record}: a script has no experts and no sampler; drop it, or set "
+                "engine.policy=transformers"
+            )
+        return self
 
     @model_validator(mode="after")
     def _model_path_is_there(self) -> Self:
@@ -63,6 +75,7 @@ class EmbeddedEngine:
         self.model = options.model
         self.max_model_len = 0
         self.weight_version: str | None = None
+        self._record = options.record
         self._policy = _policy(options)
 
     def register(self, script: Script) -> None:
@@ -85,10 +98,14 @@ class EmbeddedEngine:
             tokenizer=self._policy.tokenizer,
             logprobs_mode="processed",
             stream_interval=TOKENS_AT_ONCE,
+            records=self._record,
         )
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        return await self._policy.score(ids)
+        return await self._policy.replay(ids, Replay.neutral(len(ids)))
+
+    async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
+        return await self._policy.replay(ids, replay)
 
     async def close(self) -> None:
         self._policy.close()
@@ -128,6 +145,8 @@ class EmbeddedEngine:
             logprobs=np.asarray(generation.logprobs, np.float32),
             sampling=sampling_fields(sampling, request),
             engine_tokens=len(generation.ids),
+            routed_experts=generation.routed_experts,
+            sampling_mask=None if generation.kept is None else SamplingMask.of(generation.kept),
         )
 
     def _longest_answer(self, prompt_length: int, max_tokens: int | None) -> int:
@@ -140,7 +159,9 @@ class EmbeddedEngine:
 def _policy(options: EmbeddedOptions) -> Policy:
     if options.policy == "transformers":
         assert options.model_path is not None
-        return LocalModelPolicy(options.model_path, options.max_model_len, options.device, options.dtype)
+        return LocalModelPolicy(
+            options.model_path, options.max_model_len, options.device, options.dtype, options.record
+        )
     return ScriptedPolicy(options.scripts or [], options.max_model_len or 131_072, options.delay_seconds)
 
 

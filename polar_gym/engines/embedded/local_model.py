@@ -8,10 +8,11 @@ stops at the next token.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.chat import ChatRequest, sampling_deviations
-from polar_gym.engines import EngineError
+from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.embedded.answers import Piece, split_tags
 from polar_gym.engines.embedded.chatml import parsed_arguments, text_content
+from polar_gym.engines.embedded.experts import Routers, find_routers
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
-from polar_gym.schema import Message, Sampling, ToolDefinition
+from polar_gym.engines.sampling import truncating_fields
+from polar_gym.record import RoutedExperts, TokenIds
+from polar_gym.schema import Message, ReplayRecord, Sampling, ToolDefinition
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, as in vLLM."""
 
 
 class LocalModelPolicy:
-    def __init__(self, path: Path, max_model_len: int | None, device: str | None, dtype: str) -> None:
+    def __init__(
+        self, path: Path, max_model_len: int | None, device: str | None, dtype: str, record: Collection[ReplayRecord]
+    ) -> None:
         self.tokenizer = str(path)
         self.max_model_len = max_model_len or 0
         self._path, self._device, self._dtype = path, device, dtype
+        self._record = record
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-model")
         self._torch: Any = None
         self._model: Any = None
         self._tokenizer: Any = None
+        self._routers: Routers | None = None
+        """None: no experts are recorded."""
         self._end_ids: set[int] = set()
 
     def load(self) -> None:
@@ -62,6 +71,8 @@ class LocalModelPolicy:
         self._model = model.to(self._device).eval()
         self.max_model_len = self.max_model_len or model.config.max_position_embeddings
         self._end_ids = _end_ids(model.generation_config.eos_token_id, self._tokenizer.eos_token_id)
+        if "routed_experts" in self._record:
+            self._routers = self._find_routers("engine.record=routed_experts")
 
     def close(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
@@ -81,16 +92,44 @@ class LocalModelPolicy:
         text = self._tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return split_tags(text)
 
-    async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._score, ids)
+    def _find_routers(self, purpose: str) -> Routers:
+        try:
+            return find_routers(self._torch, self._model)
+        except ValueError as error:
+            raise EngineError(400, f"{purpose}: engine.model_path={self._path}: {error}") from error
 
-    def _score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        torch = self._torch
+    async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._replay, ids, replay)
+
+    def _replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
+        torch, vocabulary = self._torch, self._model.get_input_embeddings().num_embeddings
+        if (largest := max(int(each.max(initial=0)) for each in (ids, *replay.kept))) >= vocabulary:
+            raise EngineError(
+                400,
+                f"engine.model_path={self._path}: its {vocabulary} tokens do not include token {largest}: give the "
+                "model that sampled the tokens",
+            )
         tokens = torch.tensor(ids[: self.max_model_len].tolist(), device=self._device)
         with torch.inference_mode():
-            logprobs = self._model(input_ids=tokens[None]).logits[0, :-1].float().log_softmax(-1)
+            with self._forced(replay.routed_experts, len(tokens)):
+                logits = self._model(input_ids=tokens[None]).logits[0, :-1].float()
+            logits /= torch.from_numpy(replay.temperature[1 : len(tokens), None]).to(logits.device)
+            for row, kept in zip(logits, replay.kept[1 : len(tokens)], strict=True):
+                if len(kept):
+                    cut_off = torch.ones_like(row, dtype=torch.bool)
+                    cut_off[torch.tensor(kept)] = False
+                    row[cut_off] = -torch.inf
+            logprobs = logits.log_softmax(-1)
         scored = logprobs.gather(-1, tokens[1:, None])[:, 0].cpu().numpy()
         return np.concatenate([np.full(1, np.nan, np.float32), scored])
+
+    def _forced(self, experts: RoutedExperts | None, length: int) -> contextlib.AbstractContextManager[object]:
+        """Force the experts in a pass over `length` ids. Raises `EngineError` where the model cannot have them."""
+        if experts is None:
+            return contextlib.nullcontext()
+        routers = self._routers or self._find_routers("the routed experts of a trace")
+        routers.check(experts)
+        return routers.watched(experts[:length])
 
     async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
         if deviations := sampling_deviations(request):
@@ -128,25 +167,33 @@ class LocalModelPolicy:
             generator.manual_seed(sampling.seed)
         ids: list[int] = []
         logprobs: list[float] = []
-        cache, inputs = None, prompt_ids
+        experts: list[RoutedExperts] = []
+        cuts = "sampling_mask" in self._record and truncating_fields(sampling.model_dump())
+        kept: list[TokenIds] | None = [] if cuts else None
+        finish_reason, cache, inputs = "length", None, prompt_ids
         with torch.inference_mode():
             while len(ids) < request.max_tokens and not cancelled.is_set():
-                output = self._model(
-                    input_ids=torch.tensor([inputs], device=self._device),
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
+                with self._routers.recorded(experts) if self._routers else contextlib.nullcontext():
+                    output = self._model(
+                        input_ids=torch.tensor([inputs], device=self._device),
+                        past_key_values=cache,
+                        use_cache=True,
+                        logits_to_keep=1,
+                    )
                 distribution = log_distribution(torch, output.logits[0, -1].float(), sampling, prompt_ids, ids)
                 token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
                 ids.append(token)
                 logprobs.append(float(distribution[token]))
+                if kept is not None:
+                    kept.append(distribution.isfinite().nonzero()[:, 0].to(torch.int32).cpu().numpy())
                 if tell and len(ids) % TOKENS_AT_ONCE == 0:
                     tell(ids[-TOKENS_AT_ONCE:], logprobs[-TOKENS_AT_ONCE:])
                 if token in self._end_ids or self._said(ids, request.stop):
-                    return Generation(ids, logprobs, "stop")
+                    finish_reason = "stop"
+                    break
                 cache, inputs = output.past_key_values, [token]
-        return Generation(ids, logprobs, "length")
+        rows = np.concatenate(experts)[request.routed_positions :] if experts else None
+        return Generation(ids, logprobs, finish_reason, rows, kept)
 
     def _said(self, ids: list[int], stop: list[str]) -> bool:
         """Return whether the last token completed a stop string. A token has at least one byte, a character at most

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.chat import ChatRequest
+from polar_gym.engines import Replay
 from polar_gym.engines.embedded.answers import Piece
+from polar_gym.record import RoutedExperts, TokenIds
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
 
@@ -21,6 +23,10 @@ class Generation:
     ids: list[int]
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
+    routed_experts: RoutedExperts | None = None
+    """See `Completion.routed_experts`."""
+    kept: list[TokenIds] | None = None
+    """The ids from which each sampled id was drawn. None: not recorded, or nothing was cut."""
 
 
 TOKENS_AT_ONCE = 4
@@ -58,8 +64,8 @@ class Policy(Protocol):
         """Return the text of ids, special tokens included."""
         ...
 
-    async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """See `polar_gym.engines.Engine.score`."""
+    async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
+        """See `polar_gym.engines.Replaying`."""
         ...
 
     def close(self) -> None: ...

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message, canonical_json
-from polar_gym.engines import EngineError
+from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.embedded.answers import Piece
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
@@ -61,7 +61,7 @@ class ScriptedPolicy:
     def decode(self, ids: Sequence[int]) -> str:
         return self._chatml.decode(ids)
 
-    async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
         raise EngineError(400, "the scripted policy has no distribution to score tokens with; use one with a model")
 
     def pieces(self, ids: list[int]) -> list[Piece]:
