@@ -150,22 +150,24 @@ def _tokenizer(name: str | None) -> Tokenizer:
 
 
 def print_verification(result: Verification, bound: float, console: Console) -> None:
-    """Print the result of the exact test, then |captured - recomputed| logprobs of free and of constrained calls."""
+    """Print the result of the exact test, then |captured - recomputed| logprobs for each way in which calls were
+    compared."""
     exact = result.traces - len(result.broken)
     console.print(f"exact: {exact} of {result.traces} traces hold what {result.calls} calls saw and sampled")
     for line in result.broken:
         console.print(Text(line, "red"))
-    for name, arrays in (("free", result.free), ("under a grammar", result.constrained)):
+    for way, arrays in result.compared.items():
         if any(map(len, arrays)):
             differences = np.concatenate(arrays)
             beyond = int((~(differences <= bound)).sum())  # NaN <= bound is false, so a NaN counts as beyond
             console.print(
-                f"logprobs, {name}: {len(differences)} tokens, |Δ| mean {differences.mean():.2e}, "
+                f"logprobs, {way}: {len(differences)} tokens, |Δ| mean {differences.mean():.2e}, "
                 f"max {differences.max():.2e}, {beyond} beyond {bound:g}"
             )
     if result.not_comparable:
         console.print(
-            f"not comparable: {result.not_comparable} tokens sampled at another temperature than 1, or truncated"
+            f"not comparable: {result.not_comparable} tokens sampled at another temperature than 1, truncated or "
+            "penalised (engine=embedded repeats temperatures and recorded sampling masks, but no penalties)"
         )
     if result.no_room:
         console.print(f"not compared: {result.no_room} tokens at the end of the engine's context")

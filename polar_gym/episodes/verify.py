@@ -2,13 +2,15 @@
 
 The first test is exact and holds for any dtype: the ids before each sampled span are the prompt ids that the engine
 echoed for that call. The second test: one forward pass over each trace gives the captured logprobs again. This can hold
-only where the captured logprobs are the model's own: temperature 1 without truncation or penalties, or an engine that
-reports raw logprobs. Calls under a grammar are compared apart: their captured logprobs are those of the constrained
-distribution.
+where the captured logprobs are the model's own: temperature 1 without truncation or penalties, or an engine that
+reports raw logprobs. The embedded engine also repeats the sampler's choices: the temperature, the recorded sampling
+mask and the recorded experts. Penalties cannot be repeated. Calls under a grammar are compared apart: their captured
+logprobs are those of the constrained distribution.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.builders.trace import verify_trace
-from polar_gym.engines import Engine
-from polar_gym.engines.sampling import shaping_fields
+from polar_gym.engines import Engine, Replay, Replaying
+from polar_gym.engines.sampling import shaping_fields, truncating_fields
 from polar_gym.episodes.reading import read_calls
 from polar_gym.schema import Episode, ModelCall, Trace
 
@@ -30,12 +32,12 @@ class Verification:
     calls: int = 0
     broken: list[str] = field(default_factory=list)
     """One line for each trace that failed the exact test."""
-    free: list[NDArray[np.float32]] = field(default_factory=list)
-    """|captured - recomputed| logprobs of sampled tokens, an array for each call."""
-    constrained: list[NDArray[np.float32]] = field(default_factory=list)
-    """The same of calls under a grammar or a forced tool."""
+    compared: defaultdict[str, list[NDArray[np.float32]]] = field(default_factory=lambda: defaultdict(list))
+    """|captured - recomputed| logprobs of sampled tokens, an array for each call, by the way in which calls were
+    compared: `free` or `under a grammar` (also a forced tool), and the choices that the pass repeated."""
     not_comparable: int = 0
-    """Sampled tokens whose captured logprobs are not the model's own (temperature, truncation, penalties)."""
+    """Sampled tokens whose captured logprobs are not the model's own (temperature, truncation, penalties), where the
+    engine cannot repeat the choices of the sampler, or their record is missing."""
     no_room: int = 0
     """Sampled tokens at the ends of traces that fill the engine's context: the engine does not score them."""
 
@@ -76,15 +78,43 @@ async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verifica
 async def _compare(
     result: Verification, episode: Episode, trace: Trace, calls: Sequence[ModelCall], engine: Engine
 ) -> None:
-    again = await engine.score(np.concatenate([trace.prompt_ids, trace.response_ids]))
+    ids = np.concatenate([trace.prompt_ids, trace.response_ids])
+    replay = Replay.neutral(len(ids))
+    replay.routed_experts = trace.routed_experts
+    replaying = engine if isinstance(engine, Replaying) else None
     raw = episode.engine.logprobs_mode == "raw"
-    for call in _spans(trace, calls):
+    spans = [(call, [] if raw else _repeat(call, replay if replaying else None)) for call in _spans(trace, calls)]
+    again = await (replaying.replay(ids, replay) if replaying else engine.score(ids))
+    forced = [] if trace.routed_experts is None or replaying is None else ["routed experts"]
+    for call, repeated in spans:
         delta = call.differences(again)
         result.no_room += len(call.response_ids) - len(delta)
-        if not raw and shaping_fields(call.sampling):
+        if repeated is None:
             result.not_comparable += len(delta)
         else:
-            (result.constrained if call.sampling_mismatch else result.free).append(delta)
+            way = "under a grammar" if call.sampling_mismatch else "free"
+            if repeated or forced:
+                way += f", repeating {', '.join([*repeated, *forced])}"
+            elif trace.routed_experts is not None:
+                way += ", experts not repeated"
+            result.compared[way].append(delta)
+
+
+def _repeat(call: ModelCall, replay: Replay | None) -> list[str] | None:
+    """Add the choices of a call's sampler to those that a pass repeats, and return their names: none where the
+    logprobs are the model's own. Return None where the pass cannot repeat them."""
+    shaping, cutting = shaping_fields(call.sampling), truncating_fields(call.sampling)
+    if not shaping:
+        return []
+    temperature, mask = call.sampling.get("temperature") or 0.0, call.sampling_mask
+    known = not cutting or mask is not None
+    if replay is None or not known or temperature <= 0 or not {*shaping} <= {"temperature", *cutting}:
+        return None
+    span = slice(len(call.prompt_ids), len(call.prompt_ids) + len(call.response_ids))
+    replay.temperature[span] = temperature
+    if cutting and mask is not None:
+        replay.kept[span] = mask.sets()
+    return [*(["temperature"] if "temperature" in shaping else []), *(["sampling mask"] if cutting else [])]
 
 
 def _spans(trace: Trace, calls: Sequence[ModelCall]) -> Iterator[ModelCall]:

@@ -172,11 +172,11 @@ async def _judge(
 def _verified(outcome: Outcome, verification: Verification) -> list[str]:
     """Return the problems that `polar-gym verify` finds."""
     problems = list(verification.broken)
-    differences = np.concatenate([np.empty(0, np.float32), *verification.free])
+    differences = np.concatenate([np.empty(0, np.float32), *verification.compared["free"]])
     outcome.differences.append(differences)
     if not (differences < BOUND).all():
         problems.append(f"{int((~(differences < BOUND)).sum())} tokens do not get their logprobs again")
-    if verification.not_comparable or any(map(len, verification.constrained)):
+    if verification.not_comparable or set(verification.compared) - {"free"}:
         problems.append("some tokens were sampled from another distribution than the model's own")
     return problems
 

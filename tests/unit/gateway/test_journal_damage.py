@@ -107,7 +107,7 @@ async def test_what_the_engine_has_no_room_for_is_not_compared_and_counted(tmp_p
     ]
     result = await verify([recorded(tmp_path, calls)], ShortSighted())  # pyright: ignore[reportArgumentType]
     assert result.broken == []
-    assert np.concatenate(result.free).tolist() == [0.0]
+    assert np.concatenate(result.compared["free"]).tolist() == [0.0]
     assert "not compared: 8 tokens" in printed(result)
 
 
