@@ -42,7 +42,7 @@ def test_logprobs_come_back_from_one_forward_pass(episodes: Path, vllm_server: V
     )
     assert tokens > 100
     assert f"{tokens} tokens" in done.stdout
-    assert "0 beyond 0.0001" in done.stdout
+    assert ", 0 beyond 0.0001" in done.stdout
 
 
 def test_a_trace_with_another_token_fails(episodes: Path, tmp_path: Path) -> None:
