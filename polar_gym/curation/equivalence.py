@@ -100,7 +100,8 @@ def _altered(task: Task, sources: Mapping[str, bytes], turn: int, changes: dict[
         copies: list[Copied[str]] = []
         for test in (test for at, test in tests[:TESTS] if at == file):
             made: dict[str, list[Edit]] = {}
-            literals = {place: sources[file][place.start : place.end].decode() for place in test.expectations}
+            written = {place: sources[file][place.start : place.end].decode() for place in test.expectations}
+            literals = {place: repr(ast.literal_eval(f"({text})")) for place, text in written.items()}
             for _ in range(COPIES):
                 places = chance.sample(test.expectations, min(chance.randint(1, 3), len(literals)))
                 edits: list[Edit] = [(place, _other_text(place, literals, chance)) for place in places]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.curation.equivalence import outcomes
+from polar_gym.curation.equivalence import _altered, outcomes
 from polar_gym.evaluators.expectations import find_tests
 from polar_gym.evaluators.parsers import PARSERS
+from tests.lifecycle.grading_bench import BUNDLED
 
 CODE = """\
 def half(value):
@@ -75,3 +76,18 @@ def test_a(number, text, more=4):
     (test,) = find_tests(source.encode(), all_literals=True)
     found = [source[each.start : each.end] for each in test.expectations]
     assert found == ["1", '"a"', "2", "5", '"c"', "{}", "None", 'b"d"']
+
+
+def test_texts_over_several_lines_are_altered():
+    source = b"""\
+def test_a():
+    text = "one "
+    assert f("two "
+             'three') == text, ("four"
+                                "five")
+"""
+    changes: dict[str, str] = {}
+    made = _altered(BUNDLED["intervals"], {"test_a.py": source}, 0, changes)
+    compile(made.texts["test_a.py"], "test_a.py", "exec")
+    assert any("two three" in change for change in changes.values())
+    assert not any("\n" in change for change in changes.values())
