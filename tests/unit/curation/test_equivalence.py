@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.curation.equivalence import _altered, outcomes
+from polar_gym.curation.equivalence import _altered, outcomes, with_one_hash_seed
 from polar_gym.evaluators.expectations import find_tests
 from polar_gym.evaluators.parsers import PARSERS
 from tests.lifecycle.grading_bench import BUNDLED
@@ -91,3 +91,11 @@ def test_a():
     compile(made.texts["test_a.py"], "test_a.py", "exec")
     assert any("two three" in change for change in changes.values())
     assert not any("\n" in change for change in changes.values())
+
+
+def test_sets_have_one_order_in_all_runs():
+    """Guards against a patch that counts as wrong because a message lists a set in another order."""
+    prints = f"{sys.executable} -c 'print(set(map(str, range(9))))'"
+    task = with_one_hash_seed(BUNDLED["intervals"].model_copy(update={"test_command": prints}))
+    told = {subprocess.run(["sh", "-c", task.test_command], capture_output=True, check=True).stdout for _ in range(4)}
+    assert len(told) == 1
