@@ -171,5 +171,5 @@ def test_command_writes_twins_into_the_rows(tmp_path: Path) -> None:
     file.write_text(json.dumps({**row, "twins": {}}) + "\n")
     done = CliRunner().invoke(app, ["tasks", "twins", str(file), "runtime=bubblewrap"])
     assert done.exit_code == 0, done.output
-    assert "6 tests can be altered at 9 places; trust: high" in done.output
+    assert "6 tests can be altered at 12 places; trust: high" in done.output
     assert json.loads(file.read_text()) == row
