@@ -21,7 +21,7 @@ from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import GRADING_ERRORS, Verdict, validate
 from polar_gym.durable import write
 from polar_gym.errors import ConfigError
-from polar_gym.evaluators.twins import cover
+from polar_gym.evaluators.twins import weak_tests
 from polar_gym.paths import cache_dir, check_writable
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Audit, Task
@@ -145,7 +145,8 @@ def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> No
 
 def twin_summary(task: Task) -> str:
     tests = [places for file in task.twins.values() for places in file.values()]
-    trust = "high" if cover(task.twins, task.FAIL_TO_PASS) else "low"
+    weak = weak_tests(task.twins, task.FAIL_TO_PASS)
+    trust = f"low: {len(weak)} tests hide too few bits, as {weak[0]}" if weak else "high"
     return f"{len(tests)} tests can be altered at {sum(map(len, tests))} places; trust: {trust}"
 
 

@@ -31,7 +31,7 @@ from polar_gym.evaluators.parsers import MISSING, PASSED, get_parser
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, INSTALL, START, known_parsers
-from polar_gym.evaluators.twins import Twins, cover, draw_twins, of_tests, rounds
+from polar_gym.evaluators.twins import Twins, draw_twins, of_tests, rounds, weak_tests
 from polar_gym.evaluators.verdict import Verdict, read_reports
 from polar_gym.evaluators.witness import Testimony, Witness
 from polar_gym.registry import Names, Options
@@ -85,7 +85,7 @@ class SweOptions(Options):
     twins: dict[str, dict[str, list[list[int]]]] = Field(default_factory=dict)
     """Test file -> test -> the places at which another text makes the test fail; made by `polar-gym tasks twins`."""
     min_trust: Literal["low", "high"] = "low"
-    """`high`: refuse tasks of which a FAIL_TO_PASS test has no twins, because forged results would go unnoticed."""
+    """`high`: refuse tasks of which forged results of a FAIL_TO_PASS test could go unnoticed (`twins.weak_tests`)."""
 
     @field_validator("log_parser")
     @classmethod
@@ -108,14 +108,15 @@ class SweOptions(Options):
             raise ValueError("eval_type: fail_only needs one of swebench's log parsers")
         if self.eval_script and not (START in self.eval_script and END in self.eval_script):
             raise ValueError(f"eval_script does not print {START!r} and {END!r}")
-        if self.min_trust == "high" and self.trust == "low":
-            raise ValueError("min_trust: high, but tests have no twins; run: polar-gym tasks twins FILE --out FILE")
+        if self.min_trust == "high" and (weak := weak_tests(self.twins, self.FAIL_TO_PASS)):
+            cure = "run: polar-gym tasks twins FILE --out FILE, or let the test expect a checksum"
+            raise ValueError(f"min_trust: high, but {weak[0]} hides too few bits; {cure}")
         return self
 
     @property
     def trust(self) -> Literal["low", "high"]:
         """Return whether a result that the tested code forged would be noticed for every FAIL_TO_PASS test."""
-        return "high" if cover(self.twins, self.FAIL_TO_PASS) else "low"
+        return "low" if weak_tests(self.twins, self.FAIL_TO_PASS) else "high"
 
     @property
     def tests(self) -> list[str]:

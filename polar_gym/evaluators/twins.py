@@ -39,8 +39,9 @@ Copied = tuple[TestFunction, Sequence[tuple[K, Callable[[str], bytes]]]]
 
 MOST_COPIES = 128
 """How many copies of tests a run has at most, as long as 32 tests or fewer are twinned."""
-ENOUGH_BITS = 5
-"""The trust is high if the tests hide so many bits together. A test counts with four at most."""
+ENOUGH_BITS = 8
+"""The trust is high if each FAIL_TO_PASS test hides so many bits in all runs of a grading together. Code that solves
+all tests but one guesses at that one only: the bits of the others do not protect it."""
 FEWEST = 4
 """How many copies a test has at least, where its expectations have so many texts."""
 MOST_ROUNDS = 3
@@ -121,7 +122,8 @@ def rounds(places: TwinPlaces) -> int:
     """Return how often a resolved session is graded: until each place had its turn, and a guess is unlikely."""
     tests = [each for file in places.values() for each in file.values()]
     longest = max(map(len, tests), default=0)
-    return min(max(2, math.ceil(longest / math.log2(MOST))), MOST_ROUNDS) if tests else 1
+    wanted = [ENOUGH_BITS / bits for bits in _bits_of_tests(places).values() if bits]
+    return min(math.ceil(max(2, longest / math.log2(MOST), *wanted)), MOST_ROUNDS) if tests else 1
 
 
 def of_tests(places: TwinPlaces, tests: Sequence[str]) -> TwinPlaces:
@@ -132,13 +134,30 @@ def of_tests(places: TwinPlaces, tests: Sequence[str]) -> TwinPlaces:
     }
 
 
-def cover(places: TwinPlaces, tests: Iterable[str]) -> bool:
-    """Return whether each of these test ids names a test that has twins, and all of them together hide enough."""
-    named = [(file, name) for file, each in places.items() for name in each]
-    of_tests = [{pair for pair in named if names_test(*pair, test)} for test in tests]
-    used = set[tuple[str, str]]().union(*of_tests)
-    bits = sum(min(4, sum(hidden for _, _, hidden in places[file][name])) for file, name in used)
-    return all(of_tests) and bits >= ENOUGH_BITS
+def weak_tests(places: TwinPlaces, tests: Sequence[str]) -> list[str]:
+    """Return those of these test ids whose forged results could go unnoticed: without twins, or with too few bits."""
+    used = of_tests(places, tests)
+    bits, runs = _bits_of_tests(used), rounds(used)
+    fewest = {test: min((bits[name] for name in bits if names_test(*name, test)), default=0) for test in tests}
+    return [test for test in tests if fewest[test] * runs < ENOUGH_BITS]
+
+
+def _bits_of_tests(places: TwinPlaces) -> dict[tuple[str, str], int]:
+    """Return test file and name -> how many bits the test hides in each run at least."""
+    tests = {(file, name): found for file, each in places.items() for name, found in each.items()}
+    return {name: _bits(found, _doublings(len(tests))) for name, found in tests.items()}
+
+
+def _bits(places: Sequence[Sequence[int]], doublings: int) -> int:
+    """Return how many bits a test hides at least if its copies are doubled so often, as `_variants` does it."""
+    hidden = sorted(bits for _, _, bits in places)[:doublings]
+    share, more = divmod(doublings, max(1, len(hidden)))
+    return sum(min(bits, share + (at < more)) for at, bits in enumerate(hidden))
+
+
+def _doublings(tests: int) -> int:
+    """Return how often each of so many tests doubles its copies in a run; 0 where a run leaves tests out."""
+    return int(math.log2(min(MOST, MOST_COPIES / max(1, tests)))) if tests <= MOST_COPIES // FEWEST else 0
 
 
 def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chance: random.Random) -> Twins:
@@ -149,7 +168,7 @@ def draw_twins(sources: Mapping[str, bytes], places: TwinPlaces, turn: int, chan
     chosen = [(file, name) for file, tests in places.items() for name in tests]
     chance.shuffle(chosen)
     chosen = chosen[: MOST_COPIES // FEWEST]
-    most = min(MOST, max(FEWEST, 2 ** int(math.log2(MOST_COPIES / max(1, len(chosen))))))
+    most = 2 ** _doublings(len(chosen))
     texts = dict(sources)
     originals: dict[tuple[str, str], str] = {}
     altered: set[str] = set()

@@ -105,7 +105,7 @@ async def test_tests_that_the_base_commit_cannot_import_buy_no_mask(bench: Bench
 
 def test_tasks_of_low_trust_are_refused_before_the_run() -> None:
     tests = {"test_command": "pytest", "FAIL_TO_PASS": ["tests/test_a.py::test_a"], "min_trust": "high"}
-    with pytest.raises(ValueError, match="min_trust: high, but tests have no twins; run: polar-gym tasks twins"):
+    with pytest.raises(ValueError, match=r"min_trust: high, but .*::test_a hides too few bits; run: polar-gym tasks"):
         Swe.Options.model_validate(tests)
     twins = {"tests/test_a.py": {"test_a": [[1, 2, 3]], "test_b": [[4, 5, 3]]}}
     both = ["tests/test_a.py::test_a", "tests/test_a.py::test_b"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polar_gym.evaluators.alternatives import MOST
 from polar_gym.evaluators.expectations import find_tests
 from polar_gym.evaluators.parsers import FAILED, PASSED
-from polar_gym.evaluators.twins import MOST_COPIES, Twins, _variants, cover, draw_twins, rounds
+from polar_gym.evaluators.twins import MOST_COPIES, Twins, _variants, draw_twins, rounds, weak_tests
 
 FILE = "tests/test_shop.py"
 SOURCE = """\
@@ -244,15 +244,39 @@ def test_place_that_is_not_in_the_file_is_an_error() -> None:
         draw_twins({FILE: SHOP.encode()}, {FILE: {"test_gone": [[1, 2, 1]]}}, 0, random.Random(1))
 
 
-def test_rounds_follow_from_the_longest_test() -> None:
+def hiding(*tests: list[int]) -> dict[str, dict[str, list[list[int]]]]:
+    """The places of tests with the names test_0, test_1, ...; `tests`: the bits of each place."""
+    places = [[[at, at + 1, bits] for at, bits in enumerate(test)] for test in tests]
+    return {FILE: {f"test_{number}": each for number, each in enumerate(places)}}
+
+
+def listed(number: int) -> list[str]:
+    return [f"{FILE}::test_{each}" for each in range(number)]
+
+
+def test_rounds_follow_from_the_longest_test_and_the_one_with_the_fewest_bits() -> None:
     assert rounds({}) == 1
-    assert rounds({"a": {"t": [[0, 1, 1]]}}) == 2
-    assert rounds({"a": {"t": [[each, each + 1, 1] for each in range(9)]}}) == 3
+    assert rounds(hiding([0])) == 2
+    assert rounds(hiding([1] * 9)) == 3
+    assert rounds(hiding([3, 3])) == 2
+    assert rounds(hiding([3, 3], [3])) == 3
 
 
-def test_cover_needs_every_test() -> None:
-    twins = {FILE: {"TestShop.test_words": [[0, 1, 3], [1, 2, 3]], "test_last": [[2, 3, 1]]}}
-    assert cover(twins, ["tests.test_shop.TestShop.test_words", f"{FILE}::test_last[1-2]"])
-    assert not cover(twins, [f"{FILE}::test_last"]), "one bit is a coin"
-    assert not cover(twins, [f"{FILE}::test_last_one"])
-    assert not cover(twins, [f"{FILE}::Other::test_words"])
+def test_each_listed_test_needs_twins() -> None:
+    twins = {FILE: {"TestShop.test_words": [[0, 1, 3], [1, 2, 3]], "test_last": [[2, 3, 3]]}}
+    ids = ["tests.test_shop.TestShop.test_words", f"{FILE}::test_last[1-2]"]
+    others = [f"{FILE}::test_last_one", f"{FILE}::Other::test_words"]
+    assert weak_tests(twins, [*ids, *others]) == others
+
+
+def test_bits_of_a_test_do_not_protect_another_one() -> None:
+    """The bits of all tests were once added. Code that solved most tests and forged the last one was rewarded."""
+    assert weak_tests(hiding([3, 3], [0]), listed(2)) == listed(2)[1:]
+    assert weak_tests(hiding([1, 1, 1], [3], [1, 1]), listed(3)) == listed(3)[2:]
+
+
+@pytest.mark.parametrize(("bits", "most"), [([3], 16), ([3, 3], 16), ([1, 1, 1], 16), ([1] * 9, 16), ([1, 1], 0)])
+def test_bits_are_those_of_the_copies_that_a_test_has(bits: list[int], most: int) -> None:
+    """More tests have fewer copies each, and a run of more than 32 tests leaves some of them out."""
+    weak = [number for number in range(1, 40) if weak_tests(hiding(*[bits] * number), listed(number))]
+    assert weak == [*range(most + 1, 40)]

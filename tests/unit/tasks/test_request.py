@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.evaluators.swe import SweOptions
+from polar_gym.evaluators.twins import weak_tests
 from polar_gym.schema import Budget, EvaluatorSpec, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
@@ -81,6 +82,11 @@ def test_the_agent_is_told_neither_solution_nor_hidden_tests():
         assert task.instance_id not in text
         assert not [test for test in task.FAIL_TO_PASS if test.rpartition(".")[2] in text]
         assert not [line for line in task.patch.splitlines() if line.startswith("+ ") and line[1:].strip() in text]
+
+
+def test_no_bundled_test_can_be_forged_by_a_guess():
+    for task in BUNDLED:
+        assert weak_tests(task.twins, task.FAIL_TO_PASS) == []
 
 
 def test_each_script_matches_its_own_task_only():
