@@ -5,6 +5,7 @@
     tensors      rows as padded arrays
     nemo_rl      rows in the form of NeMo RL
     trl          episodes in the form of TRL
+    conformance  a check of trainers: the gradient does not depend on the packing
 
     batch = make_batch(infos["trajectory"], max_tokens=32768, zero_variance="drop", multiple_of=8)
     tensors = to_torch(padded(batch.rows, pad_id))

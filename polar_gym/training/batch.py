@@ -60,6 +60,8 @@ class Row:
     """The experts at each position that was run, for router replay; the last token's is missing."""
     sampling_mask: SamplingMask | None = None
     """The tokens that each trained token was drawn from; empty sets elsewhere."""
+    session_tokens: int = 0
+    """How many tokens of the session are trained, in all rows of the batch: a sequence-level ratio is over these."""
 
     @property
     def trainable_tokens(self) -> int:
@@ -157,7 +159,7 @@ def make_batch(
     counts.rows = len(rows)
     counts.tokens = sum(row.trainable_tokens for row in rows)
     counts.inert_rows = -len(rows) % multiple_of
-    return Batch([*_weighted(rows, weighting), *[_inert_row()] * counts.inert_rows], counts)
+    return Batch([*weighted(rows, weighting), *[inert_row()] * counts.inert_rows], counts)
 
 
 def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
@@ -243,22 +245,28 @@ def _fitted(row: Row, max_tokens: int | None, overlong: Overlong) -> Row | None:
         return row
     if overlong == "drop":
         return None
-    cut = replace(
-        row,
-        token_ids=row.token_ids[:max_tokens],
-        prompt_length=min(row.prompt_length, max_tokens),
-        loss_mask=row.loss_mask[:max_tokens],
-        logprobs=row.logprobs[:max_tokens],
-        weights=row.weights[:max_tokens],
-        routed_experts=None if row.routed_experts is None else row.routed_experts[:max_tokens],
-        sampling_mask=None if row.sampling_mask is None else row.sampling_mask.first(max_tokens),
-    )
+    cut = first_tokens(row, max_tokens)
     if overlong == "mask":
         return replace(cut, loss_mask=np.zeros_like(cut.loss_mask), logprobs=np.zeros_like(cut.logprobs))
     return cut if cut.trainable_tokens else None
 
 
-def _weighted(rows: Sequence[Row], weighting: Weighting) -> list[Row]:
+def first_tokens(row: Row, tokens: int) -> Row:
+    """Return the row cut to its first `tokens`."""
+    return replace(
+        row,
+        token_ids=row.token_ids[:tokens],
+        prompt_length=min(row.prompt_length, tokens),
+        loss_mask=row.loss_mask[:tokens],
+        logprobs=row.logprobs[:tokens],
+        weights=row.weights[:tokens],
+        routed_experts=None if row.routed_experts is None else row.routed_experts[:tokens],
+        sampling_mask=None if row.sampling_mask is None else row.sampling_mask.first(tokens),
+    )
+
+
+def weighted(rows: Sequence[Row], weighting: Weighting) -> list[Row]:
+    """Return the rows of a whole batch with their weights, and with the number of tokens that their session trains."""
     of_session: Counter[str] = Counter()
     for row in rows:
         of_session[row.session_id] += row.trainable_tokens
@@ -268,12 +276,16 @@ def _weighted(rows: Sequence[Row], weighting: Weighting) -> list[Row]:
         return 1 / all_tokens if weighting == "token" else 1 / (sessions * of_session[row.session_id])
 
     return [
-        replace(row, weights=(row.loss_mask * weight(row)).astype(np.float32)) if row.trainable_tokens else row
+        replace(
+            row,
+            weights=(row.loss_mask * weight(row) if row.trainable_tokens else row.weights).astype(np.float32),
+            session_tokens=of_session[row.session_id],
+        )
         for row in rows
     ]
 
 
-def _inert_row() -> Row:
+def inert_row() -> Row:
     """Return a row that only fills up: one token, which attention needs, and nothing to train."""
     return Row(
         token_ids=np.zeros(1, np.int32),

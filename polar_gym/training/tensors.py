@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
 
     `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
     `advantages` float32 (the session's, where `loss_mask` is 1). `(rows,)`: `rewards` float32, `lengths` and
-    `group_ids` int64 (numbered in order; -1 in inert rows), `temperature`, `top_p` and `top_k` float32 (as sampled).
-    Everything at position t is about token t itself.
+    `group_ids` int64 (numbered in order; -1 in inert rows), `session_ids` int64 (the same number in all batches and
+    processes; -1 in inert rows), `session_tokens` int64 (trained in all rows of the session), `temperature`, `top_p`
+    and `top_k` float32 (as sampled). Everything at position t is about token t itself.
 
     Where rows have them: `routed_experts` int16 `(rows, length, layers, top_k)`, -1 where unknown, and the sampling
     mask as `kept_offsets` int64 `(rows, length + 1)` into `kept_ids` int32 `(rows, most ids of a row)`.
@@ -53,11 +55,18 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "advantages": filled(np.float32, 0, lambda row: row.advantage * row.loss_mask),
         "rewards": np.array([row.reward for row in rows], dtype=np.float32),
         "lengths": np.array([len(row.token_ids) for row in rows], dtype=np.int64),
+        "session_ids": np.array([_number(row.session_id) for row in rows], dtype=np.int64),
+        "session_tokens": np.array([row.session_tokens for row in rows], dtype=np.int64),
         "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
         **{name: np.array(values, dtype=np.float32) for name, values in shaping.items()},
         **_experts(rows, length),
         **_kept(rows, length),
     }
+
+
+def _number(session_id: str) -> int:
+    """Return a number for a session: rows of one session may be in several micro-batches and on several ranks."""
+    return int.from_bytes(blake2b(session_id.encode(), digest_size=7).digest()) if session_id else -1
 
 
 def _experts(rows: Sequence[Row], length: int) -> dict[str, np.ndarray]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import strategies as st
+
 from polar_gym.builders import build_trajectory
 from polar_gym.schema import (
     BuilderSpec,
@@ -67,3 +69,26 @@ def forked(answers: int, length: int = 3) -> list[ModelCall]:
     return [
         make_call(index, [100 + index], [10 * index + place for place in range(length)]) for index in range(answers)
     ]
+
+
+REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.0, 1.0, 1.0, 0.1, 0.3]))
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[Episode]:
+    """Draw episodes whose sampled tokens are all different, so that each can be followed; some fork, some fail."""
+    episodes, token = [], 1000
+    for number in range(draw(st.integers(0, 8))):
+        calls: list[ModelCall] = []
+        for index in range(draw(st.integers(0, 4))):
+            prompt = [index, *draw(st.lists(st.integers(0, 9), max_size=3))]
+            if calls and draw(st.booleans()):
+                base = draw(st.sampled_from(calls))
+                prompt = [*base.prompt_ids.tolist(), *base.response_ids.tolist(), *prompt]
+            sampled = list(range(token, token + draw(st.integers(0, 4))))
+            token += len(sampled)
+            outcome = draw(st.sampled_from(["delivered", "delivered", "delivered", "abandoned"]))
+            calls.append(make_call(index, prompt, sampled, outcome=outcome))
+        task_id = draw(st.sampled_from(["a", "b", "c"]))
+        episodes.append(make_episode(f"s{number}", draw(REWARDS), calls, task_id=task_id))
+    return episodes

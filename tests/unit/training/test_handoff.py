@@ -15,37 +15,14 @@ from hypothesis import strategies as st
 
 from polar_gym.export.rows import to_row
 from polar_gym.nemo.envelope import training_traces
-from polar_gym.schema import EngineInfo, Episode, ModelCall, Sampling
+from polar_gym.schema import EngineInfo, Episode, Sampling
 from polar_gym.training import Batch, make_batch, padded
 from polar_gym.training.advantage import advantages
 from polar_gym.training.nemo_rl import datums, message_log, train_data
 from polar_gym.training.trl import episode_reward, rollout_output
 from tests.support.calls import make_call
 from tests.support.choices import experts, recorded_episode
-from tests.support.episodes import forked, make_episode
-
-REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.0, 1.0, 1.0, 0.1, 0.3]))
-
-
-@st.composite
-def sessions(draw: st.DrawFn) -> list[Episode]:
-    """Episodes whose sampled tokens are all different, so that each can be followed; some fork, some fail."""
-    episodes, token = [], 1000
-    for number in range(draw(st.integers(0, 8))):
-        calls: list[ModelCall] = []
-        for index in range(draw(st.integers(0, 4))):
-            prompt = [index, *draw(st.lists(st.integers(0, 9), max_size=3))]
-            if calls and draw(st.booleans()):
-                base = draw(st.sampled_from(calls))
-                prompt = [*base.prompt_ids.tolist(), *base.response_ids.tolist(), *prompt]
-            sampled = list(range(token, token + draw(st.integers(0, 4))))
-            token += len(sampled)
-            outcome = draw(st.sampled_from(["delivered", "delivered", "delivered", "abandoned"]))
-            calls.append(make_call(index, prompt, sampled, outcome=outcome))
-        task_id = draw(st.sampled_from(["a", "b", "c"]))
-        episodes.append(make_episode(f"s{number}", draw(REWARDS), calls, task_id=task_id))
-    return episodes
-
+from tests.support.episodes import forked, make_episode, sessions
 
 SETTINGS = st.fixed_dictionaries(
     {

@@ -15,6 +15,7 @@ from polar_gym.chat import ChatRequest
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.schema import Episode, Message, Sampling
 from polar_gym.training import make_batch, padded, to_torch
+from polar_gym.training.conformance import token_logprobs
 from polar_gym.training.nemo_rl import message_log
 from tests.support.calls import make_call
 from tests.support.episodes import make_episode
@@ -67,13 +68,6 @@ async def _session(engine: EmbeddedEngine, question: str, session_id: str, seed:
     return make_episode(session_id, float((sampled % 2 == 0).mean()), calls, task_id=question)
 
 
-def logprobs_of(torch: Any, model: Any, tensors: dict[str, Any]) -> Any:
-    """Of each token at its own position; 0.0 for the first."""
-    logits = model(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]).logits[:, :-1]
-    chosen = tensors["input_ids"][:, 1:, None]
-    return torch.nn.functional.pad(logits.log_softmax(-1).gather(-1, chosen)[..., 0], (1, 0))
-
-
 def test_the_reward_rises(model_path: Path) -> None:
     """The toy task: sample even token ids. All that the step knows of it is in the tensors."""
     torch: Any = importlib.import_module("torch")
@@ -88,7 +82,9 @@ def test_the_reward_rises(model_path: Path) -> None:
         assert batch.counts.tokens == sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes)
         tensors = to_torch(padded(batch.rows, pad_id=0))
         for step in range(STEPS):
-            change = (logprobs_of(torch, model, tensors) - tensors["old_logprobs"]) * tensors["loss_mask"]
+            change = (
+                token_logprobs(model, tensors["input_ids"], tensors["attention_mask"]) - tensors["old_logprobs"]
+            ) * tensors["loss_mask"]
             assert step or change.abs().max() < 1e-4, "one forward pass over the rows gives back what was captured"
             ratio, advantages = change.exp(), tensors["advantages"]
             gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
@@ -107,7 +103,7 @@ def test_one_step_raises_the_probability_of_what_was_rewarded(model_path: Path) 
     tensors = to_torch(padded(make_batch(episodes).rows, pad_id=0))
 
     def surrogate() -> Any:
-        ratio = (logprobs_of(torch, model, tensors) - tensors["old_logprobs"]).exp()
+        ratio = (token_logprobs(model, tensors["input_ids"], tensors["attention_mask"]) - tensors["old_logprobs"]).exp()
         return (tensors["weights"] * tensors["advantages"] * ratio).sum()
 
     before = surrogate()

@@ -1,0 +1,136 @@
+"""The law of the packing: the arrays obey it, and the bugs that it is named after do not."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+from polar_gym.schema import Episode
+from polar_gym.training import make_batch, padded, to_torch
+from polar_gym.training.conformance import Step, check, cut, holds, token_logprobs, token_losses, train_arrays
+from tests.support.episodes import forked, make_episode, sessions
+
+VOCABULARY = 32
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Any]:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not here; `make test` runs these on the interpreter that has it")
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads cost more than these sums
+    sizes = {"n_positions": 128, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.3}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+    yield transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCABULARY, **sizes, **off)).double()
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_arrays_obey_the_law(model: Any, seed: int) -> None:
+    findings = check(train_arrays, model, vocabulary=VOCABULARY, seed=seed)
+    assert len(findings) == 4 * 2 * 5
+    assert holds(findings), findings
+
+
+def divided_by_rows(model: Any, step: Step) -> None:
+    """Play agent-lightning #593: a session's weight is 1 / (its tokens x rows of the batch)."""
+    rows = [row for row in chain(*chain(*step.ranks)) if not row.inert]
+    for row in rows:
+        batch = to_torch(padded([row], 0))
+        _loss(model, step, batch, batch["loss_mask"] / (row.session_tokens * len(rows))).backward()
+
+
+def mean_of_micro_batches(model: Any, step: Step) -> None:
+    """Play TRL #7206: the token mean of each micro-batch, divided by the number of micro-batches."""
+    micro_batches = list(chain(*step.ranks))
+    for rows in micro_batches:
+        batch = to_torch(padded(rows, 0))
+        weights = batch["loss_mask"] / batch["loss_mask"].sum().clamp(1) / len(micro_batches)
+        _loss(model, step, batch, weights).backward()
+
+
+def a_step_for_every_eight_rows(model: Any, step: Step) -> None:
+    """Play agentcore #131: more rows give more optimizer steps, each of which begins with no gradient."""
+    rows = list(chain(*chain(*step.ranks)))
+    for start in range(0, len(rows), 8):
+        model.zero_grad()
+        batch = to_torch(padded(rows[start : start + 8], 0))
+        _loss(model, step, batch, batch["weights"]).backward()
+
+
+def ratio_of_each_row(model: Any, step: Step) -> None:
+    """Play GSPO over rows instead of sessions, as TRL and verl compute it."""
+    rows = [replace(row, session_id=f"row{place}") for place, row in enumerate(chain(*chain(*step.ranks)))]
+    alone = [replace(row, session_tokens=row.trainable_tokens) for row in rows]
+    train_arrays(model, replace(step, ranks=[[alone]]))
+
+
+def _loss(model: Any, step: Step, batch: dict[str, Any], weights: Any) -> Any:
+    logprobs = token_logprobs(model, batch["input_ids"], batch["attention_mask"])
+    return (weights * token_losses(step.loss, logprobs, batch["old_logprobs"], batch["advantages"])).sum()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "loss", "weighting", "caught_by"),
+    [
+        (divided_by_rows, "ppo", "session", "traces cut into rows"),
+        (mean_of_micro_batches, "ppo", "token", "uneven micro-batches"),
+        (a_step_for_every_eight_rows, "ppo", "token", "traces cut into rows"),
+        (ratio_of_each_row, "gspo", "token", "traces cut into rows"),
+    ],
+)
+def test_known_bugs_are_caught(
+    model: Any, adapter: Callable[[Any, Step], None], loss: Any, weighting: Any, caught_by: str
+) -> None:
+    findings = check(adapter, model, vocabulary=VOCABULARY, losses=[loss], weightings=[weighting])
+    assert not holds(findings)
+    (difference,) = (finding.difference for finding in findings if finding.split == caught_by)
+    assert difference > 0.05, findings
+
+
+def test_a_model_in_a_small_float_is_refused(model: Any) -> None:
+    """Guards against a check whose differences are those of rounding."""
+    torch: Any = importlib.import_module("torch")
+    with pytest.raises(ValueError, match=r"parameters of torch.float32: call model.double\(\) first"):
+        check(train_arrays, torch.nn.Linear(1, 1), vocabulary=VOCABULARY)
+
+
+@effort(max_examples=30)
+@given(episodes=sessions(), places=st.lists(st.integers(0, 20), max_size=4))
+def test_a_cut_row_trains_the_same_tokens_after_the_same_tokens(episodes: list[Episode], places: list[int]) -> None:
+    for row in make_batch(episodes, weighting="session").rows:
+        pieces = cut(row, [place for place in places if place <= len(row.token_ids)])
+        trained = np.zeros(len(row.token_ids))
+        for piece in pieces:
+            length = len(piece.token_ids)
+            assert piece.token_ids.tolist() == row.token_ids[:length].tolist()
+            assert piece.session_tokens == row.session_tokens
+            for name in ("loss_mask", "logprobs", "weights"):
+                own = getattr(row, name)[:length] * piece.loss_mask
+                assert getattr(piece, name).tolist() == own.tolist()
+            trained[:length] += piece.loss_mask
+        assert trained.tolist() == row.loss_mask.tolist()
+
+
+def test_rows_of_one_session_are_known_in_all_batches() -> None:
+    rows = make_batch([make_episode("a", 1.0, forked(2)), make_episode("b", 0.0, forked(1))], multiple_of=4).rows
+    whole = padded(rows, pad_id=0)
+    one, two, other, inert = whole["session_ids"].tolist()
+    assert one == two != other
+    assert whole["session_tokens"].tolist() == [6, 6, 3, 0]
+    assert inert == -1
+    apart = [padded([row], pad_id=0)["session_ids"].item() for row in rows]
+    assert apart == [one, two, other, inert]
