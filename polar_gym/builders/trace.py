@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polar_gym.builders.replay import routed_experts, sampling_mask
-from polar_gym.schema import ModelCall, Sampling, Trace, WeightVersion
+from polar_gym.schema import ModelCall, Sampling, Trace, Turn, WeightVersion
 
 SHAPING = tuple(name for name in Sampling.model_fields if name != "seed")
 
@@ -24,11 +24,14 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
     loss_mask = np.zeros(len(response_ids), dtype=np.int8)
     logprobs = np.zeros(len(response_ids), dtype=np.float32)
     versions: list[WeightVersion] = []
+    turns: list[Turn] = []
     for call in path:
         offset = len(call.prompt_ids) - start
+        end = offset + len(call.response_ids)
+        turns.append(Turn(call_id=call.call_id, start=offset, end=end, sampling=_shaping(call)))
         if call.call_id in trainable:
-            loss_mask[offset : offset + len(call.response_ids)] = 1
-            logprobs[offset : offset + len(call.response_ids)] = call.logprobs
+            loss_mask[offset:end] = 1
+            logprobs[offset:end] = call.logprobs
         versions.extend(
             span.model_copy(update={"start": offset + span.start, "end": offset + span.end})
             for span in call.weight_versions
@@ -46,9 +49,14 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
         tools=last.tools,
         finish_reason=last.finish_reason,
         call_ids=[call.call_id for call in path],
-        sampling={name: last.sampling[name] for name in SHAPING if name in last.sampling},
+        sampling=_shaping(last),
         sampling_mask=sampling_mask(path, trainable),
+        turns=turns,
     )
+
+
+def _shaping(call: ModelCall) -> dict[str, Any]:
+    return {name: call.sampling[name] for name in SHAPING if name in call.sampling}
 
 
 def kind_of(call: ModelCall) -> Any:

@@ -46,7 +46,7 @@ from polar_gym.schema.request import (
     TaskRequest,
     Workspace,
 )
-from polar_gym.schema.trajectory import Break, Fidelity, Trace, Trajectory
+from polar_gym.schema.trajectory import Break, Fidelity, Trace, Trajectory, Turn
 
 __all__ = [
     "HARNESS_SECONDS",
@@ -83,6 +83,7 @@ __all__ = [
     "ToolStatus",
     "Trace",
     "Trajectory",
+    "Turn",
     "WeightVersion",
     "Workspace",
 ]

@@ -11,6 +11,17 @@ from polar_gym.record import Logprobs, LossMask, Record, RoutedExperts, TokenIds
 from polar_gym.schema.call import Kind, Message, SamplingMask, Score, ToolAttempt, ToolDefinition, WeightVersion
 
 
+class Turn(Record):
+    """The tokens of a trace that one call sampled."""
+
+    call_id: str
+    start: int
+    end: int
+    """The call sampled `response_ids[start:end]`."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """The fields of `Sampling` that shape a distribution, as they were sent with the call."""
+
+
 class Trace(Record):
     """One training sequence: `prompt_ids` (never trained), then `response_ids` with its mask and logprobs.
 
@@ -38,6 +49,8 @@ class Trace(Record):
     recorded for each of these positions."""
     sampling_mask: SamplingMask | None = None
     """One set for each of `response_ids`, empty where `loss_mask` is 0. None: not recorded, or nothing was cut."""
+    turns: list[Turn] = Field(default_factory=list)
+    """One for each of `call_ids`, in order; calls that are context only have one, too. None in older episodes."""
 
     @property
     def trainable_tokens(self) -> int:

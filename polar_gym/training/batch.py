@@ -13,13 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.record import LossMask, RoutedExperts, TokenIds
-from polar_gym.schema import Episode, SamplingMask, Trace
+from polar_gym.schema import Episode, Kind, SamplingMask, Trace, Turn, WeightVersion
 from polar_gym.training.advantage import Scale, advantages, without_variance
 
 Overlong = Literal["drop", "truncate", "mask"]
@@ -62,6 +62,22 @@ class Row:
     """The tokens that each trained token was drawn from; empty sets elsewhere."""
     session_tokens: int = 0
     """How many tokens of the session are trained, in all rows of the batch: a sequence-level ratio is over these."""
+    kind: Kind = "main"
+    """The purpose of the trace's calls."""
+    finish_reason: str | None = None
+    """Why the last answer of the trace ended; `length`: it was cut off."""
+    truncated_by: str | None = None
+    """The budget that ended the session (`time`, `calls`, `tokens`), if one did."""
+    components: dict[str, float] = field(default_factory=dict)
+    """The parts of the session's reward, as the evaluator named them."""
+    turns: list[Turn] = field(default_factory=list)
+    """The spans of `token_ids` that each call sampled, also those that are not trained here."""
+    weight_versions: list[WeightVersion] = field(default_factory=list)
+    """The spans of `token_ids` that each version of the weights sampled."""
+    parent_trace_id: str | None = None
+    """The earlier trace of the session with which the row shares its longest prefix; None where it shares no token."""
+    shared_prefix: int = 0
+    """The length of that prefix."""
 
     @property
     def trainable_tokens(self) -> int:
@@ -144,14 +160,16 @@ def make_batch(
     counts = begin_counts(episodes)
     rows: list[Row] = []
     for episode, advantage in zip(episodes, advantages(rewards, groups, scale=scale), strict=True):
-        for trace in episode.trajectory.traces:
+        parents = _parents(episode.trajectory.traces)
+        for trace, (parent, shared) in zip(episode.trajectory.traces, parents, strict=True):
             counts.traces += 1
             counts.trainable_tokens += trace.trainable_tokens
             reason = _no_row(episode, trace, flat if zero_variance == "drop" else set())
             if reason is not None:
                 counts.leave_out(reason, traces=1, tokens=trace.trainable_tokens)
                 continue
-            row = _fitted(_row(episode, trace, float(advantage)), max_tokens, overlong)
+            whole = replace(_row(episode, trace, float(advantage)), parent_trace_id=parent, shared_prefix=shared)
+            row = _fitted(whole, max_tokens, overlong)
             left = row.trainable_tokens if row is not None else 0
             if (lost := trace.trainable_tokens - left) or row is None:
                 counts.leave_out("overlong", traces=int(row is None), tokens=lost)
@@ -233,7 +251,49 @@ def _row(episode: Episode, trace: Trace, advantage: float) -> Row:
         sampling=episode.sampled_with(trace),
         routed_experts=trace.routed_experts,
         sampling_mask=None if trace.sampling_mask is None else trace.sampling_mask.after(before),
+        kind=trace.kind,
+        finish_reason=trace.finish_reason,
+        truncated_by=episode.session.truncated_by,
+        components={} if episode.evaluation is None else episode.evaluation.components,
+        turns=_moved(trace.turns, before),
+        weight_versions=_moved(trace.weight_versions, before),
     )
+
+
+def _parents(traces: Sequence[Trace]) -> list[tuple[str | None, int]]:
+    """Return for each trace the earlier one with which it shares its longest prefix, and the length of that prefix."""
+    sequences = [np.concatenate([trace.prompt_ids, trace.response_ids]) for trace in traces]
+    parents: list[tuple[str | None, int]] = []
+    for place, own in enumerate(sequences):
+        parent, longest = None, 0
+        for earlier in reversed(range(place)):
+            other = sequences[earlier]
+            # The token after the longest prefix so far decides nearly always: whole prefixes are compared rarely.
+            if min(len(own), len(other)) > longest and own[longest] == other[longest]:
+                length = _common_prefix(own, other)
+                if length > longest:
+                    parent, longest = traces[earlier].trace_id, length
+        parents.append((parent, longest))
+    return parents
+
+
+def _common_prefix(one: TokenIds, other: TokenIds) -> int:
+    length = min(len(one), len(other))
+    if not length or one[0] != other[0]:
+        return 0
+    different = one[:length] != other[:length]
+    return int(different.argmax()) if different.any() else length
+
+
+Span = TypeVar("Span", Turn, WeightVersion)
+
+
+def _moved(spans: Sequence[Span], by: int) -> list[Span]:
+    return [span.model_copy(update={"start": span.start + by, "end": span.end + by}) for span in spans]
+
+
+def _first(spans: Sequence[Span], tokens: int) -> list[Span]:
+    return [span.model_copy(update={"end": min(span.end, tokens)}) for span in spans if span.start < tokens]
 
 
 def _fitted(row: Row, max_tokens: int | None, overlong: Overlong) -> Row | None:
@@ -262,6 +322,9 @@ def first_tokens(row: Row, tokens: int) -> Row:
         weights=row.weights[:tokens],
         routed_experts=None if row.routed_experts is None else row.routed_experts[:tokens],
         sampling_mask=None if row.sampling_mask is None else row.sampling_mask.first(tokens),
+        turns=_first(row.turns, tokens),
+        weight_versions=_first(row.weight_versions, tokens),
+        shared_prefix=min(row.shared_prefix, tokens),
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from polar_gym.schema import Sampling
+from polar_gym.schema import Sampling, Turn, WeightVersion
 from polar_gym.training.batch import Row
 
 NEUTRAL = Sampling().model_dump(include={"temperature", "top_p", "top_k"})
@@ -25,10 +26,12 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
     """Return the rows as arrays, padded on the right to one length. Raises `ValueError` where there are no rows.
 
     `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
-    `advantages` float32 (the session's, where `loss_mask` is 1). `(rows,)`: `rewards` float32, `lengths` and
+    `advantages` float32 (the session's, where `loss_mask` is 1), `temperature`, `top_p` and `top_k` float32 (as the
+    token was sampled; neutral elsewhere), `turns` int32 (the place in `row.turns`, -1 elsewhere), `weight_versions`
+    int32 (the place in `version_names(rows)`, -1 where not known). `(rows,)`: `rewards` float32, `lengths` and
     `group_ids` int64 (numbered in order; -1 in inert rows), `session_ids` int64 (the same number in all batches and
-    processes; -1 in inert rows), `session_tokens` int64 (trained in all rows of the session), `temperature`, `top_p`
-    and `top_k` float32 (as sampled). Everything at position t is about token t itself.
+    processes; -1 in inert rows), `session_tokens` int64 (trained in all rows of the session), `truncated` int64 (1
+    where a budget ended the session). Everything at position t is about token t itself.
 
     Where rows have them: `routed_experts` int16 `(rows, length, layers, top_k)`, -1 where unknown, and the sampling
     mask as `kept_offsets` int64 `(rows, length + 1)` into `kept_ids` int32 `(rows, most ids of a row)`.
@@ -45,7 +48,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         return array
 
     numbers = {name: number for number, name in enumerate(dict.fromkeys(row.group_id for row in rows if row.group_id))}
-    shaping = {name: [row.sampling.get(name, neutral) for row in rows] for name, neutral in NEUTRAL.items()}
+    versions = version_names(rows)
     return {
         "input_ids": filled(np.int64, pad_id, lambda row: pad_id if row.inert else row.token_ids),
         "attention_mask": filled(np.int64, 0, lambda row: 1),
@@ -58,10 +61,39 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "session_ids": np.array([_number(row.session_id) for row in rows], dtype=np.int64),
         "session_tokens": np.array([row.session_tokens for row in rows], dtype=np.int64),
         "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
-        **{name: np.array(values, dtype=np.float32) for name, values in shaping.items()},
+        "truncated": np.array([row.truncated_by is not None for row in rows], dtype=np.int64),
+        **{name: filled(np.float32, value, partial(_as_sampled, name)) for name, value in NEUTRAL.items()},
+        "turns": filled(np.int32, -1, lambda row: _numbered(row, row.turns, range(len(row.turns)))),
+        "weight_versions": filled(
+            np.int32,
+            -1,
+            lambda row: _numbered(row, row.weight_versions, [versions.index(s.version) for s in row.weight_versions]),
+        ),
         **_experts(rows, length),
         **_kept(rows, length),
     }
+
+
+def version_names(rows: Sequence[Row]) -> list[str]:
+    """Return the versions of the weights that sampled tokens of the rows, in order of their first token."""
+    return list(dict.fromkeys(span.version for row in rows for span in row.weight_versions))
+
+
+def _as_sampled(name: str, row: Row) -> np.ndarray:
+    """Return a sampling field of each token."""
+    known = row.sampling.get(name, NEUTRAL[name])
+    values = np.where(row.loss_mask == 1, known, NEUTRAL[name])
+    for turn in row.turns:
+        values[turn.start : turn.end] = turn.sampling.get(name, known)
+    return values
+
+
+def _numbered(row: Row, spans: Sequence[Turn | WeightVersion], numbers: Sequence[int]) -> np.ndarray:
+    """Return the number of the span that each token is in; -1 outside of them."""
+    values = np.full(len(row.token_ids), -1)
+    for span, number in zip(spans, numbers, strict=True):
+        values[span.start : span.end] = number
+    return values
 
 
 def _number(session_id: str) -> int:

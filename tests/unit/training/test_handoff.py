@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from polar_gym.training.advantage import advantages
 from polar_gym.training.nemo_rl import datums, message_log, train_data
 from polar_gym.training.trl import episode_reward, rollout_output
 from tests.support.calls import make_call
-from tests.support.choices import experts, recorded_episode
 from tests.support.episodes import forked, make_episode, sessions
 
 SETTINGS = st.fixed_dictionaries(
@@ -308,42 +306,10 @@ def test_every_form_of_a_row_says_how_its_tokens_were_sampled() -> None:
     ]
     assert forms == [said] * 5
     arrays = padded(batch.rows, pad_id=0)
-    assert arrays["temperature"].tolist() == [np.float32(0.7), 1.0], "the second row is inert"
-    assert arrays["top_p"].tolist() == [np.float32(0.9), 1.0]
-    assert arrays["top_k"].tolist() == [20, -1]
-
-
-def test_padded_rows_hold_experts_and_kept_tokens_where_they_are_recorded() -> None:
-    arrays = padded(make_batch([recorded_episode()], multiple_of=2).rows, pad_id=0, length_multiple_of=4)
-    assert arrays["routed_experts"].dtype == np.int16
-    assert arrays["routed_experts"][0].tolist() == [*experts([1, 2, 3, 4, 5]).tolist(), *[[[-1, -1]]] * 3]
-    assert (arrays["routed_experts"][1] == -1).all(), "the inert row"
-    (kept, _), (offsets, _) = arrays["kept_ids"], arrays["kept_offsets"]
-    assert [kept[start:end].tolist() for start, end in pairwise(offsets)] == [
-        [],
-        [],
-        [3, 7],
-        [],
-        [5, 7],
-        [6, 7],
-        [],
-        [],
-    ]
-
-
-def test_a_row_that_is_cut_keeps_the_choices_of_its_tokens() -> None:
-    (row,) = make_batch([recorded_episode()], max_tokens=5, overlong="truncate").rows
-    assert row.routed_experts is not None
-    assert row.sampling_mask is not None
-    assert row.routed_experts.tolist() == experts([1, 2, 3, 4, 5]).tolist()
-    assert [kept.tolist() for kept in row.sampling_mask.sets()] == [[], [], [3, 7], [], [5, 7]]
-
-
-def test_rows_without_experts_among_rows_with_them_are_refused() -> None:
-    """Guards against training some sequences by experts that the trainer's own router chooses."""
-    rows = make_batch([recorded_episode("a"), recorded_episode("b", lost=[1])]).rows
-    with pytest.raises(ValueError, match=r"traces without routed experts, or of another model: \['b/call1'\]"):
-        padded(rows, pad_id=0)
+    for name, sampled, neutral in (("temperature", 0.7, 1.0), ("top_p", 0.9, 1.0), ("top_k", 20, -1)):
+        first, inert = arrays[name].tolist()
+        assert first == [neutral, np.float32(sampled), neutral, np.float32(sampled)]
+        assert inert == [neutral] * 4
 
 
 def test_trl_gets_the_trace_with_most_to_train() -> None:
