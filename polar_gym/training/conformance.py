@@ -10,35 +10,58 @@ other. A trainer that averages gradients over ranks is played by an adapter that
 is the adapter of plain torch code on the arrays of `padded`.
 
 `check` compares each gradient with that of the whole sessions, computed trace by trace, without rows and padding. The
-model is a small causal one in float64 that is called as those of `transformers` are. The losses, with their sources:
-
-    ppo     the clipped ratio of each token (arXiv:1707.06347, equation 7)
-    tis     the gradient of on-policy code, times the truncated ratio of trainer and sampler (TIS, as in TRL and verl)
-    gspo    the clipped geometric mean of the ratios of all tokens of a *session* (arXiv:2507.18071, equations 5 and 7)
-    kl      ppo, and the estimator k3 of the divergence from the sampler (arXiv:2402.03300, equations 3 and 4)
+model is a small causal one in float64 that is called as those of `transformers` are. A trainer with a loss of its own
+passes that as `losses`: a function over the tokens of a whole session.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from polar_gym.training.batch import Row, Weighting, first_tokens, inert_row, weighted
 from polar_gym.training.tensors import padded, to_torch
 
-Loss = Literal["ppo", "tis", "gspo", "kl"]
-
 CLIP = 0.2
 TRUNCATE_AT = 2.0
 KL_COEFFICIENT = 0.1
 TOLERANCE = 1e-6
 """The largest relative difference of a gradient that conforms. Weights and advantages are float32."""
+
+TokenLoss = Callable[[Any, Any, Any], Any]
+"""Logprobs, captured logprobs and advantages of all trained tokens of a session -> the loss of each token."""
+
+
+def ppo(logprobs: Any, captured: Any, advantages: Any) -> Any:
+    """Return the clipped ratio of each token (arXiv:1707.06347, equation 7)."""
+    torch: Any = importlib.import_module("torch")
+    ratio = (logprobs - captured).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+
+
+def tis(logprobs: Any, captured: Any, advantages: Any) -> Any:
+    """Return an on-policy loss, times the truncated ratio of trainer and sampler (as TRL and verl have TIS)."""
+    return -(logprobs - captured).detach().exp().clamp(max=TRUNCATE_AT) * advantages * logprobs
+
+
+def gspo(logprobs: Any, captured: Any, advantages: Any) -> Any:
+    """Return the clipped geometric mean of the ratios of all tokens (arXiv:2507.18071, equations 5 and 7)."""
+    return ppo((logprobs - captured).mean().expand(len(logprobs)), 0.0, advantages)
+
+
+def kl(logprobs: Any, captured: Any, advantages: Any) -> Any:
+    """Return `ppo`, and the estimator k3 of the divergence from the sampler (arXiv:2402.03300, equation 4)."""
+    change = logprobs - captured
+    return ppo(logprobs, captured, advantages) + KL_COEFFICIENT * ((-change).exp() + change - 1)
+
+
+LOSSES: Mapping[str, TokenLoss] = {"ppo": ppo, "tis": tis, "gspo": gspo, "kl": kl}
 
 Ranks = list[list[list[Row]]]
 """Rank -> micro-batch -> rows."""
@@ -49,7 +72,7 @@ class Step:
     """One optimizer step of a trainer."""
 
     ranks: Ranks
-    loss: Loss
+    loss: str
     weighting: Weighting
     pad_id: int = 0
     length_multiple_of: int = 1
@@ -60,7 +83,7 @@ class Step:
 class Finding:
     """The relative difference between the gradient of one step and the right one."""
 
-    loss: Loss
+    loss: str
     weighting: Weighting
     split: str
     difference: float
@@ -74,7 +97,7 @@ def check(
     model: Any,
     *,
     vocabulary: int,
-    losses: Sequence[Loss] = get_args(Loss),
+    losses: Mapping[str, TokenLoss] = LOSSES,
     weightings: Sequence[Weighting] = get_args(Weighting),
     seed: int = 0,
 ) -> list[Finding]:
@@ -87,7 +110,7 @@ def check(
     findings = []
     for loss, weighting in product(losses, weightings):
         model.zero_grad(set_to_none=True)
-        _whole_sessions(model, traces, loss, weighting)
+        _whole_sessions(model, traces, losses[loss], weighting)
         right = _gradient(model)
         for split, (ranks, multiple) in _splits(weighted(traces, weighting), seed).items():
             step = Step(ranks=ranks, loss=loss, weighting=weighting, length_multiple_of=multiple)
@@ -104,7 +127,7 @@ def holds(findings: Sequence[Finding]) -> bool:
 
 
 def train_arrays(model: Any, step: Step) -> None:
-    """Run one step on the arrays of `padded`."""
+    """Run one step on the arrays of `padded`, with one of `LOSSES`."""
     batches = [
         to_torch(padded(rows, step.pad_id, length_multiple_of=step.length_multiple_of))
         for micro_batches in step.ranks
@@ -113,12 +136,11 @@ def train_arrays(model: Any, step: Step) -> None:
     changes = _session_changes(model, batches) if step.loss == "gspo" else {}
     for batch in batches:
         logprobs = token_logprobs(model, batch["input_ids"], batch["attention_mask"])
-        captured = batch["old_logprobs"]
-        if step.loss == "gspo":  # the gradient of the mean, one token at a time: equation 14 of the paper
+        loss, captured = LOSSES[step.loss], batch["old_logprobs"]
+        if step.loss == "gspo":  # the gradient of the session's mean, one token at a time: equation 14 of the paper
             of_rows = logprobs.new_tensor([changes[number] for number in batch["session_ids"].tolist()])
-            captured = logprobs.detach() - of_rows[:, None]
-        losses = token_losses(step.loss, logprobs, captured, batch["advantages"])
-        (batch["weights"] * losses).sum().backward()
+            loss, captured = ppo, logprobs.detach() - of_rows[:, None]
+        (batch["weights"] * loss(logprobs, captured, batch["advantages"])).sum().backward()
 
 
 def _session_changes(model: Any, batches: Sequence[dict[str, Any]]) -> dict[int, float]:
@@ -142,18 +164,7 @@ def token_logprobs(model: Any, input_ids: Any, attention_mask: Any) -> Any:
     return torch.nn.functional.pad(chosen, (1, 0))
 
 
-def token_losses(loss: Loss, logprobs: Any, captured: Any, advantages: Any) -> Any:
-    """Return the loss of each token; for `gspo`, the logprobs differ from the captured ones by the session's mean."""
-    torch: Any = importlib.import_module("torch")
-    change = logprobs - captured
-    ratio = change.exp()
-    if loss == "tis":
-        return -ratio.detach().clamp(max=TRUNCATE_AT) * advantages * logprobs
-    gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
-    return KL_COEFFICIENT * ((-change).exp() + change - 1) - gain if loss == "kl" else -gain
-
-
-def _whole_sessions(model: Any, traces: Sequence[Row], loss: Loss, weighting: Weighting) -> None:
+def _whole_sessions(model: Any, traces: Sequence[Row], loss: TokenLoss, weighting: Weighting) -> None:
     """Run one step on whole sessions: each trace alone, each weight from the definition."""
     torch: Any = importlib.import_module("torch")
     sessions: defaultdict[str, list[Row]] = defaultdict(list)
@@ -163,9 +174,7 @@ def _whole_sessions(model: Any, traces: Sequence[Row], loss: Loss, weighting: We
     for own in sessions.values():
         logprobs = torch.cat([_trained_logprobs(model, trace) for trace in own])
         captured = torch.cat([torch.from_numpy(trace.logprobs[trace.loss_mask == 1]) for trace in own])
-        if loss == "gspo":
-            logprobs, captured = logprobs.mean().expand(len(logprobs)), captured.double().mean()
-        total = token_losses(loss, logprobs, captured, torch.tensor(own[0].advantage)).sum()
+        total = loss(logprobs, captured.double(), torch.full_like(captured, own[0].advantage).double()).sum()
         (total / (all_tokens if weighting == "token" else len(sessions) * len(logprobs))).backward()
 
 

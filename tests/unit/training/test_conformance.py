@@ -15,9 +15,12 @@ from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
 
-from polar_gym.schema import Episode
+from polar_gym.builders import build_trajectory
+from polar_gym.schema import BuilderSpec, Episode, ModelCall
 from polar_gym.training import make_batch, padded, to_torch
-from polar_gym.training.conformance import Step, check, cut, holds, token_logprobs, token_losses, train_arrays
+from polar_gym.training.conformance import LOSSES, Step, check, cut, holds, token_logprobs, train_arrays
+from tests.support import call_trees
+from tests.support.calls import make_call
 from tests.support.episodes import forked, make_episode, sessions
 
 VOCABULARY = 32
@@ -43,6 +46,27 @@ def test_the_arrays_obey_the_law(model: Any, seed: int) -> None:
     findings = check(train_arrays, model, vocabulary=VOCABULARY, seed=seed)
     assert len(findings) == 4 * 2 * 5
     assert holds(findings), findings
+
+
+@effort(max_examples=8)
+@given(
+    calls=call_trees.sessions(), loss=st.sampled_from(sorted(LOSSES)), weighting=st.sampled_from(["token", "session"])
+)
+def test_the_gradient_does_not_depend_on_the_builder(
+    model: Any, calls: list[ModelCall], loss: str, weighting: Any
+) -> None:
+    """Guards against a builder that trains other tokens, or the same ones after others."""
+    torch: Any = importlib.import_module("torch")
+    merged = make_episode("a", 1.0, calls)
+    gradients = []
+    for builder in ("prefix_merging", "per_request"):
+        trajectory = build_trajectory(calls, BuilderSpec(name=builder))
+        other = make_episode("b", 0.0, [make_call(0, [1], [2, 3])])
+        rows = make_batch([merged.model_copy(update={"trajectory": trajectory}), other], weighting=weighting).rows
+        model.zero_grad()
+        train_arrays(model, Step(ranks=[[rows]], loss=loss, weighting=weighting))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert torch.norm(gradients[0] - gradients[1]) <= 1e-6 * torch.norm(gradients[0])
 
 
 def divided_by_rows(model: Any, step: Step) -> None:
@@ -80,7 +104,7 @@ def ratio_of_each_row(model: Any, step: Step) -> None:
 
 def _loss(model: Any, step: Step, batch: dict[str, Any], weights: Any) -> Any:
     logprobs = token_logprobs(model, batch["input_ids"], batch["attention_mask"])
-    return (weights * token_losses(step.loss, logprobs, batch["old_logprobs"], batch["advantages"])).sum()
+    return (weights * LOSSES[step.loss](logprobs, batch["old_logprobs"], batch["advantages"])).sum()
 
 
 @pytest.mark.parametrize(
@@ -93,9 +117,9 @@ def _loss(model: Any, step: Step, batch: dict[str, Any], weights: Any) -> Any:
     ],
 )
 def test_known_bugs_are_caught(
-    model: Any, adapter: Callable[[Any, Step], None], loss: Any, weighting: Any, caught_by: str
+    model: Any, adapter: Callable[[Any, Step], None], loss: str, weighting: Any, caught_by: str
 ) -> None:
-    findings = check(adapter, model, vocabulary=VOCABULARY, losses=[loss], weightings=[weighting])
+    findings = check(adapter, model, vocabulary=VOCABULARY, losses={loss: LOSSES[loss]}, weightings=[weighting])
     assert not holds(findings)
     (difference,) = (finding.difference for finding in findings if finding.split == caught_by)
     assert difference > 0.05, findings
