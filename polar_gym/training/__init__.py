@@ -4,7 +4,8 @@
     batch        traces as rows, what becomes of rows that do not fit or teach nothing, and the counts of both
     tensors      rows as padded arrays
     nemo_rl      rows in the form of NeMo RL
-    trl          episodes in the form of TRL
+    prime_rl     rows in the form of prime-rl
+    trl          rows and episodes in the forms of TRL
     conformance  a check of trainers: the gradient does not depend on the packing
 
     batch = make_batch(infos["trajectory"], max_tokens=32768, zero_variance="drop", multiple_of=8)

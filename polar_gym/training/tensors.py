@@ -58,11 +58,11 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "advantages": filled(np.float32, 0, lambda row: row.advantage * row.loss_mask),
         "rewards": np.array([row.reward for row in rows], dtype=np.float32),
         "lengths": np.array([len(row.token_ids) for row in rows], dtype=np.int64),
-        "session_ids": np.array([_number(row.session_id) for row in rows], dtype=np.int64),
+        "session_ids": np.array([stable_number(row.session_id) for row in rows], dtype=np.int64),
         "session_tokens": np.array([row.session_tokens for row in rows], dtype=np.int64),
         "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
         "truncated": np.array([row.truncated_by is not None for row in rows], dtype=np.int64),
-        **{name: filled(np.float32, value, partial(_as_sampled, name)) for name, value in NEUTRAL.items()},
+        **{name: filled(np.float32, value, partial(as_sampled, name)) for name, value in NEUTRAL.items()},
         "turns": filled(np.int32, -1, lambda row: _numbered(row, row.turns, range(len(row.turns)))),
         "weight_versions": filled(
             np.int32,
@@ -79,8 +79,8 @@ def version_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(span.version for row in rows for span in row.weight_versions))
 
 
-def _as_sampled(name: str, row: Row) -> np.ndarray:
-    """Return a sampling field of each token."""
+def as_sampled(name: str, row: Row) -> np.ndarray:
+    """Return a sampling field of each token; the neutral value where the row trains no token and no turn is known."""
     known = row.sampling.get(name, NEUTRAL[name])
     values = np.where(row.loss_mask == 1, known, NEUTRAL[name])
     for turn in row.turns:
@@ -96,9 +96,9 @@ def _numbered(row: Row, spans: Sequence[Turn | WeightVersion], numbers: Sequence
     return values
 
 
-def _number(session_id: str) -> int:
-    """Return a number for a session: rows of one session may be in several micro-batches and on several ranks."""
-    return int.from_bytes(blake2b(session_id.encode(), digest_size=7).digest()) if session_id else -1
+def stable_number(name: str) -> int:
+    """Return the number of a session or group, the same in all processes; -1 for the empty name of inert rows."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=7).digest()) if name else -1
 
 
 def _experts(rows: Sequence[Row], length: int) -> dict[str, np.ndarray]:

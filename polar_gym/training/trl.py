@@ -1,4 +1,14 @@
-"""Episodes as TRL's `GRPOTrainer` takes them from a `rollout_func`: one row for each prompt, in order.
+"""Rows and episodes in the two forms of TRL.
+
+`AsyncGRPOTrainer` takes all rows of a session, with our advantages. Put them on the queue of a `rollout_worker`:
+
+    for sample in rollout_samples(batch.rows, model_version):
+        worker.rollout_buffer.put(RolloutSample(**sample))
+
+With TRL 1.16 the gradient does not depend on the packing (see `training.conformance`) as long as
+`gradient_accumulation_steps` is 1: TRL divides each micro-batch by the tokens of that micro-batch.
+
+`GRPOTrainer` takes one row for each prompt from a `rollout_func`, in order.
 
     def rollout_func(prompts, trainer):  # the dataset's prompts are task ids
         envs.reset(options={"task_id": prompts})
@@ -8,7 +18,7 @@
     GRPOTrainer(model, reward_funcs=episode_reward, rollout_func=rollout_func, ...)
 
 TRL computes the advantages, over one row for each session. Therefore each session gives its trace with the most
-trainable tokens. Its other traces are counted and not trained: use `make_batch` where sessions fork. `env_mask` is
+trainable tokens. Its other traces are counted and not trained: use the form above where sessions fork. `env_mask` is
 TRL's name for the loss mask of a completion. A session without a reward gets None: TRL leaves that session out of its
 group and does not train it. Tried with TRL 1.16, which passes every prompt to `rollout_func` once for each sample that
 it wants.
@@ -19,11 +29,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from polar_gym.schema import Episode, Trace
-from polar_gym.training.batch import BatchCounts, begin_counts, check_logprobs
+from polar_gym.training.batch import BatchCounts, Row, begin_counts, check_logprobs
+from polar_gym.training.tensors import stable_number
 
 NOTHING_ID = 0
 """The only token of a session without traces: TRL needs one token of prompt and one of completion."""
+
+
+def rollout_samples(rows: Sequence[Row], model_version: int) -> list[dict[str, Any]]:
+    """Return the fields of one `RolloutSample` for each row of a whole batch; inert rows have none.
+
+    TRL weighs all tokens the same, so that other weights become part of the advantage. `model_version`: TRL's count of
+    its weight updates when the sessions began; TRL drops what is too old.
+    """
+    tokens = sum(row.trainable_tokens for row in rows)
+    return [
+        {
+            "prompt": [],
+            "completion": [],
+            "input_ids": row.token_ids.astype(np.int64),
+            "completion_mask": row.loss_mask.astype(np.int64),
+            "old_log_probs": row.logprobs,
+            "advantage": row.advantage * float(row.weights.max()) * tokens,
+            "model_version": model_version,
+            "group_id": stable_number(row.group_id),
+            "metrics": {"reward": row.reward},
+        }
+        for row in rows
+        if not row.inert
+    ]
 
 
 def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], BatchCounts]:

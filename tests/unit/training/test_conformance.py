@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -24,26 +23,12 @@ from tests.support.calls import make_call
 from tests.support.episodes import forked, make_episode, sessions
 
 VOCABULARY = 32
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Any]:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not here; `make test` runs these on the interpreter that has it")
-    torch: Any = importlib.import_module("torch")
-    transformers: Any = importlib.import_module("transformers")
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads cost more than these sums
-    sizes = {"n_positions": 128, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.3}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
-    yield transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCABULARY, **sizes, **off)).double()
-    torch.set_num_threads(threads)
+"""That of `tiny_gpt2`."""
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_arrays_obey_the_law(model: Any, seed: int) -> None:
-    findings = check(train_arrays, model, vocabulary=VOCABULARY, seed=seed)
+def test_the_arrays_obey_the_law(tiny_gpt2: Any, seed: int) -> None:
+    findings = check(train_arrays, tiny_gpt2, vocabulary=VOCABULARY, seed=seed)
     assert len(findings) == 4 * 2 * 5
     assert holds(findings), findings
 
@@ -53,7 +38,7 @@ def test_the_arrays_obey_the_law(model: Any, seed: int) -> None:
     calls=call_trees.sessions(), loss=st.sampled_from(sorted(LOSSES)), weighting=st.sampled_from(["token", "session"])
 )
 def test_the_gradient_does_not_depend_on_the_builder(
-    model: Any, calls: list[ModelCall], loss: str, weighting: Any
+    tiny_gpt2: Any, calls: list[ModelCall], loss: str, weighting: Any
 ) -> None:
     """Guards against a builder that trains other tokens, or the same ones after others."""
     torch: Any = importlib.import_module("torch")
@@ -63,9 +48,9 @@ def test_the_gradient_does_not_depend_on_the_builder(
         trajectory = build_trajectory(calls, BuilderSpec(name=builder))
         other = make_episode("b", 0.0, [make_call(0, [1], [2, 3])])
         rows = make_batch([merged.model_copy(update={"trajectory": trajectory}), other], weighting=weighting).rows
-        model.zero_grad()
-        train_arrays(model, Step(ranks=[[rows]], loss=loss, weighting=weighting))
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        tiny_gpt2.zero_grad()
+        train_arrays(tiny_gpt2, Step(ranks=[[rows]], loss=loss, weighting=weighting))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in tiny_gpt2.parameters()]))
     assert torch.norm(gradients[0] - gradients[1]) <= 1e-6 * torch.norm(gradients[0])
 
 
@@ -117,15 +102,15 @@ def _loss(model: Any, step: Step, batch: dict[str, Any], weights: Any) -> Any:
     ],
 )
 def test_known_bugs_are_caught(
-    model: Any, adapter: Callable[[Any, Step], None], loss: str, weighting: Any, caught_by: str
+    tiny_gpt2: Any, adapter: Callable[[Any, Step], None], loss: str, weighting: Any, caught_by: str
 ) -> None:
-    findings = check(adapter, model, vocabulary=VOCABULARY, losses={loss: LOSSES[loss]}, weightings=[weighting])
+    findings = check(adapter, tiny_gpt2, vocabulary=VOCABULARY, losses={loss: LOSSES[loss]}, weightings=[weighting])
     assert not holds(findings)
     (difference,) = (finding.difference for finding in findings if finding.split == caught_by)
     assert difference > 0.05, findings
 
 
-def test_a_model_in_a_small_float_is_refused(model: Any) -> None:
+def test_a_model_in_a_small_float_is_refused(tiny_gpt2: Any) -> None:
     """Guards against a check whose differences are those of rounding."""
     torch: Any = importlib.import_module("torch")
     with pytest.raises(ValueError, match=r"parameters of torch.float32: call model.double\(\) first"):

@@ -1,0 +1,139 @@
+"""Adapters for the check of the packing that run the code of trainers: loss, collator and records are theirs.
+
+TRL (1.16) needs `trl` and `accelerate`; prime-rl (559b447) needs a checkout's `src` and its configs on the path, and
+`jaxtyping` and `beartype`. Forward passes are those of the model under test, because the trainers' need a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from dataclasses import asdict
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+from polar_gym.training import Row
+from polar_gym.training.conformance import CLIP, Step
+from polar_gym.training.prime_rl import training_samples
+from polar_gym.training.trl import rollout_samples
+
+
+def _rows(step: Step) -> list[Row]:
+    return list(chain(*chain(*step.ranks)))
+
+
+def trl_one_accumulation_step(model: Any, step: Step) -> None:
+    """Run AsyncGRPOTrainer with one micro-batch on each rank."""
+    trl_accumulating(model, Step(ranks=[[list(chain(*rank))] for rank in step.ranks], loss="", weighting="token"))
+
+
+def trl_accumulating(model: Any, step: Step) -> None:
+    """Run AsyncGRPOTrainer with as many micro-batches as the step has."""
+    asynchronous: Any = importlib.import_module("trl.experimental.async_grpo.async_grpo_trainer")
+    packing: Any = importlib.import_module("trl.experimental.async_grpo.packing")
+    rows = [row for row in _rows(step) if not row.inert]
+    samples = [asynchronous.RolloutSample(**sample) for sample in rollout_samples(rows, model_version=0)]
+    by_row = {id(row): asdict(sample) for row, sample in zip(rows, samples, strict=True)}
+    trainer = _trl_trainer(len(step.ranks), max(map(len, step.ranks)))
+    for number in range(max(map(len, step.ranks))):
+        trees = []
+        for rank in step.ranks:
+            tree = packing.TreeRow()
+            for row in rank[number] if number < len(rank) else []:
+                if not row.inert:
+                    tree.add(by_row[id(row)])
+            trees += [tree] if tree.samples else []  # TRL's planner leaves no rank without a sample
+        if trees:
+            batch = asynchronous.DataCollatorForRollout(pad_token_id=0, num_processes=len(trees))([trees])
+            for place in range(len(trees)):
+                inputs = {name: values[place : place + 1] for name, values in batch.items()}
+                loss = asynchronous.AsyncGRPOTrainer.compute_loss(trainer, _TreeForward(model), inputs)
+                (loss / len(step.ranks)).backward()
+
+
+def _trl_trainer(ranks: int, accumulation_steps: int) -> Any:
+    """Return what `compute_loss` reads and counts of its trainer."""
+    alone = SimpleNamespace(num_processes=ranks, reduce=lambda values, **_: values, gather=lambda values: values)
+    counters = ("forward_tokens", "trained_tokens", "seq_len_weighted", "samples", "forward_s")
+    return SimpleNamespace(
+        accelerator=alone,
+        epsilon_low=CLIP,
+        epsilon_high=CLIP,
+        aux_loss_enabled=False,
+        current_gradient_accumulation_steps=accumulation_steps,
+        _metrics={"train": defaultdict(list)},
+        **{f"_step_{name}": 0.0 for name in counters},
+    )
+
+
+class _TreeForward:
+    """The forward pass over a packed tree: each segment after its path, as TRL's attention sees it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, *, input_ids: Any, shift_labels: Any, **tree: Any) -> Any:
+        torch: Any = importlib.import_module("torch")
+        parts = []
+        queries, keys = tree["tree_cu_seqlens_q"].tolist(), tree["tree_cu_seqlens_k"].tolist()
+        for segment in range(len(queries) - 1):
+            path = tree["tree_kv_index"][keys[segment] : keys[segment + 1]]
+            own = queries[segment + 1] - queries[segment]
+            parts.append(self.model(input_ids=input_ids[:, path]).logits[:, -own:])
+        logprobs = torch.cat(parts, 1).log_softmax(-1).gather(-1, shift_labels.clamp(min=0)[..., None])[..., 0]
+        return SimpleNamespace(log_probs=logprobs, entropy=torch.zeros_like(logprobs))
+
+
+def prime_rl(model: Any, step: Step) -> None:
+    """Run prime-rl's `compute_loss` on its own records. Its `train` counts weighted tokens and sums over all ranks."""
+    torch: Any = importlib.import_module("torch")
+    loss: Any = importlib.import_module("prime_rl.trainer.rl.loss")
+    batch: Any = importlib.import_module("prime_rl.trainer.batch")
+    types: Any = importlib.import_module("prime_rl.transports.rollouts.types")
+    rows = [row for row in _rows(step) if not row.inert]
+    fields = training_samples(rows, env_name="swe")
+    ready = [batch.prepare_sample(types.TrainingSample(**sample), seq_len=1024) for sample in fields]
+    by_row = {id(row): sample for row, sample in zip(rows, ready, strict=True)}
+    scale = sum(row.trainable_tokens for row in rows)
+    for part in (part for rank in step.ranks for part in rank):
+        samples = [by_row[id(row)] for row in part if not row.inert]
+        if not samples:
+            continue
+        own = [_prime_rl_logprobs(model, loss, sample) for sample in samples]
+        named = ("inference_logprobs", "advantages", "rl_weights")
+        streams = {name: [torch.tensor(getattr(sample, name)).double() for sample in samples] for name in named}
+        masks = [torch.tensor(sample.loss_mask) for sample in samples]
+        total, _ = loss.compute_loss(
+            trainer_logprobs=own,
+            loss_mask=masks,
+            **streams,
+            **dict.fromkeys(("ref_logprobs", "ce_weights", "ref_kl_weights")),
+            rl_loss_fn=loss.setup_rl_loss_fn(prime_rl_config()),
+            rl_scale=scale,
+            ce_scale=1,
+            ref_kl_scale=1,
+        )
+        total.backward()
+
+
+def _prime_rl_logprobs(model: Any, loss: Any, sample: Any) -> Any:
+    """Return the logprobs of one sequence as `train` computes them, temperatures included."""
+    torch: Any = importlib.import_module("torch")
+    ids = torch.tensor([sample.input_ids])
+    logits = model(input_ids=ids).logits / torch.tensor([sample.temperatures])[..., None].double()
+    chosen = logits.log_softmax(-1).gather(-1, loss.shift_tensor_left(ids)[..., None])[..., 0]
+    return loss.shift_tensor_right(chosen)[0]
+
+
+def prime_rl_config() -> Any:
+    return importlib.import_module("prime_rl.configs.trainer").DefaultLossConfig()
+
+
+def prime_rl_loss(logprobs: Any, captured: Any, advantages: Any) -> Any:
+    """Return prime-rl's default loss of a whole session."""
+    torch: Any = importlib.import_module("torch")
+    loss: Any = importlib.import_module("prime_rl.trainer.rl.loss")
+    mask = torch.ones(len(logprobs), dtype=torch.bool)
+    inputs = loss.LossInputs(logprobs, captured, None, advantages, mask)
+    return loss.default_loss_fn(inputs, prime_rl_config()).loss

@@ -1,0 +1,85 @@
+"""The forms of TRL's asynchronous trainer and of prime-rl; their own code obeys the law of the packing, where it is
+installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polar_gym.training import make_batch
+from polar_gym.training.conformance import LOSSES, check, holds
+from polar_gym.training.prime_rl import training_samples
+from polar_gym.training.trl import rollout_samples
+from tests.support import trainers
+from tests.support.calls import make_call
+from tests.support.choices import experts, recorded_episode
+from tests.support.episodes import forked, make_episode
+
+needs_trl = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None, reason="TRL is not here; see tests/support/trainers.py"
+)
+needs_prime_rl = pytest.mark.skipif(
+    importlib.util.find_spec("prime_rl") is None, reason="prime-rl is not here; see tests/support/trainers.py"
+)
+PPO = {"ppo": LOSSES["ppo"]}
+
+
+@needs_trl
+def test_trl_obeys_the_law_in_one_accumulation_step(tiny_gpt2: Any) -> None:
+    findings = check(trainers.trl_one_accumulation_step, tiny_gpt2, vocabulary=32, losses=PPO)
+    assert holds(findings), findings
+
+
+@needs_trl
+@pytest.mark.xfail(reason="TRL divides each micro-batch by its own tokens (TRL #7206)", strict=True)
+def test_trl_obeys_the_law_while_it_accumulates(tiny_gpt2: Any) -> None:
+    """Tells when the limit that `polar_gym.training.trl` names is gone."""
+    assert holds(check(trainers.trl_accumulating, tiny_gpt2, vocabulary=32, losses=PPO))
+
+
+@needs_prime_rl
+def test_prime_rl_obeys_the_law(tiny_gpt2: Any) -> None:
+    findings = check(trainers.prime_rl, tiny_gpt2, vocabulary=32, losses={"dppo": trainers.prime_rl_loss})
+    assert holds(findings), findings
+
+
+@pytest.mark.parametrize("form", [lambda rows: training_samples(rows, "swe"), lambda rows: rollout_samples(rows, 3)])
+@pytest.mark.parametrize("weighting", ["token", "session"])
+def test_every_trained_token_has_its_weight(form: Callable[[Any], list[dict[str, Any]]], weighting: Any) -> None:
+    """Both trainers take the mean over tokens: advantage times weight, as multiples of the mean weight."""
+    episodes = [make_episode("a", 1.0, forked(3)), make_episode("b", 0.0, [make_call(0, [1], [5, 6])])]
+    batch = make_batch(episodes, weighting=weighting, multiple_of=8)
+    rows, samples = batch.rows[:4], form(batch.rows)
+    assert len(samples) == len(rows), "inert rows are not given"
+    for row, sample in zip(rows, samples, strict=True):
+        mask = np.array(sample.get("mask", sample.get("completion_mask")))
+        gains = np.array(sample.get("advantages", sample.get("advantage"))) * np.array(sample.get("rl_weights", 1.0))
+        assert mask.tolist() == row.loss_mask.tolist()
+        assert (gains * mask).tolist() == pytest.approx(row.advantage * row.weights * batch.counts.tokens)
+
+
+def test_prime_rls_temperatures_stand_where_it_divides_logits() -> None:
+    """Guards against the first token of a turn under the temperature of the tokens before: prime-rl divides the logits
+    at position t, which predict token t + 1, by temperature t."""
+    calls = [
+        make_call(0, [1], [2, 3], sampling={"temperature": 1.5}),
+        make_call(1, [1, 2, 3, 4], [5], sampling={"temperature": 0.5}),
+    ]
+    (sample,) = training_samples(make_batch([make_episode("a", 1.0, calls)]).rows, "swe")
+    assert sample["temperatures"] == [1.5, 1.5, 1.0, 0.5, 1.0]
+
+
+def test_prime_rls_experts_have_a_row_for_the_last_token() -> None:
+    (sample,) = training_samples(make_batch([recorded_episode()]).rows, "swe")
+    encoded = sample["routed_experts"]
+    array = np.frombuffer(encoded["data"], encoded["dtype"]).reshape(encoded["shape"])
+    assert array.tolist() == [*experts([1, 2, 3, 4, 5]).tolist(), [[0, 0]]]
+
+
+def test_prime_rls_reserved_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="env_name='all': prime-rl keeps this name"):
+        training_samples([], "all")
