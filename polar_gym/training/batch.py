@@ -279,10 +279,7 @@ def _parents(traces: Sequence[Trace]) -> list[tuple[str | None, int]]:
 
 def _common_prefix(one: TokenIds, other: TokenIds) -> int:
     length = min(len(one), len(other))
-    if not length or one[0] != other[0]:
-        return 0
-    different = one[:length] != other[:length]
-    return int(different.argmax()) if different.any() else length
+    return int(np.append(one[:length] != other[:length], True).argmax())
 
 
 Span = TypeVar("Span", Turn, WeightVersion)

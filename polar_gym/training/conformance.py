@@ -40,9 +40,8 @@ TokenLoss = Callable[[Any, Any, Any], Any]
 
 def ppo(logprobs: Any, captured: Any, advantages: Any) -> Any:
     """Return the clipped ratio of each token (arXiv:1707.06347, equation 7)."""
-    torch: Any = importlib.import_module("torch")
     ratio = (logprobs - captured).exp()
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    return -(ratio * advantages).minimum(ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 
 
 def tis(logprobs: Any, captured: Any, advantages: Any) -> Any:
@@ -103,7 +102,6 @@ def check(
 ) -> list[Finding]:
     """Return one finding for each loss, weighting and split. `seed` chooses the sessions and the splits; their ids are
     below `vocabulary`. Raises `ValueError` for a model that is not in float64."""
-    torch: Any = importlib.import_module("torch")
     if kinds := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float64"}:
         raise ValueError(f"the model has parameters of {', '.join(kinds)}: call model.double() first")
     traces = _example_traces(model, vocabulary, seed)
@@ -116,7 +114,7 @@ def check(
             step = Step(ranks=ranks, loss=loss, weighting=weighting, length_multiple_of=multiple)
             model.zero_grad(set_to_none=True)
             adapter(model, step)
-            difference = torch.norm(_gradient(model) - right) / torch.norm(right)
+            difference = (_gradient(model) - right).norm() / right.norm()
             findings.append(Finding(loss, weighting, split, float(difference)))
     return findings
 

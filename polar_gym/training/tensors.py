@@ -8,7 +8,7 @@ loss = -(weights[:, 1:] * minimum(ratio * advantages, clip(ratio) * advantages))
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -48,7 +48,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         return array
 
     numbers = {name: number for number, name in enumerate(dict.fromkeys(row.group_id for row in rows if row.group_id))}
-    versions = version_names(rows)
+    versions = {name: number for number, name in enumerate(version_names(rows))}
     return {
         "input_ids": filled(np.int64, pad_id, lambda row: pad_id if row.inert else row.token_ids),
         "attention_mask": filled(np.int64, 0, lambda row: 1),
@@ -63,12 +63,8 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
         "truncated": np.array([row.truncated_by is not None for row in rows], dtype=np.int64),
         **{name: filled(np.float32, value, partial(as_sampled, name)) for name, value in NEUTRAL.items()},
-        "turns": filled(np.int32, -1, lambda row: _numbered(row, row.turns, range(len(row.turns)))),
-        "weight_versions": filled(
-            np.int32,
-            -1,
-            lambda row: _numbered(row, row.weight_versions, [versions.index(s.version) for s in row.weight_versions]),
-        ),
+        "turns": filled(np.int32, -1, lambda row: _spread(row.turns, range(len(row.turns)), _nowhere(row))),
+        "weight_versions": filled(np.int32, -1, lambda row: _versions(row, versions)),
         **_experts(rows, length),
         **_kept(rows, length),
     }
@@ -82,18 +78,23 @@ def version_names(rows: Sequence[Row]) -> list[str]:
 def as_sampled(name: str, row: Row) -> np.ndarray:
     """Return a sampling field of each token; the neutral value where the row trains no token and no turn is known."""
     known = row.sampling.get(name, NEUTRAL[name])
-    values = np.where(row.loss_mask == 1, known, NEUTRAL[name])
-    for turn in row.turns:
-        values[turn.start : turn.end] = turn.sampling.get(name, known)
-    return values
+    values = [turn.sampling.get(name, known) for turn in row.turns]
+    return _spread(row.turns, values, np.where(row.loss_mask == 1, known, NEUTRAL[name]))
 
 
-def _numbered(row: Row, spans: Sequence[Turn | WeightVersion], numbers: Sequence[int]) -> np.ndarray:
-    """Return the number of the span that each token is in; -1 outside of them."""
-    values = np.full(len(row.token_ids), -1)
-    for span, number in zip(spans, numbers, strict=True):
-        values[span.start : span.end] = number
-    return values
+def _versions(row: Row, numbers: Mapping[str, int]) -> np.ndarray:
+    return _spread(row.weight_versions, [numbers[span.version] for span in row.weight_versions], _nowhere(row))
+
+
+def _nowhere(row: Row) -> np.ndarray:
+    return np.full(len(row.token_ids), -1)
+
+
+def _spread(spans: Sequence[Turn | WeightVersion], values: Sequence[float], array: np.ndarray) -> np.ndarray:
+    """Write the value of each span to its tokens."""
+    for span, value in zip(spans, values, strict=True):
+        array[span.start : span.end] = value
+    return array
 
 
 def stable_number(name: str) -> int:

@@ -13,8 +13,8 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-from polar_gym.training import Row
-from polar_gym.training.conformance import CLIP, Step
+from polar_gym.training import Row, padded, to_torch
+from polar_gym.training.conformance import CLIP, KL_COEFFICIENT, TRUNCATE_AT, Step, token_logprobs
 from polar_gym.training.prime_rl import training_samples
 from polar_gym.training.trl import rollout_samples
 
@@ -83,6 +83,64 @@ class _TreeForward:
             parts.append(self.model(input_ids=input_ids[:, path]).logits[:, -own:])
         logprobs = torch.cat(parts, 1).log_softmax(-1).gather(-1, shift_labels.clamp(min=0)[..., None])[..., 0]
         return SimpleNamespace(log_probs=logprobs, entropy=torch.zeros_like(logprobs))
+
+
+def trl_grpo(model: Any, step: Step) -> None:
+    """Run GRPOTrainer's loss (`dapo`) on rows, with our advantages."""
+    trl: Any = importlib.import_module("trl")
+    torch: Any = importlib.import_module("torch")
+    tokens = sum(row.trainable_tokens for row in _rows(step))
+    trainer = _trl_grpo_trainer(step, len(step.ranks))
+    for rows in (part for rank in step.ranks for part in rank):
+        arrays = to_torch(padded(rows, step.pad_id, length_multiple_of=step.length_multiple_of))
+        captured = arrays["old_logprobs"][:, 1:]
+        inputs = {
+            "prompt_ids": arrays["input_ids"][:, :1],
+            "prompt_mask": arrays["attention_mask"][:, :1],
+            "completion_ids": arrays["input_ids"][:, 1:],
+            "completion_mask": arrays["attention_mask"][:, 1:],
+            "tool_mask": arrays["loss_mask"][:, 1:],
+            "advantages": torch.tensor([row.advantage * float(row.weights.max()) * tokens for row in rows]).double(),
+            "old_per_token_logps": None if step.loss == "tis" else captured,
+            "ref_per_token_logps": captured,
+            "num_items_in_batch": torch.tensor(tokens),
+        }
+        if step.loss == "tis":
+            with torch.no_grad():
+                own = token_logprobs(model, arrays["input_ids"], arrays["attention_mask"])[:, 1:]
+            inputs["importance_sampling_ratio"] = (own - captured).exp().clamp(max=TRUNCATE_AT)
+        if inputs["completion_ids"].shape[1]:
+            (trl.GRPOTrainer._compute_loss(trainer, model, inputs) / len(step.ranks)).backward()
+
+
+def _trl_grpo_trainer(step: Step, ranks: int) -> Any:
+    """Return what `_compute_loss` reads and counts of its trainer."""
+
+    def logprobs(model: Any, input_ids: Any, attention_mask: Any, kept: int, **_: Any) -> Any:
+        own = token_logprobs(model, input_ids, attention_mask)[:, -kept:]
+        return own, own.detach(), None
+
+    return SimpleNamespace(
+        _get_per_token_logps_and_entropies=logprobs,
+        accelerator=SimpleNamespace(
+            num_processes=ranks, reduce=lambda values, **_: values, gather=lambda values: values
+        ),
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        model=SimpleNamespace(training=True),
+        loss_type="dapo",
+        importance_sampling_level="sequence" if step.loss == "gspo" else "token",
+        beta=KL_COEFFICIENT if step.loss == "kl" else 0.0,
+        epsilon_low=CLIP,
+        epsilon_high=CLIP,
+        use_vllm=step.loss == "tis",
+        vllm_importance_sampling_correction=True,
+        current_gradient_accumulation_steps=1,
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list)},
+    )
 
 
 def prime_rl(model: Any, step: Step) -> None:

@@ -41,6 +41,14 @@ def test_trl_obeys_the_law_while_it_accumulates(tiny_gpt2: Any) -> None:
     assert holds(check(trainers.trl_accumulating, tiny_gpt2, vocabulary=32, losses=PPO))
 
 
+@needs_trl
+def test_trls_token_level_losses_obey_the_law(tiny_gpt2: Any) -> None:
+    """GRPOTrainer's ratio is that of a row, where GSPO's is that of a session, and its KL penalty has no weight."""
+    findings = check(trainers.trl_grpo, tiny_gpt2, vocabulary=32)
+    broken = {(finding.loss, finding.weighting) for finding in findings if not holds([finding])}
+    assert broken == {("gspo", "token"), ("gspo", "session"), ("kl", "session")}, findings
+
+
 @needs_prime_rl
 def test_prime_rl_obeys_the_law(tiny_gpt2: Any) -> None:
     findings = check(trainers.prime_rl, tiny_gpt2, vocabulary=32, losses={"dppo": trainers.prime_rl_loss})
