@@ -9,7 +9,7 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs
 
-SHOWS := show-attacks show-errors show-exact show-faults show-fuzz show-honest show-load show-matrix show-nemo \
+SHOWS := show-attacks show-errors show-exact show-faults show-fuzz show-honest show-law show-load show-matrix show-nemo \
 	show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
 
 .DEFAULT_GOAL := help
@@ -57,6 +57,7 @@ show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 m
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
 show-honest: ## Count correct solutions without the reward, and lost sessions (65 min)
+show-law: ## Pack sessions in several ways, and compare each trainer's gradients (1 min)
 show-load: ## Run 500 sessions at once on one node, then 100 heavier ones (8 min)
 show-matrix: ## Run every harness in every runtime on a bundled task (4 min)
 show-nemo: ## Run NeMo Gym 0.4 and 0.7 on a real vLLM (10 min)
@@ -72,7 +73,7 @@ show-utilisation: ## Compare staged pools with one pool for everything (3 min)
 show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft: PARTS := dev,swe
-show-exact show-splice: PARTS := vllm
+show-exact show-law show-splice: PARTS := vllm
 show-nemo: PARTS := vllm nemo
 
 $(SHOWS): show-%:

@@ -89,5 +89,15 @@ def tiny_model(tokenizer: Any, **sizes: Any) -> Any:
     return transformers.Qwen3ForCausalLM(config)
 
 
+def tiny_gpt2() -> Any:
+    """A one-layer GPT-2 in float64 with 32 tokens and random weights: every part of its sums is in float64."""
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "n_positions": 128, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.3}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **off)).double()
+
+
 if __name__ == "__main__":
     write_tiny_model(Path(sys.argv[1]))
