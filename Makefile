@@ -7,13 +7,13 @@ BIN := .venv/bin
 ARGS ?=
 WORKERS ?= 2
 IMAGE ?= polar-gym
-SOURCES := polar_gym tests benchmarks docs
+SOURCES := polar_gym tests benchmarks docs recipes
 
 SHOWS := show-attacks show-errors show-exact show-faults show-fuzz show-honest show-law show-load show-matrix show-nemo \
 	show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo image clean core dev dev,swe
+.PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^##@ / { print "\n" substr($$0, 5) } \
@@ -97,6 +97,9 @@ vllm: dev ## Install the CPU build of vLLM that tests use (once, 3.5 GB)
 
 nemo: dev ## Install the NeMo Gym versions that tests use (once, 3 GB)
 	PIP_QUIET=1 $(BIN)/python -m tests.e2e.nemo_gym install
+
+nemo-rl: vllm ## Test with NeMo RL's real code: NEMO_RL=DIRECTORY, a checkout of it (4 min)
+	PIP_QUIET=1 $(BIN)/python -m tests.nemo_rl.environment "$(NEMO_RL)" $(ARGS)
 
 image: ## Build the gateway's container image, which trusts what this machine trusts
 	mkdir -p build/ca-certificates

@@ -5,7 +5,8 @@ item's `prompt_token_ids` add to everything seen so far are context. The generat
 each prompt begins with everything seen so far. The calls of a trace are token prefixes of each other, so this holds.
 
 NeMo RL also groups samples by the ids of the first such prompt. A sample whose first prompt differs from that of the
-other samples of its task is alone in its group, and gets no advantage.
+other samples of its task is alone in its group, and gets no advantage. With `grpo.gym_multi_trace`,
+`recipes/nemo_rl/run_grpo.py` groups samples by task, and trains the other traces too.
 """
 
 from __future__ import annotations

@@ -102,8 +102,20 @@ def keys(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from keys(value, section)
 
 
-def test_there_is_a_grpo_recipe_for_each_harness_of_the_paper() -> None:
-    assert {path.stem for path in NEMO_RL} == {"grpo_swe", *(f"grpo_{harness}" for harness in TRAINED)}
+def test_there_are_grpo_recipes_for_each_harness_of_the_paper() -> None:
+    of_harnesses = {f"grpo_{harness}{traces}" for harness in TRAINED for traces in ("", "_all_traces")}
+    assert {path.stem for path in NEMO_RL} == {"grpo_swe", *of_harnesses}
+
+
+@pytest.mark.parametrize("harness", TRAINED)
+def test_a_recipe_for_all_traces_differs_in_one_key(nemo_rl: Path, harness: str) -> None:
+    """`recipes/nemo_rl/run_grpo.py` reads the key, and so does a later NeMo RL."""
+    recipes = shipped_dir("recipes") / "nemo_rl"
+    main, every = (
+        plain(composed_as_nemo_rl_does(recipes / f"grpo_{harness}{end}.yaml")) for end in ("", "_all_traces")
+    )
+    assert every["grpo"].pop("gym_multi_trace") is True
+    assert every == main
 
 
 @pytest.mark.parametrize("harness", TRAINED)
