@@ -5,6 +5,7 @@ as package data. `polar-gym nemo-root` prints its path, or the path of a variant
 agent server's `app.py` in `root/` is a thin adapter to this room. This room never imports NeMo Gym.
 
 - `rollouts`: runs sessions on nodes in the agent server's process;
+- `leftovers`: removes the sandboxes of an agent server that was killed;
 - `verified`: makes the answer of `/run` from an episode;
 - `output`, `envelope`: the two forms in which the answer carries tokens (`response.output` and `training_traces`);
 - `rows`: writes the rows of a data set for NeMo Gym.

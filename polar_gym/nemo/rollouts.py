@@ -29,6 +29,7 @@ from polar_gym.errors import ConfigError, explain
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.nemo.leftovers import Leftovers
 from polar_gym.nemo.verified import Mask, Row, verified, verified_episode
 from polar_gym.registry import Options
 from polar_gym.schema import Episode, Sampling, TaskRequest
@@ -79,10 +80,12 @@ class RowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Machinery:
-    """The parts that the first row starts: the tasks by id, and a node for each replica."""
+    """The parts that the first row starts: the tasks by id, a node for each replica, and the process that removes the
+    sandboxes of a killed server."""
 
     tasks: dict[str, Task]
     nodes: list[Node]
+    leftovers: Leftovers
     stop: AsyncExitStack
 
 
@@ -101,7 +104,8 @@ class Rollouts:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
             request = self._request(machinery, row)
-            episode = await machinery.nodes[turn].rollout(request, int(row.get("_ng_rollout_index") or 0))
+            with machinery.leftovers.watching() as note:
+                episode = await machinery.nodes[turn].rollout(request, int(row.get("_ng_rollout_index") or 0), note)
             return await asyncio.to_thread(self._answer, row, episode)
         except Exception as error:  # noqa: BLE001 - /run must not raise: one broken session would end all others
             return verified(row, _why(error), response_id=uuid.uuid4().hex, created_at=time.time())
@@ -125,8 +129,11 @@ class Rollouts:
     async def _start(self) -> _Machinery:
         tasks = await asyncio.to_thread(load_tasks, self.configs[0])
         async with AsyncExitStack() as stack:
-            nodes = [await stack.enter_async_context(make_node(config, tasks)) for config in self.configs]
-            return _Machinery({task.instance_id: task for task in tasks}, nodes, stack.pop_all())
+            leftovers = await asyncio.to_thread(Leftovers, self.configs[0].runtime)
+            stack.push_async_callback(asyncio.to_thread, leftovers.close)
+            nodes = [make_node(config, tasks, scratch=leftovers.directory) for config in self.configs]
+            started = [await stack.enter_async_context(node) for node in nodes]
+            return _Machinery({task.instance_id: task for task in tasks}, started, leftovers, stack.pop_all())
 
     def _request(self, machinery: _Machinery, row: Row) -> TaskRequest:
         for key in MAPPINGS:
