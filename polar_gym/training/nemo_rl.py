@@ -1,13 +1,14 @@
 """Rows as NeMo RL takes them: message logs, and the data of its policy loss.
 
 NeMo RL knows two roles: a message of the `assistant` with `generation_logprobs` is trained, any other is context.
-Therefore a row is cut where its loss mask changes; tokens of an excluded call are context too. Contents are empty, as
-in NeMo RL's own Gym environment, which reads `token_ids` only.
+Therefore a row is cut behind its prompt and where its loss mask changes; tokens of an excluded call are context too.
+Contents are empty, as in NeMo RL's own Gym environment, which reads `token_ids` only.
 
 NeMo RL's advantage estimators group rows by the ids of their prompt, and count rows. A trace of a sub-agent would be in
 another group than its session, and a session that forked would weigh more in its group. Give NeMo RL one row for each
-session, or use `train_data`, which holds our advantages. This module is written from NeMo RL's sources, and was not run
-with NeMo RL. All arrays are numpy's; `to_torch` turns them into the tensors that NeMo RL wants.
+session, or use `train_data`, which holds our advantages. `recipes/nemo_rl/run_grpo.py` has NeMo RL's own training loop
+do that. All arrays are numpy's; `to_torch` turns them into the tensors that NeMo RL wants. Tried with NeMo RL's real
+functions at commit 7ea279a (`make nemo-rl`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ Message = dict[str, Any]
 
 
 def message_log(row: Row) -> list[Message]:
-    """Return the row as messages whose joined `token_ids` are those of the row."""
+    """Return the row as messages whose joined `token_ids` are those of the row. The first one is the prompt, by which
+    NeMo RL groups rows."""
     changes = np.flatnonzero(np.diff(row.loss_mask)) + 1
-    spans = list(pairwise([0, *changes.tolist(), len(row.token_ids)]))
-    return [_message(row, start, end) for start, end in spans]
+    cuts = sorted({0, row.prompt_length, *changes.tolist(), len(row.token_ids)})
+    return [_message(row, start, end) for start, end in pairwise(cuts)]
 
 
 def _message(row: Row, start: int, end: int) -> Message:

@@ -259,7 +259,7 @@ def test_nemo_rls_reading_of_message_logs_gives_the_rows_back(
             logprobs += message["generation_logprobs"].tolist() if learn else [0.0] * len(message["token_ids"])
         assert mask == row.loss_mask.tolist()
         assert logprobs == row.logprobs.tolist()
-        assert datum["length"] == row.prompt_length, "NeMo RL groups by so many tokens"
+        assert datum["length"] == len(log[0]["token_ids"]) == row.prompt_length, "NeMo RL groups by whole messages"
         assert datum["loss_multiplier"] == float(any(mask))
 
 
