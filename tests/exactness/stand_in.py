@@ -345,12 +345,16 @@ async def _done(response: web.StreamResponse, body: dict[str, Any], sampled: Sam
     """Send the end of a stream, with the engine's count of tokens where the request wants the count."""
     if (body.get("stream_options") or {}).get("include_usage"):
         await _event(response, {"choices": [], "usage": {"completion_tokens": sampled.done}})
-    await response.write(b"data: [DONE]\n\n")
+    await _write(response, b"[DONE]")
     await response.write_eof()
 
 
 async def _event(response: web.StreamResponse, data: dict[str, Any]) -> None:
+    await _write(response, json.dumps(data).encode())
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
     try:
-        await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+        await response.write(b"data: " + data + b"\n\n")
     except ConnectionError as gone:
         raise asyncio.CancelledError from gone  # aiohttp logs every other exception
