@@ -28,10 +28,10 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
     `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
     `advantages` float32 (the session's, where `loss_mask` is 1), `temperature`, `top_p` and `top_k` float32 (as the
     token was sampled; neutral elsewhere), `turns` int32 (the place in `row.turns`, -1 elsewhere), `weight_versions`
-    int32 (the place in `version_names(rows)`, -1 where not known). `(rows,)`: `rewards` float32, `lengths` and
-    `group_ids` int64 (numbered in order; -1 in inert rows), `session_ids` int64 (the same number in all batches and
-    processes; -1 in inert rows), `session_tokens` int64 (trained in all rows of the session), `truncated` int64 (1
-    where a budget ended the session). Everything at position t is about token t itself.
+    int32 (the place in `version_names(rows)`, -1 where not known). `(rows,)`: `rewards` float32, `lengths` int64,
+    `group_ids` and `session_ids` int64 (the same number in all batches and processes; -1 in inert rows),
+    `session_tokens` int64 (trained in all rows of the session), `truncated` int64 (1 where a budget ended the session).
+    Everything at position t is about token t itself.
 
     Where rows have them: `routed_experts` int16 `(rows, length, layers, top_k)`, -1 where unknown, and the sampling
     mask as `kept_offsets` int64 `(rows, length + 1)` into `kept_ids` int32 `(rows, most ids of a row)`.
@@ -47,7 +47,6 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
             line[: len(row.token_ids)] = value(row)
         return array
 
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(row.group_id for row in rows if row.group_id))}
     versions = {name: number for number, name in enumerate(version_names(rows))}
     return {
         "input_ids": filled(np.int64, pad_id, lambda row: pad_id if row.inert else row.token_ids),
@@ -60,7 +59,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "lengths": np.array([len(row.token_ids) for row in rows], dtype=np.int64),
         "session_ids": np.array([stable_number(row.session_id) for row in rows], dtype=np.int64),
         "session_tokens": np.array([row.session_tokens for row in rows], dtype=np.int64),
-        "group_ids": np.array([numbers.get(row.group_id, -1) for row in rows], dtype=np.int64),
+        "group_ids": np.array([stable_number(row.group_id) for row in rows], dtype=np.int64),
         "truncated": np.array([row.truncated_by is not None for row in rows], dtype=np.int64),
         **{name: filled(np.float32, value, partial(as_sampled, name)) for name, value in NEUTRAL.items()},
         "turns": filled(np.int32, -1, lambda row: _spread(row.turns, range(len(row.turns)), _nowhere(row))),

@@ -94,12 +94,14 @@ def test_a_cut_row_trains_the_same_tokens_after_the_same_tokens(episodes: list[E
         assert trained.tolist() == row.loss_mask.tolist()
 
 
-def test_rows_of_one_session_are_known_in_all_batches() -> None:
-    rows = make_batch([make_episode("a", 1.0, forked(2)), make_episode("b", 0.0, forked(1))], multiple_of=4).rows
+def test_sessions_and_groups_have_the_same_numbers_in_all_micro_batches() -> None:
+    """Guards against ratios of half a session, and means of half a group."""
+    episodes = [make_episode("a", 1.0, forked(2)), make_episode("b", 0.0, forked(1), task_id="other")]
+    rows = make_batch(episodes, multiple_of=4).rows
     whole = padded(rows, pad_id=0)
-    one, two, other, inert = whole["session_ids"].tolist()
-    assert one == two != other
     assert whole["session_tokens"].tolist() == [6, 6, 3, 0]
-    assert inert == -1
-    apart = [padded([row], pad_id=0)["session_ids"].item() for row in rows]
-    assert apart == [one, two, other, inert]
+    for name in ("session_ids", "group_ids"):
+        one, two, other, inert = whole[name].tolist()
+        assert one == two != other
+        assert inert == -1
+        assert [padded([row], pad_id=0)[name].item() for row in rows] == [one, two, other, inert]
