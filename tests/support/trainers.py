@@ -1,7 +1,7 @@
 """Adapters for the check of the packing that run the code of trainers: loss, collator and records are theirs.
 
-TRL (1.16) needs `trl` and `accelerate`; prime-rl (559b447) needs a checkout's `src` and its configs on the path, and
-`jaxtyping` and `beartype`. Forward passes are those of the model under test, because the trainers' need a GPU.
+TRL (1.16) is beside torch. prime-rl (559b447) is in no registry: it needs a checkout's `src` and its configs on the
+path, and `jaxtyping` and `beartype`. Forward passes are those of the model under test: the trainers' own need a GPU.
 """
 
 from __future__ import annotations
