@@ -1,6 +1,8 @@
 """The environment of the tests with NeMo RL's real code, in `$POLAR_GYM_CACHE/nemo-rl/venv`.
 
-    python -m tests.nemo_rl.environment CHECKOUT [ARGUMENT]...    # pytest's; `record` writes the recorded rows again
+    python -m tests.nemo_rl.environment CHECKOUT [ARGUMENT]...    # pytest's, or one of these words:
+    record    write the rows that NeMo RL trains (`record`)
+    keys      write the keys that its configs may have (`known_keys`)
 
 CHECKOUT is a checkout of NeMo RL, which is not installed. torch and the rest come from the environment of vLLM (`make
 vllm`), by a path file: NeMo RL's own installation needs CUDA.
@@ -62,7 +64,13 @@ def main(checkout: Path, arguments: list[str]) -> int:
         "POLAR_DATA": "/data",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    program = ["tests.nemo_rl.record"] if arguments == ["record"] else ["pytest", "tests/nemo_rl", *arguments]
+    match arguments:
+        case ["record"]:
+            program = ["tests.nemo_rl.record"]
+        case ["keys"]:
+            program = ["tests.nemo_rl.known_keys"]
+        case _:
+            program = ["pytest", "tests/nemo_rl", *arguments]
     return subprocess.run([python, "-m", *program], env=environment, cwd=CHECKOUT, check=False).returncode
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ def test_the_recipes_load_with_nemo_rls_own_classes(trainer: Any, harness: str) 
     main = trainer.load(f"grpo_{harness}")
     assert (trainer.run_grpo().wants_all_traces(every), trainer.run_grpo().wants_all_traces(main)) == (True, False)
     assert every.policy == main.policy
+
+
+def test_the_known_keys_are_those_of_this_nemo_rl(trainer: Any) -> None:
+    from tests.nemo_rl.known_keys import KNOWN_KEYS, text
+
+    assert KNOWN_KEYS.read_text(encoding="utf-8") == text(Path(os.environ["NEMO_RL"]))
 
 
 @pytest.fixture

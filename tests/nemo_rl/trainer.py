@@ -11,20 +11,15 @@ from __future__ import annotations
 import copy
 import importlib.util
 import sys
-import typing
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import typing_extensions
 
 from polar_gym.paths import shipped_dir
 from tests.support.nemo_rl_cases import Sample, answers_of, row_of
-
-if sys.version_info < (3, 12):
-    typing.TypedDict = typing_extensions.TypedDict  # NeMo RL is for Python 3.13; pydantic wants this one before 3.12
 
 RECIPES = shipped_dir("recipes") / "nemo_rl"
 VOCABULARY = 128
