@@ -72,7 +72,8 @@ def npy_of_array(array: np.ndarray) -> str:
     return base64.b64encode(file.getbuffer()).decode()
 
 
-def _experts(value: Any) -> np.ndarray:
+def experts_of(value: Any) -> np.ndarray:
+    """Return routed experts from an array, lists, or the text of vLLM's answers. Raises `ValueError` for others."""
     array = array_of_npy(value) if isinstance(value, str) else np.asarray(value)
     if array.ndim != 3 or array.dtype.kind not in "iu":
         raise ValueError(f"expected whole numbers of shape (positions, layers, top_k), got {array.dtype} {array.shape}")
@@ -81,7 +82,7 @@ def _experts(value: Any) -> np.ndarray:
 
 RoutedExperts = Annotated[
     NDArray[np.integer[Any]],
-    PlainValidator(_experts),
+    PlainValidator(experts_of),
     PlainSerializer(npy_of_array),
     WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from polar_gym.engines import EngineError
 from polar_gym.engines.sampling import truncating_fields
-from polar_gym.record import RoutedExperts, array_of_npy
+from polar_gym.record import RoutedExperts, experts_of
 from polar_gym.schema import ReplayRecord, SamplingMask
 
 FLAGS: dict[ReplayRecord, str] = {
@@ -39,10 +39,10 @@ class Choices:
         if "routed_experts" not in self._wanted:
             return None
         try:
-            rows = None if self._experts is None else array_of_npy(self._experts)
+            rows = None if self._experts is None else experts_of(self._experts)
         except ValueError as error:
             raise self._wrong("routed_experts", str(error)) from error
-        if rows is None or rows.ndim != 3 or rows.dtype.kind not in "iu" or len(rows) >= prompt + response:
+        if rows is None or len(rows) >= prompt + response:
             told = "none" if rows is None else f"{rows.dtype} {rows.shape} for {prompt} + {response} tokens"
             raise self._wrong("routed_experts", told)
         return rows
