@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 
 from polar_gym.builders.trace import SHAPING
-from polar_gym.schema import Episode, Message, SamplingMask, Trace
+from polar_gym.schema import Episode, Message, Trace
 
 Row = dict[str, Any]
 
@@ -90,12 +90,8 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         "assistant_masks": np.concatenate([np.zeros(len(trace.prompt_ids), dtype=np.int8), trace.loss_mask]),
         "sampling": episode.sampled_with(trace),
         "routed_experts": None if trace.routed_experts is None else trace.routed_experts.astype(np.int16),
-        "kept_ids": None if trace.sampling_mask is None else _kept(trace.sampling_mask.after(len(trace.prompt_ids))),
+        "kept_ids": None if (mask := trace.whole_mask) is None else [ids.tolist() for ids in mask.sets()],
     }
-
-
-def _kept(mask: SamplingMask) -> list[list[int]]:
-    return [ids.tolist() for ids in mask.sets()]
 
 
 def repository(episode: Episode) -> str:

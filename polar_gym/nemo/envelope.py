@@ -84,7 +84,6 @@ def _choices(trace: Trace) -> dict[str, Any]:
     choices: dict[str, Any] = {}
     if trace.routed_experts is not None:
         choices["routed_experts"] = npy_of_array(trace.routed_experts)
-    if trace.sampling_mask is not None:
-        mask = trace.sampling_mask.after(len(trace.prompt_ids))
+    if (mask := trace.whole_mask) is not None:
         choices["sampling_mask"] = {"offsets": mask.offsets.tolist(), "token_ids": mask.token_ids.tolist()}
     return choices

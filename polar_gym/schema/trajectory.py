@@ -53,6 +53,11 @@ class Trace(Record):
     """One for each of `call_ids`, in order; calls that are context only have one, too. None in older episodes."""
 
     @property
+    def whole_mask(self) -> SamplingMask | None:
+        """Return the sampling mask of `prompt_ids + response_ids`; the sets of the prompt are empty."""
+        return None if self.sampling_mask is None else self.sampling_mask.after(len(self.prompt_ids))
+
+    @property
     def trainable_tokens(self) -> int:
         return int(np.count_nonzero(self.loss_mask))
 

@@ -250,7 +250,7 @@ def _row(episode: Episode, trace: Trace, advantage: float) -> Row:
         trace_id=trace.trace_id,
         sampling=episode.sampled_with(trace),
         routed_experts=trace.routed_experts,
-        sampling_mask=None if trace.sampling_mask is None else trace.sampling_mask.after(before),
+        sampling_mask=trace.whole_mask,
         kind=trace.kind,
         finish_reason=trace.finish_reason,
         truncated_by=episode.session.truncated_by,
