@@ -9,14 +9,18 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
 from tests.exactness import laws
 from tests.exactness.books import Books, Call, Trace
 from tests.exactness.choices import from_npy, to_npy
+from tests.exactness.clients import clean_sessions
 from tests.exactness.counters import COUNTED, check_counters
 from tests.exactness.recording import Answer
+from tests.exactness.stage import staged
+from tests.exactness.stand_in import StandIn
 
 
 @dataclass(slots=True)
@@ -49,6 +53,17 @@ class Records:
                 start = len(call.prompt) - len(trace.prompt)
                 if len(call.ids) >= least and all(trace.mask[start : start + len(call.ids)]):
                     yield books, trace, call, start
+
+
+async def clean_records(directory: Path) -> Records:
+    """Return the records of sessions in which nothing fails."""
+    engine = StandIn()
+    await engine.start()
+    async with staged(engine.url, directory) as stage:
+        await clean_sessions(stage)
+        records = Records(stage.answers(), stage.books(), stage.owners, engine.sampled)
+    await engine.stop()
+    return records
 
 
 Plant = Callable[[Records], None]

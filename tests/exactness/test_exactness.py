@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.exactness.cases import CASES, run_case
-from tests.exactness.clients import clean_sessions
 from tests.exactness.fuzz import play_round
-from tests.exactness.mutations import MUTATIONS, OF_CHOICES, Records, missed
-from tests.exactness.stage import staged
-from tests.exactness.stand_in import StandIn
+from tests.exactness.mutations import MUTATIONS, OF_CHOICES, clean_records, missed
 
 SHORT = ("D3e", "D5", "D6", "D9", "D11")
 """The cases in which a gateway once lost tokens; `make show-exact` plays all."""
@@ -41,12 +38,7 @@ async def test_records_of_the_samplers_choices_stay_aligned(tmp_path: Path) -> N
 
 
 async def test_every_planted_mistake_is_found(tmp_path: Path) -> None:
-    engine = StandIn()
-    await engine.start()
-    async with staged(engine.url, tmp_path) as stage:
-        await clean_sessions(stage)
-        records = Records(stage.answers(), stage.books(), stage.owners, engine.sampled)
-    await engine.stop()
+    records = await clean_records(tmp_path)
     assert {law: found for law, found in records.breaches().items() if found} == {}
     assert missed(records) == []
     assert len(MUTATIONS) > 20

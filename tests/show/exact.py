@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import copy
 import sys
 import tempfile
 from collections import Counter
@@ -22,14 +21,11 @@ from rich.table import Table
 from tests.e2e.vllm_server import VllmServer, run_server, trained_model, vllm_python
 from tests.exactness import laws
 from tests.exactness.cases import CASES, run_case
-from tests.exactness.clients import clean_sessions
 from tests.exactness.command_lines import roll_out
 from tests.exactness.counters import COUNTED, check_counters, never_sent
 from tests.exactness.fuzz import Round, play_round
-from tests.exactness.mutations import MUTATIONS, Records, missed
+from tests.exactness.mutations import MUTATIONS, clean_records, missed
 from tests.exactness.scoring import SCORED, score
-from tests.exactness.stage import staged
-from tests.exactness.stand_in import StandIn
 from tests.show.result import HARNESSES, Result, make_parser, parse
 
 NAMED = "every named case passes"
@@ -88,13 +84,7 @@ def _figures(title: str, figures: Counter[str]) -> Table:
 
 async def show_mutations(result: Result, console: Console, directory: Path) -> None:
     """Plant mistakes in the records of clean sessions."""
-    engine = StandIn()
-    await engine.start()
-    async with staged(engine.url, directory) as stage:
-        await clean_sessions(stage)
-        records = Records(stage.answers(), stage.books(), stage.owners, engine.sampled)
-    await engine.stop()
-    found = missed(copy.deepcopy(records))
+    found = missed(await clean_records(directory))
     result.check(CAUGHT, found)
     result.figures["mistakes planted"] = len(MUTATIONS)
     console.print(f"{len(MUTATIONS) - len(found)} of {len(MUTATIONS)} planted mistakes were found")
