@@ -39,6 +39,7 @@ from typing import Any
 import torch
 from nemo_rl.algorithms import grpo
 from nemo_rl.experience import rollouts
+from nemo_rl.utils.logger import Logger
 
 SCRIPT = Path(os.environ.get("NEMO_RL", "/opt/nemo-rl")) / "examples" / "nemo_gym" / "run_grpo_nemo_gym.py"
 REPLACED = (
@@ -67,9 +68,10 @@ def main() -> None:
 
         def setup(config: Any, *arguments: Any, **options: Any) -> Any:
             check(config)
-            parts = set_up(config, *arguments, **options)
-            install(parts[0], config)
-            return parts
+            policy, *parts = set_up(config, *arguments, **options)
+            install(policy, config)
+            keep_metrics(next(part for part in parts if isinstance(part, Logger)))
+            return policy, *parts
 
         script.setup = setup
     script.main()
@@ -120,6 +122,19 @@ def check(config: Any) -> None:
         sys.exit(
             "grpo.gym_multi_trace cannot be used with:\n" + "\n".join(name for name, is_bad in bad.items() if is_bad)
         )
+
+
+def keep_metrics(logger: Any) -> None:
+    """Write the numbers that NeMo RL logs to `metrics.jsonl` in its directory of logs, too."""
+    path, log_metrics = Path(logger.base_log_dir) / "metrics.jsonl", logger.log_metrics
+
+    def log_and_keep(metrics: dict[str, Any], step: int, prefix: str = "", *rest: Any, **options: Any) -> None:
+        log_metrics(metrics, step, prefix, *rest, **options)
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        with path.open("a") as file:
+            file.write(json.dumps({"step": step, "prefix": prefix, "metrics": numbers}) + "\n")
+
+    logger.log_metrics = log_and_keep
 
 
 def install(policy: Any, config: Any) -> None:
