@@ -64,17 +64,20 @@ def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def train_data(rows: Sequence[Row], pad_id: int, *, make_sequence_length_divisible_by: int = 1) -> dict[str, Any]:
-    """Return the arrays that the policy's training step reads, the advantages included.
+    """Return the arrays that the policy's training step reads. Pass all rows of the step.
 
-    The token-level loss of NeMo RL is the mean over `token_mask` in all rows, which is our `weighting="token"`. Raises
-    `ValueError` where there are no rows.
+    NeMo RL's token-level loss is the mean over `token_mask` in all rows. Therefore advantages are multiplied by the
+    weights of their tokens, relative to the mean weight: by 1 with `weighting="token"`. A KL penalty stays a mean over
+    tokens. Raises `ValueError` where there are no rows.
     """
     arrays = padded(rows, pad_id, length_multiple_of=make_sequence_length_divisible_by)
+    trained = arrays["weights"][arrays["loss_mask"] == 1].astype(np.float64)
+    relative = arrays["weights"] / (trained.mean() if trained.size else 1)
     return {
         "input_ids": arrays["input_ids"],
         "input_lengths": arrays["lengths"].astype(np.int32),
         "generation_logprobs": arrays["old_logprobs"],
-        "advantages": arrays["advantages"],
+        "advantages": (arrays["advantages"] * relative).astype(np.float32),
         "token_mask": arrays["loss_mask"],
         "sample_mask": np.array([row.trainable_tokens > 0 for row in rows], dtype=np.float32),
     }

@@ -273,6 +273,13 @@ def test_nemo_rls_train_data() -> None:
     assert [message["role"] for message in message_log(rows[0])] == ["user", "assistant"]
 
 
+def test_nemo_rls_advantages_hold_the_weights() -> None:
+    """NeMo RL's mean is over tokens: a session of six trained tokens weighs as much as one of three."""
+    episodes = [make_episode("a", 1.0, forked(2)), make_episode("b", 0.0, forked(1))]
+    data = train_data(make_batch(episodes, weighting="session").rows, pad_id=0)
+    assert data["advantages"][:, 1].tolist() == pytest.approx([0.375, 0.375, -0.75])
+
+
 @effort(max_examples=30)
 @given(episodes=sessions())
 def test_trl_gets_one_row_for_each_episode(episodes: list[Episode]) -> None:
