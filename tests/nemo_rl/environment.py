@@ -3,6 +3,7 @@
     python -m tests.nemo_rl.environment CHECKOUT [ARGUMENT]...    # pytest's, or one of these words:
     record    write the rows that NeMo RL trains (`record`)
     keys      write the keys that its configs may have (`known_keys`)
+    law       compare its gradients with those of whole sessions (`make show-law`)
 
 CHECKOUT is a checkout of NeMo RL, which is not installed. torch and the rest come from the environment of vLLM (`make
 vllm`), by a path file: NeMo RL's own installation needs CUDA.
@@ -69,6 +70,8 @@ def main(checkout: Path, arguments: list[str]) -> int:
             program = ["tests.nemo_rl.record"]
         case ["keys"]:
             program = ["tests.nemo_rl.known_keys"]
+        case ["law", *options]:
+            program = ["tests.show.law", *options]
         case _:
             program = ["pytest", "tests/nemo_rl", *arguments]
     return subprocess.run([python, "-m", *program], env=environment, cwd=CHECKOUT, check=False).returncode

@@ -2,17 +2,20 @@
 
 The table has the relative difference between the gradient of one step and that of the whole sessions, the largest of
 all seeds: adapters x losses x weightings x splits. Our arrays must obey the law, and known bugs of trainers must not.
-TRL and prime-rl are tried where this interpreter finds them (`tests/support/trainers.py` says what they need).
+TRL and prime-rl are tried where this interpreter finds them (`tests/support/trainers.py` says what they need). NeMo RL
+is tried with `NEMO_RL=DIRECTORY`, a checkout of it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -21,8 +24,9 @@ from polar_gym.console import make_console
 from polar_gym.training.batch import Weighting
 from polar_gym.training.conformance import LOSSES, TOLERANCE, Adapter, TokenLoss, check, train_arrays
 from tests.e2e.vllm_server import INSTALL, vllm_python
+from tests.nemo_rl import environment
 from tests.show.result import Result, make_parser, parse
-from tests.support import packing_bugs, trainers
+from tests.support import nemo_rl_loss, packing_bugs, trainers
 from tests.support.tiny_model import tiny_gpt2
 
 HELD, CAUGHT, KNOWN = LAWS = (
@@ -65,6 +69,7 @@ def cases() -> list[Case]:
         Case("ratios of rows", packing_bugs.ratio_of_each_row, GSPO, CAUGHT),
         Case("TRL GRPOTrainer", trainers.trl_grpo, LOSSES, KNOWN, limits, needs="trl"),
         Case("TRL AsyncGRPOTrainer", trainers.trl_one_accumulation_step, PPO, KNOWN, needs="trl"),
+        Case("NeMo RL", nemo_rl_loss.nemo_rl, nemo_rl_loss.LOSSES_OF_SESSIONS, KNOWN, limits, needs="nemo_rl"),
     ]
     return [*every, Case("prime-rl", trainers.prime_rl, {"own": trainers.prime_rl_loss}, KNOWN, needs="prime_rl")]
 
@@ -96,6 +101,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="choices of sessions and splits (default: %(default)s)")
     options = parse(parser, quick={"seeds": 1})
     if importlib.util.find_spec("torch") is None:
+        if checkout := os.environ.get("NEMO_RL"):
+            return environment.main(Path(checkout).resolve(), ["law", *sys.argv[1:]])
         python = vllm_python() or sys.exit(f"torch is missing; install it with: {INSTALL}")
         return subprocess.run([python, "-m", "tests.show.law", *sys.argv[1:]], check=False).returncode
     importlib.import_module("torch").set_num_threads(1)  # threads cost more than these sums
