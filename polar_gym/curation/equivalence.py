@@ -31,14 +31,14 @@ ENOUGH, FEWEST = 20, 5
 
 _HEADING = re.compile(r"_+ (?!_ )|(?:FAIL|ERROR): |Ran \d+ tests? |=+ ")
 """Matches the start of a line above a failure in a log of pytest or unittest, and of a line below the last failure."""
-_MESSAGE = re.compile(r"E  .*|[\w.]+: .*|[-+?] .*")
+_MESSAGE = re.compile(r"E  .*|[\w.]+: .*|[-+?] .*| {1,2}(?!File )[^ |].*")
 """Matches lines of a failure's message. The lines of a traceback differ where only the code differs."""
 _NOISE = re.compile(r"0x[0-9a-f]+|\bline \d+|\.py:\d+|/tmp/\S+|\b\d+\.\d+ ?m?s\b")
 
 
 async def equivalent(task: Task, bench: Bench, patches: Sequence[WrongPatch]) -> dict[WrongPatch, str]:
     """Return the patches that behave as the solution does, each with examples. Raises what a grading raises."""
-    task = with_one_hash_seed(task)
+    task = comparable(task)
     same, existing = list(patches), 0
     compared: list[str] = []
     for turn in range(ROUNDS):
@@ -56,10 +56,14 @@ async def equivalent(task: Task, bench: Bench, patches: Sequence[WrongPatch]) ->
     return dict.fromkeys(same, f"{len(compared)} altered tests, e.g. {'; '.join(examples)}")
 
 
-def with_one_hash_seed(task: Task) -> Task:
-    """Return the task with tests that hash texts alike in each run: messages list sets in the order of hashes."""
+def comparable(task: Task) -> Task:
+    """Return the task with tests whose logs can be compared.
+
+    Messages list sets in the order of hashes. With its own tracebacks, pytest parses the whole file for each failure.
+    """
     field = "test_command" if task.test_command else "eval_script"
-    return task.model_copy(update={field: f"export PYTHONHASHSEED=0\n{getattr(task, field)}"})
+    variables = "export PYTHONHASHSEED=0 PYTEST_ADDOPTS=--tb=native"
+    return task.model_copy(update={field: f"{variables}\n{getattr(task, field)}"})
 
 
 async def _outcomes(task: Task, bench: Bench, diff: bytes, turn: int) -> dict[str, str]:

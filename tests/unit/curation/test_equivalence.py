@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from polar_gym.curation.equivalence import _altered, outcomes, with_one_hash_seed
+from polar_gym.curation.equivalence import _altered, outcomes, comparable
 from polar_gym.evaluators.expectations import find_tests
 from polar_gym.evaluators.parsers import PARSERS
 from tests.lifecycle.grading_bench import BUNDLED
@@ -35,8 +36,11 @@ class HalfTest(unittest.TestCase):
 
     def test_address(self):
         self.assertEqual(half(98), 5)
+
+    def test_detail(self):
+        assert sorted([half(9), 1]) == [1, 1]
 """
-NAMES = ["test_right", "test_value", "test_error", "test_address"]
+NAMES = ["test_right", "test_value", "test_error", "test_address", "test_detail"]
 COMMANDS = {
     "pytest": ["pytest", "-rA", "--color=no", "-p", "no:cacheprovider", "test_code.py"],
     "unittest": ["unittest", "-v", "test_code"],
@@ -47,9 +51,12 @@ def run(directory: Path, runner: str, code: str) -> dict[str, str]:
     directory.mkdir()
     (directory / "code_of_task.py").write_text(code)
     (directory / "test_code.py").write_text(TESTS)
-    command = [sys.executable, "-m", *COMMANDS[runner]]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    command = shlex.join([sys.executable, "-m", *COMMANDS[runner]])
+    task = comparable(BUNDLED["intervals"].model_copy(update={"test_command": command}))
+    script = ["sh", "-c", task.test_command]
+    done = subprocess.run(script, cwd=directory, capture_output=True, text=True, check=False)
     log = done.stdout + done.stderr
+    assert "def test_" not in log  # pytest parses the whole file again for the source of each failure
     return outcomes(NAMES, PARSERS[runner](log), log)
 
 
@@ -59,6 +66,8 @@ def test_outcomes_differ_where_the_behaviour_does(tmp_path, runner):
     assert sorted(told) == sorted(NAMES)
     assert told["test_right"].endswith("test_right PASSED\n")
     assert "-3 is negative" in told["test_error"]
+    if runner == "pytest":
+        assert "At index 1 diff: 4 != 1" in told["test_detail"]
     alike = CODE.replace("    if value < 0:\n", "    # negative?\n\n    if value <= -1:\n")
     assert run(tmp_path / "alike", runner, alike) == told
     wrong = CODE.replace("is negative", "is below 0").replace("value // 2\n", "value // 2 if value != 7 else 4\n")
@@ -96,6 +105,6 @@ def test_a():
 def test_sets_have_one_order_in_all_runs():
     """Guards against a patch that counts as wrong because a message lists a set in another order."""
     prints = f"{sys.executable} -c 'print(set(map(str, range(9))))'"
-    task = with_one_hash_seed(BUNDLED["intervals"].model_copy(update={"test_command": prints}))
+    task = comparable(BUNDLED["intervals"].model_copy(update={"test_command": prints}))
     told = {subprocess.run(["sh", "-c", task.test_command], capture_output=True, check=True).stdout for _ in range(4)}
     assert len(told) == 1
