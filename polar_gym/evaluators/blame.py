@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
+from operator import attrgetter
 
 from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError, Progress, SuspectError
 from polar_gym.runtimes import SandboxError
@@ -66,8 +68,15 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
 
 
 async def _attempt(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
+    """Return the evaluator's result, with rewards of calls in the order of the calls."""
     async with asyncio.timeout(deadline_seconds):
-        return await evaluator.evaluate(context)
+        result = await evaluator.evaluate(context)
+    rewards, order = result.call_rewards, [call.call_id for call in sorted(context.calls, key=attrgetter("index"))]
+    for call_id, reward in rewards.items():
+        if call_id not in order or not math.isfinite(reward):
+            why = "the reward is no finite number" if call_id in order else "the session has no such call"
+            raise MaskedError(f"{result.evaluator}: call_rewards[{call_id!r}]={reward!r}: {why}")
+    return result.model_copy(update={"call_rewards": {name: rewards[name] for name in order if name in rewards}})
 
 
 def _say(error: Exception, context: EvaluationContext, deadline_seconds: float) -> str:

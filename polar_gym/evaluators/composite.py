@@ -1,5 +1,7 @@
 """Several evaluators together: the weighted mean of their rewards, each reported as a component.
 
+The reward of a call is the weighted mean over those evaluators that rewarded the call.
+
 The evaluators grade one after the other, in separate sandboxes. If one of them is broken and the harness is not at
 fault, the episode is masked. A mean over the rest would be a different reward from one episode to the next.
 """
@@ -7,6 +9,8 @@ fault, the episode is masked. A mean over the rest would be a different reward f
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -65,6 +69,7 @@ class Composite:
                 context.progress.carried |= own.progress.carried
         weights = {name: self._options.weight(name) for name in results}
         reward = sum(weights[name] * result.reward for name, result in results.items()) / sum(weights.values())
+        trusts = {result.trust for result in results.values()}
         return EvaluationResult(
             evaluator="composite",
             reward=reward,
@@ -72,10 +77,28 @@ class Composite:
             tests={
                 f"{name}: {test}": status for name, result in results.items() for test, status in result.tests.items()
             },
-            components={name: result.reward for name, result in results.items()},
+            components={name: result.reward for name, result in results.items()}
+            | {
+                f"{name}: {part}": value
+                for name, result in results.items()
+                for part, value in result.components.items()
+            },
             detail="; ".join(f"{name} {result.reward:g}: {result.detail}" for name, result in results.items()),
             log="\n".join(f"=== {name} ===\n{result.log}" for name, result in results.items() if result.log),
+            trust="low" if "low" in trusts else "high" if trusts == {"high"} else None,
+            call_rewards=self._call_rewards(results),
         )
+
+    def _call_rewards(self, results: Mapping[str, EvaluationResult]) -> dict[str, float]:
+        given: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        for name, result in results.items():
+            if weight := self._options.weight(name):
+                for call_id, reward in result.call_rewards.items():
+                    given[call_id].append((weight, reward))
+        return {
+            call_id: sum(weight * reward for weight, reward in pairs) / sum(weight for weight, _ in pairs)
+            for call_id, pairs in given.items()
+        }
 
 
 EVALUATOR = Composite

@@ -57,11 +57,13 @@ def training_traces(episode: Episode, calls: Mapping[str, ModelCall]) -> dict[st
     named = Counter(call_id for trace in traces for call_id in trace["model_call_ids"])
     if twice := sorted(call_id for call_id, times in named.items() if times > 1):
         raise ValueError(f"calls that more than one trace trains on: {', '.join(twice)}")
+    rewards = episode.evaluation.call_rewards if episode.evaluation is not None else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "rollout_id": episode.session.session_id,
         "builder": episode.trajectory.builder,
         "traces": traces,
+        **({"model_call_rewards": rewards} if rewards else {}),
     }
 
 

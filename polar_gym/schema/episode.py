@@ -93,6 +93,8 @@ class EvaluationResult(Record):
     """The end of the grader's output."""
     trust: Literal["high", "low"] | None = None
     """`low`: code that forges results inside of the test process would go unnoticed; None: the evaluator cannot say."""
+    call_rewards: dict[str, float] = Field(default_factory=dict)
+    """Call id -> the reward of that call alone, in the order in which the calls arrived; calls may be missing."""
 
 
 OwnGrammar = Literal["none", "tools", "all"]

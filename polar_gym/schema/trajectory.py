@@ -20,6 +20,8 @@ class Turn(Record):
     """The call sampled `response_ids[start:end]`."""
     sampling: dict[str, Any] = Field(default_factory=dict)
     """The fields of `Sampling` that shape a distribution, as they were sent with the call."""
+    reward: float | None = None
+    """The reward of the call alone (`EvaluationResult.call_rewards`); None where the evaluator gave none."""
 
 
 class Trace(Record):

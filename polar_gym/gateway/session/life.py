@@ -266,8 +266,11 @@ class SessionLife:
         self, trajectory: Trajectory, evaluation: EvaluationResult | None, status: Status | None = None
     ) -> Episode:
         reward = evaluation.reward if evaluation is not None and self.session.failure is None else None
+        of_calls = evaluation.call_rewards if evaluation is not None and reward is not None else {}
         for trace in trajectory.traces:
             trace.reward = reward
+            for turn in trace.turns:
+                turn.reward = of_calls.get(turn.call_id)
         self.artifacts.final_message = final_message(self.capture.calls)
         self.enter(status or (Status.COMPLETED if self.session.failure is None else Status.ERROR))
         return Episode(

@@ -18,6 +18,7 @@ from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_c
 from polar_gym.nemo.rows import row
 from polar_gym.nemo.verified import verified_episode
 from polar_gym.schema import (
+    EvaluationResult,
     Failure,
     Status,
     ToolAttempt,
@@ -66,6 +67,14 @@ def test_a_sub_agent_and_a_compaction_lose_no_token() -> None:
     check_envelope(answer["training_traces"], {call.call_id for call in calls})
     assert answer["sampled_tokens"] == answer["trainable_tokens"] == 6
     assert answer["consumed_fraction"] == pytest.approx(4 / 6)
+
+
+def test_the_envelope_has_the_rewards_of_calls() -> None:
+    calls = [make_call(0, [1, 2], [3, 4]), make_call(1, [7, 8], [9])]
+    evaluation = EvaluationResult(evaluator="rubric", reward=1.0, call_rewards={"call0": 0.5})
+    graded = episode(calls).model_copy(update={"evaluation": evaluation})
+    assert verified_episode(ROW, graded, calls)["training_traces"]["model_call_rewards"] == {"call0": 0.5}
+    assert "model_call_rewards" not in verified_episode(ROW, episode(calls), calls)["training_traces"]
 
 
 def test_experts_are_in_the_form_of_nemo_rls_router_replay() -> None:
