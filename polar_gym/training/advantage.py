@@ -1,4 +1,4 @@
-"""The advantage of a session over its group: the other samples of its task.
+"""The advantage of a session over its group, the other samples of its task, and of a call by rewards of its own.
 
 An advantage belongs to a session, not to a trace: a session that forked into five traces counts once in the mean of its
 group. A session without a reward (the machinery failed, not the policy) is in no mean, and has no advantage.
@@ -6,7 +6,7 @@ group. A session without a reward (the machinery failed, not the policy) is in n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,26 @@ def advantages(rewards: Sequence[float | None], groups: Sequence[str], *, scale:
         scored = (numbers == number) & ~np.isnan(values)
         if scored.any():
             result[scored] = _over_mean(values[scored], scale)
+    return result
+
+
+def call_advantages(
+    rewards: Sequence[Mapping[str, float]], groups: Sequence[str], *, scale: Scale = "none"
+) -> list[dict[str, float]]:
+    """Return the advantage of each rewarded call, for each session; `rewards` has the calls in the order of arrival.
+
+    The advantage is the sum of the rewards of the call and of the later calls of its session, each less the mean of all
+    calls of the group: GRPO with process supervision (arXiv:2402.03300, section 4.1.3). The mean takes away the gain of
+    a session that merely makes more calls.
+    """
+    result: list[dict[str, float]] = [{} for _ in rewards]
+    for group in dict.fromkeys(groups):
+        members = [place for place, own in enumerate(groups) if own == group]
+        values = np.array([reward for place in members for reward in rewards[place].values()], dtype=np.float64)
+        centred = iter(_over_mean(values, scale) if len(values) else values)
+        for place in members:
+            own = np.array([next(centred) for _ in rewards[place]])
+            result[place] = dict(zip(rewards[place], own[::-1].cumsum()[::-1].tolist(), strict=True))
     return result
 
 

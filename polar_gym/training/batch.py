@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from polar_gym.record import LossMask, RoutedExperts, TokenIds
 from polar_gym.schema import Episode, Kind, SamplingMask, Trace, Turn, WeightVersion
-from polar_gym.training.advantage import Scale, advantages, without_variance
+from polar_gym.training.advantage import Scale, advantages, call_advantages, without_variance
 
 Overlong = Literal["drop", "truncate", "mask"]
 """The treatment of a trace that is longer than the trainer takes. `drop`: no row. `truncate`: its first tokens.
@@ -78,6 +78,9 @@ class Row:
     """The earlier trace of the session with which the row shares its longest prefix; None where it shares no token."""
     shared_prefix: int = 0
     """The length of that prefix."""
+    call_advantages: dict[str, float] = field(default_factory=dict)
+    """Call id -> the advantage of the call's tokens, for calls of the session with rewards of their own. All other
+    tokens have `advantage`."""
 
     @property
     def trainable_tokens(self) -> int:
@@ -87,6 +90,13 @@ class Row:
     def inert(self) -> bool:
         """Return whether the row only fills up the batch."""
         return not self.trace_id
+
+    @property
+    def one_advantage(self) -> float:
+        """Return the advantage of all tokens. Raises `ValueError` where calls have advantages of their own."""
+        if self.call_advantages:
+            raise ValueError(f"trace {self.trace_id}: this form has one advantage for a row; set turn_reward_weight=0")
+        return self.advantage
 
 
 @dataclass(slots=True)
@@ -141,25 +151,29 @@ def make_batch(
     scale: Scale = "none",
     weighting: Weighting = "token",
     multiple_of: int = 1,
+    turn_reward_weight: float = 0.0,
 ) -> Batch:
     """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by task.
 
     `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
-    data-parallel ranks; inert rows fill the batch up to a multiple. Raises `ValueError` for a session that occurs
-    twice, for a reward or a logprob that is not finite, and for a wrong setting.
+    data-parallel ranks; inert rows fill the batch up to a multiple. `turn_reward_weight`: the weight of
+    `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). Raises `ValueError` for a session
+    that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
     """
     episodes = list(episodes)
     _check_choice("overlong", overlong, Overlong)
     _check_choice("zero_variance", zero_variance, ZeroVariance)
     _check_choice("scale", scale, Scale)
     _check_choice("weighting", weighting, Weighting)
-    _check(episodes, max_tokens, multiple_of)
-    check_logprobs(episodes)
+    _check(episodes, max_tokens, multiple_of, turn_reward_weight)
     rewards, groups = rewards_and_groups(episodes)
+    of_sessions = advantages(rewards, groups, scale=scale).tolist()
+    of_calls = _of_calls(episodes, of_sessions, scale, turn_reward_weight)
     flat = without_variance(rewards, groups)
-    counts = begin_counts(episodes)
+    flat -= {group for group, own in zip(groups, of_calls, strict=True) if any(own.values())}
+    counts = replace(begin_counts(episodes), zero_variance_groups=len(flat))
     rows: list[Row] = []
-    for episode, advantage in zip(episodes, advantages(rewards, groups, scale=scale), strict=True):
+    for episode, advantage, own in zip(episodes, of_sessions, of_calls, strict=True):
         parents = _parents(episode.trajectory.traces)
         for trace, (parent, shared) in zip(episode.trajectory.traces, parents, strict=True):
             counts.traces += 1
@@ -168,8 +182,8 @@ def make_batch(
             if reason is not None:
                 counts.leave_out(reason, traces=1, tokens=trace.trainable_tokens)
                 continue
-            whole = replace(_row(episode, trace, float(advantage)), parent_trace_id=parent, shared_prefix=shared)
-            row = _fitted(whole, max_tokens, overlong)
+            whole = replace(_row(episode, trace, advantage), parent_trace_id=parent, shared_prefix=shared)
+            row = _fitted(replace(whole, call_advantages=own), max_tokens, overlong)
             left = row.trainable_tokens if row is not None else 0
             if (lost := trace.trainable_tokens - left) or row is None:
                 counts.leave_out("overlong", traces=int(row is None), tokens=lost)
@@ -178,6 +192,18 @@ def make_batch(
     counts.tokens = sum(row.trainable_tokens for row in rows)
     counts.inert_rows = -len(rows) % multiple_of
     return Batch([*weighted(rows, weighting), *[inert_row()] * counts.inert_rows], counts)
+
+
+def _of_calls(
+    episodes: Sequence[Episode], of_sessions: Sequence[float], scale: Scale, weight: float
+) -> list[dict[str, float]]:
+    """Return for each session the advantages of its calls that have rewards of their own; none without a weight, and
+    none where the session has no reward."""
+    _, groups = rewards_and_groups(episodes)
+    evaluations = [episode.evaluation if weight and episode.reward is not None else None for episode in episodes]
+    rewards = [evaluation.call_rewards if evaluation is not None else {} for evaluation in evaluations]
+    pairs = zip(of_sessions, call_advantages(rewards, groups, scale=scale), strict=True)
+    return [{call_id: whole + weight * value for call_id, value in own.items()} for whole, own in pairs]
 
 
 def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
@@ -202,17 +228,20 @@ def _check_choice(name: str, given: str, choices: Any) -> None:
         raise ValueError(f"{name}={given!r}: unknown; known: {', '.join(map(repr, get_args(choices)))}")
 
 
-def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int) -> None:
+def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int, turn_reward_weight: float) -> None:
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens!r}: expected at least 1, or None")
     if multiple_of < 1:
         raise ValueError(f"multiple_of={multiple_of!r}: expected at least 1")
+    if not 0 <= turn_reward_weight < math.inf:
+        raise ValueError(f"turn_reward_weight={turn_reward_weight!r}: expected a finite number of at least 0")
     for episode in episodes:
         if episode.reward is not None and not math.isfinite(episode.reward):
             raise ValueError(f"session {episode.session.session_id}: reward={episode.reward!r} is no finite number")
     for session_id, times in Counter(episode.session.session_id for episode in episodes).items():
         if times > 1:
             raise ValueError(f"session {session_id} occurs {times} times: its tokens would be trained as often")
+    check_logprobs(episodes)
 
 
 def check_logprobs(episodes: Sequence[Episode]) -> None:

@@ -25,6 +25,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from polar_gym.schema import Turn
 from polar_gym.training.batch import Row, Weighting, first_tokens, inert_row, weighted
 from polar_gym.training.tensors import padded, to_torch
 
@@ -50,8 +51,9 @@ def tis(logprobs: Any, captured: Any, advantages: Any) -> Any:
 
 
 def gspo(logprobs: Any, captured: Any, advantages: Any) -> Any:
-    """Return the clipped geometric mean of the ratios of all tokens (arXiv:2507.18071, equations 5 and 7)."""
-    return ppo((logprobs - captured).mean().expand(len(logprobs)), 0.0, advantages)
+    """Return the clipped geometric mean of the ratios of all tokens (arXiv:2507.18071, equations 5 and 7). Its gradient
+    reaches each token by the token's own advantage (equations 13 and 14)."""
+    return ppo(logprobs, (logprobs - (logprobs - captured).mean()).detach(), advantages)
 
 
 def kl(logprobs: Any, captured: Any, advantages: Any) -> Any:
@@ -99,12 +101,14 @@ def check(
     losses: Mapping[str, TokenLoss] = LOSSES,
     weightings: Sequence[Weighting] = get_args(Weighting),
     seed: int = 0,
+    turn_advantages: bool = False,
 ) -> list[Finding]:
     """Return one finding for each loss, weighting and split. `seed` chooses the sessions and the splits; their ids are
-    below `vocabulary`. Raises `ValueError` for a model that is not in float64."""
+    below `vocabulary`. `turn_advantages`: each call has an advantage of its own. Raises `ValueError` for a model that
+    is not in float64."""
     if kinds := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float64"}:
         raise ValueError(f"the model has parameters of {', '.join(kinds)}: call model.double() first")
-    traces = _example_traces(model, vocabulary, seed)
+    traces = _example_traces(model, vocabulary, seed, turn_advantages)
     findings = []
     for loss, weighting in product(losses, weightings):
         model.zero_grad(set_to_none=True)
@@ -172,7 +176,13 @@ def _whole_sessions(model: Any, traces: Sequence[Row], loss: TokenLoss, weightin
     for own in sessions.values():
         logprobs = torch.cat([_trained_logprobs(model, trace) for trace in own])
         captured = torch.cat([torch.from_numpy(trace.logprobs[trace.loss_mask == 1]) for trace in own])
-        total = loss(logprobs, captured.double(), torch.full_like(captured, own[0].advantage).double()).sum()
+        advantages = [
+            trace.call_advantages.get(turn.call_id, trace.advantage)
+            for trace in own
+            for turn in trace.turns
+            for _ in range(turn.start, turn.end)
+        ]
+        total = loss(logprobs, captured.double(), logprobs.new_tensor(advantages)).sum()
         (total / (all_tokens if weighting == "token" else len(sessions) * len(logprobs))).backward()
 
 
@@ -189,7 +199,7 @@ def _gradient(model: Any) -> Any:
     return torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in parameters])
 
 
-def _example_traces(model: Any, vocabulary: int, seed: int) -> list[Row]:
+def _example_traces(model: Any, vocabulary: int, seed: int, turn_advantages: bool) -> list[Row]:
     """Return rows of six sessions with one to four traces each: turns of context and sampled tokens. The captured
     logprobs are the model's with noise, so that ratios are on both sides of the clip."""
     torch: Any = importlib.import_module("torch")
@@ -198,12 +208,17 @@ def _example_traces(model: Any, vocabulary: int, seed: int) -> list[Row]:
     for session in range(6):
         advantage, drift = float(np.float32(random.normal())), random.normal(0, CLIP)
         for trace in range(random.integers(1, 5)):
-            turns = random.integers(1, 6, size=(random.integers(1, 5), 2))
-            mask = np.concatenate([np.repeat([0, 1], turn) for turn in turns]).astype(np.int8)
+            lengths = random.integers(1, 6, size=(random.integers(1, 5), 2))
+            mask = np.concatenate([np.repeat([0, 1], turn) for turn in lengths]).astype(np.int8)
+            ends = lengths.sum(1).cumsum()
+            turns = [
+                Turn(call_id=f"{session}/{trace}/{end}", start=end - length, end=end)
+                for end, length in zip(ends.tolist(), lengths[:, 1].tolist(), strict=True)
+            ]
             row = replace(
                 inert_row(),
                 token_ids=random.integers(0, vocabulary, len(mask)).astype(np.int32),
-                prompt_length=int(turns[0, 0]),
+                prompt_length=int(lengths[0, 0]),
                 loss_mask=mask,
                 logprobs=np.zeros(len(mask), np.float32),
                 weights=np.zeros(len(mask), np.float32),
@@ -211,6 +226,8 @@ def _example_traces(model: Any, vocabulary: int, seed: int) -> list[Row]:
                 session_id=f"session{session}",
                 group_id=f"task{session % 2}",
                 trace_id=f"session{session}/{trace}",
+                turns=turns,
+                call_advantages={turn.call_id: advantage + turn.end / 8 for turn in turns} if turn_advantages else {},
             )
             with torch.no_grad():
                 own = _trained_logprobs(model, row).numpy()

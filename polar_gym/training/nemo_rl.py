@@ -57,7 +57,7 @@ def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "idx": index,
             "task_name": "polar_swe",
             "total_reward": row.reward,
-            "advantage": row.advantage,
+            "advantage": row.one_advantage,
         }
         for index, row in enumerate(rows)
     ]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from polar_gym.training.batch import Row
-from polar_gym.training.tensors import as_sampled
+from polar_gym.training.tensors import as_sampled, token_advantages
 
 
 def training_samples(rows: Sequence[Row], env_name: str) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def training_samples(rows: Sequence[Row], env_name: str) -> list[dict[str, Any]]
             "env_name": env_name,
             "routed_experts": _experts(row),
             "rl_weights": (row.weights.astype(np.float64) * tokens).tolist(),
-            "advantages": (row.loss_mask * row.advantage).tolist(),
+            "advantages": token_advantages(row).tolist(),
         }
         for row in rows
         if not row.inert

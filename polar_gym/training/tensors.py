@@ -26,11 +26,12 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
     """Return the rows as arrays, padded on the right to one length. Raises `ValueError` where there are no rows.
 
     `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
-    `advantages` float32 (the session's, where `loss_mask` is 1), `temperature`, `top_p` and `top_k` float32 (as the
-    token was sampled; neutral elsewhere), `turns` int32 (the place in `row.turns`, -1 elsewhere), `weight_versions`
-    int32 (the place in `version_names(rows)`, -1 where not known). `(rows,)`: `rewards` float32, `lengths` int64,
-    `group_ids` and `session_ids` int64 (the same number in all batches and processes; -1 in inert rows),
-    `session_tokens` int64 (trained in all rows of the session), `truncated` int64 (1 where a budget ended the session).
+    `advantages` float32 (0 where `loss_mask` is 0), `temperature`, `top_p` and `top_k` float32 (as the token was
+    sampled; neutral elsewhere), `turns` int32 (the place in `row.turns`, -1 elsewhere), `turn_rewards` float32 (NaN
+    where the call has no reward), `weight_versions` int32 (the place in `version_names(rows)`, -1 where not known).
+    `(rows,)`: `rewards` float32, `lengths` int64, `group_ids` and `session_ids` int64 (the same number in all batches
+    and processes; -1 in inert rows), `session_tokens` int64 (trained in all rows of the session), `truncated` int64 (1
+    where a budget ended the session).
     Everything at position t is about token t itself.
 
     Where rows have them: `routed_experts` int16 `(rows, length, layers, top_k)`, -1 where unknown, and the sampling
@@ -54,7 +55,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "loss_mask": filled(np.int64, 0, lambda row: row.loss_mask),
         "old_logprobs": filled(np.float32, 0, lambda row: row.logprobs),
         "weights": filled(np.float32, 0, lambda row: row.weights),
-        "advantages": filled(np.float32, 0, lambda row: row.advantage * row.loss_mask),
+        "advantages": filled(np.float32, 0, token_advantages),
         "rewards": np.array([row.reward for row in rows], dtype=np.float32),
         "lengths": np.array([len(row.token_ids) for row in rows], dtype=np.int64),
         "session_ids": np.array([stable_number(row.session_id) for row in rows], dtype=np.int64),
@@ -63,6 +64,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
         "truncated": np.array([row.truncated_by is not None for row in rows], dtype=np.int64),
         **{name: filled(np.float32, value, partial(as_sampled, name)) for name, value in NEUTRAL.items()},
         "turns": filled(np.int32, -1, lambda row: _spread(row.turns, range(len(row.turns)), _nowhere(row))),
+        "turn_rewards": filled(np.float32, np.nan, _turn_rewards),
         "weight_versions": filled(np.int32, -1, lambda row: _versions(row, versions)),
         **_experts(rows, length),
         **_kept(rows, length),
@@ -79,6 +81,17 @@ def as_sampled(name: str, row: Row) -> np.ndarray:
     known = row.sampling.get(name, NEUTRAL[name])
     values = [turn.sampling.get(name, known) for turn in row.turns]
     return _spread(row.turns, values, np.where(row.loss_mask == 1, known, NEUTRAL[name]))
+
+
+def token_advantages(row: Row) -> np.ndarray:
+    """Return the advantage of each trained token: that of its call, where calls have their own, else the session's."""
+    values = [row.call_advantages.get(turn.call_id, row.advantage) for turn in row.turns]
+    return _spread(row.turns, values, np.full(len(row.token_ids), row.advantage, np.float64)) * row.loss_mask
+
+
+def _turn_rewards(row: Row) -> np.ndarray:
+    values = [np.nan if turn.reward is None else turn.reward for turn in row.turns]
+    return _spread(row.turns, values, np.full(len(row.token_ids), np.nan))
 
 
 def _versions(row: Row, numbers: Mapping[str, int]) -> np.ndarray:

@@ -53,7 +53,7 @@ def rollout_samples(rows: Sequence[Row], model_version: int) -> list[dict[str, A
             "input_ids": row.token_ids.astype(np.int64),
             "completion_mask": row.loss_mask.astype(np.int64),
             "old_log_probs": row.logprobs,
-            "advantage": row.advantage * float(row.weights.max()) * tokens,
+            "advantage": row.one_advantage * float(row.weights.max()) * tokens,
             "model_version": model_version,
             "group_id": stable_number(row.group_id),
             "metrics": {"reward": row.reward},
