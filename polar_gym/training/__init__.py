@@ -6,6 +6,7 @@
     nemo_rl      rows in the form of NeMo RL
     prime_rl     rows in the form of prime-rl
     trl          rows and episodes in the forms of TRL
+    verl         rows in the form of verl
     conformance  a check of trainers: the gradient does not depend on the packing
 
     batch = make_batch(infos["trajectory"], max_tokens=32768, zero_variance="drop", multiple_of=8)

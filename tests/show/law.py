@@ -2,8 +2,8 @@
 
 The table has the relative difference between the gradient of one step and that of the whole sessions, the largest of
 all seeds: adapters x losses x weightings x splits. Our arrays must obey the law, and known bugs of trainers must not.
-TRL and prime-rl are tried where this interpreter finds them (`tests/support/trainers.py` says what they need). NeMo RL
-is tried with `NEMO_RL=DIRECTORY`, a checkout of it.
+TRL, prime-rl and verl are tried where this interpreter finds them (`trainers.py` and `verl_trainer.py` of
+`tests/support` say what they need). NeMo RL is tried with `NEMO_RL=DIRECTORY`, a checkout of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polar_gym.training.conformance import LOSSES, TOLERANCE, Adapter, TokenLoss
 from tests.e2e.vllm_server import INSTALL, vllm_python
 from tests.nemo_rl import environment
 from tests.show.result import Result, make_parser, parse
-from tests.support import nemo_rl_loss, packing_bugs, trainers
+from tests.support import nemo_rl_loss, packing_bugs, trainers, verl_trainer
 from tests.support.tiny_model import tiny_gpt2
 
 HELD, CAUGHT, KNOWN = LAWS = (
@@ -71,7 +71,14 @@ def cases() -> list[Case]:
         Case("TRL AsyncGRPOTrainer", trainers.trl_one_accumulation_step, PPO, KNOWN, needs="trl"),
         Case("NeMo RL", nemo_rl_loss.nemo_rl, nemo_rl_loss.LOSSES_OF_SESSIONS, KNOWN, limits, needs="nemo_rl"),
     ]
-    return [*every, Case("prime-rl", trainers.prime_rl, {"own": trainers.prime_rl_loss}, KNOWN, needs="prime_rl")]
+    every += [Case("prime-rl", trainers.prime_rl, {"own": trainers.prime_rl_loss}, KNOWN, needs="prime_rl")]
+    limits = frozenset({("gspo", "token"), *((loss, "session") for loss in LOSSES)})
+    rows = verl_trainer.verl_mini_batches_of_eight
+    return [
+        *every,
+        Case("verl, one mini-batch", verl_trainer.verl, LOSSES, KNOWN, limits, needs="verl"),
+        Case("verl, mini-batches of 8 rows", rows, PPO, CAUGHT, weightings=["token"], needs="verl"),
+    ]
 
 
 Differences = dict[tuple[str, str], dict[str, float]]

@@ -19,6 +19,7 @@ from polar_gym.training.nemo_rl import datums
 from polar_gym.training.prime_rl import training_samples
 from polar_gym.training.tensors import token_advantages
 from polar_gym.training.trl import rollout_samples
+from polar_gym.training.verl import agent_loop_outputs
 from tests.support import call_trees
 from tests.support.calls import make_call
 from tests.support.episodes import forked, make_episode
@@ -67,6 +68,12 @@ def test_a_form_with_one_advantage_for_a_row_refuses_others(form: Any) -> None:
     with pytest.raises(ValueError, match=r"trace a/call0: this form has one advantage for a row; set turn_reward_w"):
         form(make_batch(episodes, turn_reward_weight=1.0).rows)
     assert len(form(make_batch(episodes).rows)) == 3
+
+
+def test_verl_which_computes_the_advantages_refuses_such_rows() -> None:
+    rows = make_batch([rewarded("a", 1.0, forked(2), 1.0, 0.0)], turn_reward_weight=1.0).rows
+    with pytest.raises(ValueError, match="verl computes the advantages itself, one for each session"):
+        agent_loop_outputs(rows, (0, 0))
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
