@@ -3,6 +3,7 @@
     advantage    GRPO's advantage, over sessions
     batch        traces as rows, what becomes of rows that do not fit or teach nothing, and the counts of both
     tensors      rows as padded arrays
+    forest       rows with the prefixes that they share once
     nemo_rl      rows in the form of NeMo RL
     prime_rl     rows in the form of prime-rl
     trl          rows and episodes in the forms of TRL

@@ -1,20 +1,24 @@
 """Adapters for the check of the packing that run the code of trainers: loss, collator and records are theirs.
 
 TRL (1.16) is beside torch. prime-rl (559b447) is in no registry: it needs a checkout's `src` and its configs on the
-path, and `jaxtyping` and `beartype`. Forward passes are those of the model under test: the trainers' own need a GPU.
+path, and `jaxtyping` and `beartype`. AReaL (4aef98d) needs a checkout on the path, and what its utilities import:
+`aiofiles`, `colorlog`, `flask`, `ray`, `torchdata`. Forward passes are those of the model under test: the trainers' own
+need a GPU.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 from polar_gym.training import Row, padded, to_torch
-from polar_gym.training.conformance import CLIP, KL_COEFFICIENT, TRUNCATE_AT, Step, token_logprobs
+from polar_gym.training.conformance import CLIP, KL_COEFFICIENT, LOSSES, TRUNCATE_AT, Step, token_logprobs
+from polar_gym.training.forest import forest
 from polar_gym.training.prime_rl import training_samples
 from polar_gym.training.trl import rollout_samples
 
@@ -195,3 +199,34 @@ def prime_rl_loss(logprobs: Any, captured: Any, advantages: Any) -> Any:
     mask = torch.ones(len(logprobs), dtype=torch.bool)
     inputs = loss.LossInputs(logprobs, captured, None, advantages, mask)
     return loss.default_loss_fn(inputs, prime_rl_config()).loss
+
+
+def areal_trees(model: Any, step: Step) -> None:
+    """Run PPO's loss on the trees that AReaL packs out of the arrays of `padded`, each of as few rows as fit."""
+    torch: Any = importlib.import_module("torch")
+    tree_module: Any = importlib.import_module("areal.models.tree_attn.tree")
+    functional: Any = importlib.import_module("areal.models.tree_attn.functional")
+    for rows in (part for rank in step.ranks for part in rank):
+        arrays = to_torch(padded([rows[place] for place in forest(rows).order], step.pad_id))
+        for name in ("weights", "advantages", "old_logprobs"):  # at t, AReaL has what is about token t + 1
+            arrays[name] = torch.roll(arrays[name], -1, -1)
+        size = 128 * (1 + max(len(row.token_ids) for row in rows) // 128)
+        for tree in _areal_batch(arrays, size).mbs:
+            mask = tree_module.build_attention_mask_from_trie(tree["trie_node"], size, torch.device("cpu"))
+            mask |= torch.eye(size, dtype=torch.bool)  # padding sees itself: its softmax must be finite
+            inputs = {"input_ids": tree["input_ids"], "position_ids": tree["position_ids"]}
+            logits = model(**inputs, attention_mask=mask[None, None]).logits[0]
+            logprobs = functional.gather_packed_tree_logprobs(logits, tree["trie_node"], tree["input_ids"])
+            loss = LOSSES["ppo"](logprobs, tree["old_logprobs"], tree["advantages"])
+            (tree["weights"] * loss).sum().backward()
+
+
+def areal_tokens(rows: Sequence[Row], per_tree: int) -> int:
+    """Return the tokens of AReaL's trees of these rows."""
+    return sum(_areal_batch(to_torch(padded(rows, 0)), per_tree).group_lens)
+
+
+def _areal_batch(arrays: dict[str, Any], per_tree: int) -> Any:
+    tree: Any = importlib.import_module("areal.models.tree_attn.tree")
+    cli_args: Any = importlib.import_module("areal.api.cli_args")
+    return tree.build_packed_tree_batch(arrays, cli_args.MicroBatchSpec(max_tokens_per_mb=per_tree))
