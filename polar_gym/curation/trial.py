@@ -40,11 +40,11 @@ async def passes(sandbox: Sandbox, task: Task, diff: bytes, seconds: float = _SE
 
 
 async def sources(sandbox: Sandbox, task: Task, diff: bytes) -> dict[str, str]:
-    """Return the Python files that the solution changes, as they are with a patch. Raises `SandboxError`."""
+    """Return the texts of the files that the solution changes, as they are with a patch. Raises `SandboxError`."""
     found: dict[str, str] = {}
     for file in (change.path.decode(errors="replace") for change in file_changes(task.patch.encode())):
         read = await run(sandbox, task, diff, f"cat -- {shlex.quote(file)}")
         with suppress(UnicodeDecodeError):
-            if file.endswith(".py") and read.exit_code == 0:
+            if read.exit_code == 0:
                 found[file] = read.stdout.decode()
     return found

@@ -1,7 +1,8 @@
 """Makes wrong patches out of a task's reference solution: mutants, parts of the solution, and cheats.
 
 A mutant differs from the solution in one small place. Mutants leave alone imports, annotations, texts of errors,
-f-strings, docstrings, and names such as `__version__`. No test of behaviour is expected to notice these.
+f-strings, docstrings, and names such as `__version__`. No test of behaviour is expected to notice these. A part lacks
+more than comments, annotations, docstrings and such names.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from polar_gym.tasks import Task
 MUTANTS, PARTS = 40, 20
 """The number of mutants and of partial solutions that are tried at most."""
 
-_HUNK = re.compile(rb"^(?=@@ )", re.MULTILINE)
-_CODE = re.compile(rb"^[+-](?!\s*(#|$))", re.MULTILINE)
-"""Matches the sign of a line of a hunk that is neither empty nor a comment."""
 _COMMENT = re.compile(r"(^|\s+)#.*")
 _NO_CODE = (".md", ".rst", ".txt", ".pyi", "_version.py", "__about__.py")
 """Endings of files whose changes no test of behaviour is expected to notice."""
@@ -44,58 +42,80 @@ class WrongPatch(NamedTuple):
     diff: bytes
 
 
-Mutant = tuple[int, str, str]
-"""The line, the replaced text and its replacement in one line, and the whole source with the replacement."""
-
-
 def wrong_patches(task: Task, before: Mapping[str, str], right: Mapping[str, str]) -> list[WrongPatch]:
     """Return mutants of the solution, partial solutions and cheats; always the same ones for a task.
 
-    `before` and `right` are the sources that the solution changes, without and with the solution.
+    `before` and `right` are the texts of the files that the solution changes, without and with the solution.
     """
     chance = random.Random(task.instance_id)
-    wrong: list[WrongPatch] = []
-    found = [
-        (file, *mutant)
-        for file, source in right.items()
-        if not file.endswith(_NO_CODE)
-        for mutant in mutants(source, changed_lines(source, before.get(file, "")))
+    code = {file: text for file, text in right.items() if not file.endswith(_NO_CODE)}
+    mutated = [
+        (file, f"{file}:{change}", text)
+        for file, source in code.items()
+        if file.endswith(".py")
+        for text, change in mutants(source, changed_lines(source, before.get(file, ""))).items()
     ]
-    for file, line, change, source in sorted(chance.sample(found, min(MUTANTS, len(found)))):
+    partial = [part for file, source in code.items() for part in parts(file, before.get(file, ""), source)]
+    chosen = sorted(chance.sample(mutated, min(MUTANTS, len(mutated))))
+    chosen += sorted(chance.sample(partial, min(PARTS, len(partial))))
+    wrong: list[WrongPatch] = []
+    for file, name, text in chosen:
         sections = {each.path.decode(errors="replace"): each.section for each in file_changes(task.patch.encode())}
-        sections[file] = section(file, before.get(file), source)
-        wrong.append(WrongPatch(f"{file}:{line}: {change}", b"".join(sections.values())))
-    partial = list(parts(task.patch.encode()))
-    wrong += sorted(chance.sample(partial, min(PARTS, len(partial))))
-    for name, text in CHEATS.items() if before else ():
-        sections = [section(file, source, f"{source}\n\n{text}") for file, source in before.items()]
+        sections[file] = section(file, before.get(file), text)
+        if diff := b"".join(sections.values()):
+            wrong.append(WrongPatch(name, diff))
+    python = {file: source for file, source in before.items() if file.endswith(".py")}
+    for name, text in CHEATS.items() if python else ():
+        sections = [section(file, source, f"{source}\n\n{text}") for file, source in python.items()]
         wrong.append(WrongPatch(f"cheat: {name}", b"".join(sections)))
     return wrong
 
 
 def section(file: str, before: str | None, after: str) -> bytes:
     """Return the part of a git patch that changes the text of a file; `before` is None: creates the file."""
-    old, new = (io.StringIO(text, newline="\n").readlines() for text in (before or "", after))
-    lines = difflib.unified_diff(old, new, "/dev/null" if before is None else f"a/{file}", f"b/{file}")
+    source = "/dev/null" if before is None else f"a/{file}"
+    lines = difflib.unified_diff(_lines(before or ""), _lines(after), source, f"b/{file}")
     head = f"diff --git a/{file} b/{file}\n" + ("new file mode 100644\n" if before is None else "")
-    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return (head + "".join(ended)).encode()
+    ended = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return (head + ended).encode() if ended else b""
 
 
-def parts(diff: bytes) -> Iterator[WrongPatch]:
-    """Yield the patch without each file, and without each hunk of a file that has several hunks."""
-    changes = file_changes(diff)
-    for place, change in enumerate(changes):
-        name = change.path.decode(errors="replace")
-        before, after = (b"".join(each.section for each in some) for some in (changes[:place], changes[place + 1 :]))
-        head, *hunks = _HUNK.split(change.section)
-        code = [bool(_CODE.search(hunk)) and not name.endswith(_NO_CODE) for hunk in hunks]
-        if len(changes) > 1 and any(code):
-            yield WrongPatch(f"without {name}", before + after)
-        for left_out in range(len(hunks)):
-            if len(hunks) > 1 and code[left_out]:
-                kept = head + b"".join(hunks[:left_out] + hunks[left_out + 1 :])
-                yield WrongPatch(f"without hunk {left_out + 1} of {name}", before + kept + after)
+def parts(file: str, before: str, right: str) -> Iterator[tuple[str, str, str]]:
+    """Yield `before`, and `right` without each of several hunks, where the code differs: file, name, text."""
+    old, new = _lines(before), _lines(right)
+    hunks = list(difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes())
+    found = {f"without {file}": before}
+    for number, hunk in enumerate(hunks, start=1) if len(hunks) > 1 else ():
+        lines = list(new)
+        for _, start, end, at, until in reversed(hunk):
+            lines[at:until] = old[start:end]
+        found[f"without hunk {number} of {file}"] = "".join(lines)
+    yield from ((file, name, text) for name, text in found.items() if _code(file, text) != _code(file, right))
+
+
+def _lines(text: str) -> list[str]:
+    return io.StringIO(text, newline="\n").readlines()
+
+
+def _code(file: str, text: str) -> object:
+    """Return what tests may notice of a file: without comments, and in Python without docstrings, types and tags."""
+    if file.endswith(".py"):
+        with suppress(SyntaxError):
+            return _bare(ast.parse(text))
+    return [line for line in text.splitlines() if not line.strip().startswith("#") and line.strip()]
+
+
+def _bare(node: object) -> object:
+    if isinstance(node, list):
+        return [_bare(each) for each in node if not _is_tag(each)]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    return [type(node), *(_bare(value) for name, value in ast.iter_fields(node) if name not in _UNTYPED)]
+
+
+def _is_tag(node: object) -> bool:
+    """Return whether a node is a docstring or gives a name such as `__version__` a value."""
+    return isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) and ast.unparse(node).startswith(("__", "'", '"'))
 
 
 def changed_lines(source: str, before: str) -> set[int]:
@@ -105,9 +125,9 @@ def changed_lines(source: str, before: str) -> set[int]:
     return {line + 1 for tag, start, end, *_ in changes if tag != "equal" for line in range(start, end)}
 
 
-def mutants(source: str, lines: Collection[int]) -> list[Mutant]:
-    """Return every variant of a source that changes code which begins on one of these lines."""
-    found: dict[str, Mutant] = {}
+def mutants(source: str, lines: Collection[int]) -> dict[str, str]:
+    """Return every variant of a source that changes code which begins on one of these lines -> the line: the change."""
+    found: dict[str, str] = {}
     text = source.encode()
     starts = [0, *itertools.accumulate(map(len, text.splitlines(keepends=True)))]
     with suppress(SyntaxError):
@@ -115,20 +135,18 @@ def mutants(source: str, lines: Collection[int]) -> list[Mutant]:
         for node, replacement in (each for each in _changes(tree) if each[0].lineno in lines):
             start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
             new = ast.unparse(ast.fix_missing_locations(replacement))
-            change = f"{' '.join(text[start:end].decode().split())} -> {new}"
+            change = f"{node.lineno}: {' '.join(text[start:end].decode().split())} -> {new}"
             inserted = f"({new})" if isinstance(replacement, ast.expr) else new
             made = (text[:start] + inserted.encode() + text[end:]).decode()
             with suppress(SyntaxError):
                 if ast.dump(ast.parse(made)) != ast.dump(tree):
-                    found.setdefault(made, (node.lineno, change, made))
-    return list(found.values())
+                    found.setdefault(made, change)
+    return found
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
     """Yield nodes below `node`, each with a replacement."""
-    if isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr):
-        return
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) and ast.unparse(node).startswith(("__", "'", '"')):
+    if isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr) or _is_tag(node):
         return
     yield from ((node, replacement) for replacement in _replacements(node))
     if isinstance(node, ast.If | ast.While | ast.IfExp) and not isinstance(node.test, ast.Compare | ast.UnaryOp):

@@ -8,7 +8,9 @@ from collections.abc import Collection
 
 import pytest
 
-from polar_gym.curation.wrong import changed_lines, mutants, parts, section
+from polar_gym.curation.wrong import changed_lines, mutants, parts, section, wrong_patches
+from polar_gym.evaluators.patch import file_changes
+from tests.lifecycle.grading_bench import BUNDLED
 
 SOURCE = '''\
 """Doc 1."""
@@ -31,13 +33,13 @@ LINES = range(1, len(SOURCE.splitlines()) + 1)
 
 
 def changes(source: str, lines: Collection[int] = LINES) -> set[str]:
-    return {change for _, change, _ in mutants(source, lines)}
+    return {change.partition(": ")[2] for change in mutants(source, lines).values()}
 
 
 def test_mutants_are_always_the_same_and_each_is_python_that_differs():
-    made = mutants(SOURCE, LINES)
-    assert made == mutants(SOURCE, LINES)
-    forms = [ast.dump(ast.parse(mutant)) for _, _, mutant in made]
+    made = list(mutants(SOURCE, LINES))
+    assert made == list(mutants(SOURCE, LINES))
+    forms = [ast.dump(ast.parse(mutant)) for mutant in made]
     assert len({*forms, ast.dump(ast.parse(SOURCE))}) == len(made) + 1
 
 
@@ -68,7 +70,7 @@ def test_types_texts_of_errors_and_name_tags_are_left_alone():
 
 
 def test_only_code_of_the_named_lines_is_changed():
-    assert {line for line, _, _ in mutants(SOURCE, {4, 14})} == {4, 14}
+    assert {change.partition(":")[0] for change in mutants(SOURCE, {4, 14}).values()} == {"4", "14"}
 
 
 def test_lines_of_a_source_that_another_one_lacks():
@@ -77,23 +79,52 @@ def test_lines_of_a_source_that_another_one_lacks():
 
 
 def test_a_source_of_another_python_has_no_mutants():
-    assert mutants("print 1\n", {1}) == []
+    assert mutants("print 1\n", {1}) == {}
+
+
+BEFORE = SOURCE + "".join(f"\n\ndef call_{number}():\n    return {number}\n" for number in range(6))
+"""Has room for several hunks."""
+UNNOTICED = {
+    "comment": ("LIMIT: int = 3", "LIMIT: int = 3  # or more"),
+    "blank line": ("def call_5", "\ndef call_5"),
+    "docstring": ("Doc 2.", "Cuts a text."),
+    "annotation": ("text: str", "text: object"),
+    "version": ('__version__ = "1"', '__version__ = "2"'),
+    "quotes": ('"""Doc 2."""', "'Doc 2.'"),
+}
+
+
+def part_names(file: str, before: str, right: str) -> list[str]:
+    return [name for _, name, _ in parts(file, before, right)]
 
 
 def test_a_part_leaves_out_one_hunk_or_one_file_with_code():
-    hunks = [
-        "@@ -1 +1 @@\n-a = 1\n+a = 2\n",
-        "@@ -9 +9 @@\n-b  # c\n+b  # d\n",
-        "@@ -20 +20,2 @@\n x\n+\n+    # more\n",
+    right = BEFORE.replace("LIMIT: int = 3", "LIMIT: int = 4").replace("return 5", "return 6")
+    assert list(parts("m.py", BEFORE, right)) == [
+        ("m.py", "without m.py", BEFORE),
+        ("m.py", "without hunk 1 of m.py", BEFORE.replace("return 5", "return 6")),
+        ("m.py", "without hunk 2 of m.py", BEFORE.replace("LIMIT: int = 3", "LIMIT: int = 4")),
     ]
-    one = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n"
-    other = "diff --git a/n.md b/n.md\n--- a/n.md\n+++ b/n.md\n@@ -1 +1 @@\n-a\n+b\n"
-    made = {part.name: part.diff.decode() for part in parts((one + "".join(hunks) + other).encode())}
-    assert made == {
-        "without hunk 1 of m.py": one + hunks[1] + hunks[2] + other,
-        "without hunk 2 of m.py": one + hunks[0] + hunks[2] + other,
-        "without m.py": other,
-    }
+    assert part_names("m.js", "// old\n", "// new\n") == ["without m.js"]
+
+
+@pytest.mark.parametrize("change", UNNOTICED)
+def test_a_part_lacks_more_than_what_no_test_notices(change):
+    """Guards against "wrong" patches that behave as the solution does, as a release without its version number."""
+    unnoticed = BEFORE.replace(*UNNOTICED[change])
+    assert unnoticed != BEFORE
+    assert part_names("m.py", BEFORE, unnoticed) == []
+    changed = unnoticed.replace("return 2", "return 3")
+    assert len(part_names("m.py", BEFORE, changed)) == 2
+
+
+def test_a_patch_without_its_only_file_is_not_tried():
+    task = BUNDLED["intervals"]
+    (file,) = [each.path.decode() for each in file_changes(task.patch.encode())]
+    made = wrong_patches(task, {file: BEFORE}, {file: BEFORE.replace("return 2", "return 3")})
+    assert made
+    assert all(each.diff for each in made)
+    assert f"without {file}" not in [each.name for each in made]
 
 
 @pytest.mark.parametrize("before", [None, "", "x = 1\n", "x = 1\r\ny = 2", "x = '\x0c\u2028'\nz\n"])
