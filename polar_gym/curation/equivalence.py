@@ -23,8 +23,8 @@ from polar_gym.evaluators.twins import Copied, Edit, Twins, copied, copy, names_
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 
-ROUNDS, TESTS, COPIES = 3, 24, 16
-"""How often tests are altered, how many at a time, and how many copies of each. A copy has one to three other literals.
+TESTS, COPIES = 48, 768
+"""How many tests are altered at most, and how many copies they have together. A copy has one to three other literals.
 """
 ENOUGH, FEWEST = 20, 5
 """How many copies must be compared: `ENOUGH`, or all where there are fewer, but at least `FEWEST`."""
@@ -38,41 +38,36 @@ _NOISE = re.compile(r"0x[0-9a-f]+|\bline \d+|\.py:\d+|/tmp/\S+|\b\d+\.\d+ ?m?s\b
 
 async def equivalent(task: Task, bench: Bench, patches: Sequence[WrongPatch]) -> dict[WrongPatch, str]:
     """Return the patches that behave as the solution does, each with examples. Raises what a grading raises."""
-    task = comparable(task)
-    same, existing = list(patches), 0
-    compared: list[str] = []
-    for turn in range(ROUNDS):
-        if not same:
-            return {}
-        gold, again = [await _outcomes(task, bench, task.patch.encode(), turn) for _ in range(2)]
-        steady = {change: outcome for change, outcome in gold.items() if again.get(change) == outcome}
-        others = [await _outcomes(task, bench, patch.diff, turn) for patch in same]
-        same = [patch for patch, other in zip(same, others, strict=True) if steady.items() <= other.items()]
-        existing += len(gold)
-        compared += steady
-    if len(compared) < max(FEWEST, min(ENOUGH, existing)):
+    if not patches:
         return {}
-    examples = (" ".join(each.split())[:120] for each in compared[:: len(compared) // 3 + 1])
-    return dict.fromkeys(same, f"{len(compared)} altered tests, e.g. {'; '.join(examples)}")
+    task = comparable(task)
+    gold, again = [await _outcomes(task, bench, task.patch.encode()) for _ in range(2)]
+    steady = {change: outcome for change, outcome in gold.items() if again.get(change) == outcome}
+    if len(steady) < max(FEWEST, min(ENOUGH, len(gold))):
+        return {}
+    others = {patch: await _outcomes(task, bench, patch.diff) for patch in patches}
+    examples = (" ".join(each.split())[:120] for each in [*steady][:: len(steady) // 3 + 1])
+    inputs = f"{len(steady)} altered tests, e.g. {'; '.join(examples)}"
+    return {patch: inputs for patch, other in others.items() if steady.items() <= other.items()}
 
 
 def comparable(task: Task) -> Task:
     """Return the task with tests whose logs can be compared.
 
-    Messages list sets in the order of hashes. With its own tracebacks, pytest parses the whole file for each failure.
+    Messages list sets in the order of hashes. To show the source of a failure, pytest parses the whole file again.
     """
     field = "test_command" if task.test_command else "eval_script"
     variables = "export PYTHONHASHSEED=0 PYTEST_ADDOPTS=--tb=native"
     return task.model_copy(update={field: f"{variables}\n{getattr(task, field)}"})
 
 
-async def _outcomes(task: Task, bench: Bench, diff: bytes, turn: int) -> dict[str, str]:
+async def _outcomes(task: Task, bench: Bench, diff: bytes) -> dict[str, str]:
     """Return what each copy did with a patch, under the copy's change; {} where the run does not end by itself."""
     changes: dict[str, str] = {}
     context = bench.context(task, diff)
     swe = EVALUATORS.make(context.request.evaluator)
     assert isinstance(swe, Swe)
-    run = await swe.run(context, lambda sources: _altered(task, sources, turn, changes))
+    run = await swe.run(context, lambda sources: _altered(task, sources, changes))
     if isinstance(run, EvaluationResult) or run.result.timed_out or not changes:
         return {}
     return {changes[name]: told for name, told in outcomes(changes, run.testimony.tests, full_log(run.result)).items()}
@@ -94,26 +89,26 @@ def outcomes(names: Iterable[str], statuses: Mapping[str, str], log: str) -> dic
     return told
 
 
-def _altered(task: Task, sources: Mapping[str, bytes], turn: int, changes: dict[str, str]) -> Twins:
-    """Return altered copies of the hidden tests, the same ones for each call with a `turn`.
+def _altered(task: Task, sources: Mapping[str, bytes], changes: dict[str, str]) -> Twins:
+    """Return altered copies of the hidden tests, always the same ones for a task.
 
     Puts into `changes`, under the name of each copy, the test and its other literals in one line.
     """
-    chance = random.Random(f"{task.instance_id} {turn}")
+    chance = random.Random(task.instance_id)
     tests = [(file, test) for file in sorted(sources) for test in find_tests(sources[file], all_literals=True)]
     tests = [each for each in tests if each[1].expectations]
     chance.shuffle(tests)
     tests.sort(
         key=lambda each: not any(names_test(each[0], each[1].qualified_name, name) for name in task.FAIL_TO_PASS)
     )
-    texts = dict(sources)
+    tests, texts = tests[:TESTS], dict(sources)
     for file in sources:
         copies: list[Copied[str]] = []
-        for test in (test for at, test in tests[:TESTS] if at == file):
+        for test in (test for at, test in tests if at == file):
             made: dict[str, list[Edit]] = {}
             written = {place: sources[file][place.start : place.end].decode() for place in test.expectations}
             literals = {place: repr(ast.literal_eval(f"({text})")) for place, text in written.items()}
-            for _ in range(COPIES):
+            for _ in range(COPIES // len(tests)):
                 places = chance.sample(test.expectations, min(chance.randint(1, 3), len(literals)))
                 edits: list[Edit] = [(place, _other_text(place, literals, chance)) for place in places]
                 made[f"{test.name}: " + ", ".join(f"{literals[place]} -> {text}" for place, text in edits)] = edits

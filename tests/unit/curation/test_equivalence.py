@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.curation.equivalence import _altered, outcomes, comparable
+from polar_gym.curation.equivalence import _altered, comparable, outcomes
 from polar_gym.evaluators.expectations import find_tests
 from polar_gym.evaluators.parsers import PARSERS
 from tests.lifecycle.grading_bench import BUNDLED
@@ -96,10 +96,19 @@ def test_a():
                                 "five")
 """
     changes: dict[str, str] = {}
-    made = _altered(BUNDLED["intervals"], {"test_a.py": source}, 0, changes)
+    made = _altered(BUNDLED["intervals"], {"test_a.py": source}, changes)
     compile(made.texts["test_a.py"], "test_a.py", "exec")
     assert any("two three" in change for change in changes.values())
     assert not any("\n" in change for change in changes.values())
+
+
+@pytest.mark.parametrize("tests", [1, 40, 400])
+def test_few_tests_have_as_many_copies_as_many(tests):
+    """Guards against a comparison of 95 inputs, which took a wrong patch of a task with six tests for equivalent."""
+    source = "\n".join(f"def test_{number}():\n    assert f({number}, 3, 'text') == 4\n" for number in range(tests))
+    changes: dict[str, str] = {}
+    _altered(BUNDLED["intervals"], {"test_a.py": source.encode()}, changes)
+    assert 500 < len(set(changes.values())) <= 768
 
 
 def test_sets_have_one_order_in_all_runs():
