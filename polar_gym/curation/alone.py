@@ -6,10 +6,10 @@ import ast
 import textwrap
 from collections.abc import Callable
 
-from polar_gym.evaluators.expectations import Offsets, TestFunction
+from polar_gym.evaluators.expectations import Expectation, Offsets, TestFunction
 
 
-def alone(source: bytes, test: TestFunction, span: tuple[int, int], name: str) -> bytes:
+def alone(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
     """Return a copy of a test in which only the assertion around a place can fail.
 
     Other assertions only compute their values. A table of cases keeps only the case with the place. Where the
@@ -19,7 +19,7 @@ def alone(source: bytes, test: TestFunction, span: tuple[int, int], name: str) -
 
     def holds(node: ast.AST) -> bool:
         start, end = offsets.of(node)
-        return start <= span[0] and span[1] <= end
+        return start <= place.start and place.end <= end
 
     tree = ast.parse(source.decode())
     found = next(

@@ -14,6 +14,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from textwrap import shorten
 from typing import Literal
 
 from polar_gym.curation.releases import is_test
@@ -55,14 +56,14 @@ def write_issue(
     """
     entries = changelog_entries(old, new)
     if entries:
-        title = f"{package}: {_shortened(_plain(_first(entries)))}"
+        title = f"{package}: {shorten(_plain(_first(entries)), 90, placeholder=' …')}"
         body = "The next release of this library is to bring the changes below, which are not in its sources yet.\n\n"
         body += "\n".join(entries)
     else:
         phrases = dict[str, str]()
         for test, error in failing.items():
             phrases[phrase(test)] = phrases.get(phrase(test)) or error
-        title = f"{package}: {_shortened(next(iter(phrases)))}"
+        title = f"{package}: {shorten(next(iter(phrases)), 90, placeholder=' …')}"
         lines = (f"- {text}" + (f": today `{error}`" if error else "") for text, error in phrases.items())
         body = "These behaviours do not work as they should:\n\n" + "\n".join(lines)
     names = interface(old, new, test_patch)
@@ -86,13 +87,8 @@ def changelog_entries(old: Path, new: Path) -> list[str]:
 
 
 def _added(old: list[str], new: list[str]) -> list[str]:
-    matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
-    return [
-        line
-        for tag, _, _, start, end in matcher.get_opcodes()
-        if tag in ("insert", "replace")
-        for line in new[start:end]
-    ]
+    changes = difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes()
+    return [line for tag, _, _, start, end in changes if tag != "equal" for line in new[start:end]]
 
 
 def _cleaned(lines: Iterable[str]) -> list[str]:
@@ -108,8 +104,6 @@ def _cleaned(lines: Iterable[str]) -> list[str]:
         line = line.rstrip()
         if (line or (kept and kept[-1])) and (re.search(r"\w", line) or not line):
             kept.append(line)
-    while kept and not kept[-1]:
-        kept.pop()
     return _without_empty_sections(kept)
 
 
@@ -120,9 +114,7 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
         for number, line in enumerate(lines)
         if not line or _is_entry(line) or next((_is_entry(later) for later in lines[number + 1 :] if later), False)
     ]
-    while kept and not kept[0]:
-        kept.pop(0)
-    return kept if any(map(_is_entry, kept)) else []
+    return "\n".join(kept).strip("\n").split("\n") if any(map(_is_entry, kept)) else []
 
 
 def _is_entry(line: str) -> bool:
@@ -141,10 +133,6 @@ def _first(lines: Sequence[str]) -> str:
 
 def _plain(line: str) -> str:
     return line.strip().lstrip("*+-# ").rstrip(".:").replace("`", "")
-
-
-def _shortened(text: str, limit: int = 90) -> str:
-    return text if len(text) <= limit else text[:limit].rsplit(" ", 1)[0] + " …"
 
 
 def phrase(test_id: str) -> str:

@@ -116,8 +116,8 @@ async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[
         trial, read, told = await _try(task, bench, task.patch.encode(), live, _altered, COPIES)
         live, bits = trial.failed(read, told) - trial.broken(read), trial.bits
     hiding = {place for place in live or () if bits[place]}
-    gold, read, told = await _try(task, bench, task.patch.encode(), hiding, _alone)
-    base, base_read, base_told = await _try(task, bench, NO_OP, hiding - gold.failed(read, told), _alone)
+    gold, read, told = await _try(task, bench, task.patch.encode(), hiding, alone)
+    base, base_read, base_told = await _try(task, bench, NO_OP, hiding - gold.failed(read, told), alone)
     strong = base.failed(base_read, base_told)
     found: dict[str, dict[str, list[list[int]]]] = {}
     for file, name, span in sorted(live or ()):
@@ -146,7 +146,3 @@ async def _try(
 
 def _altered(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
     return copy(source, test, [(place, place.draw(2, random.SystemRandom())[1])], name)
-
-
-def _alone(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
-    return alone(source, test, place.span, name)

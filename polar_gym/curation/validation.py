@@ -59,6 +59,4 @@ def _problem(task: Task, gold: EvaluationResult, no_op: EvaluationResult) -> str
         return "doing nothing resolves it"
     wrong = [test for test in task.FAIL_TO_PASS if no_op.tests.get(test) == PASSED]
     wrong += [test for test in task.PASS_TO_PASS if no_op.tests.get(test) != PASSED]
-    if wrong:
-        return f"{len(wrong)} tests are in the wrong list, e.g. {wrong[0]}"
-    return ""
+    return f"{len(wrong)} tests are in the wrong list, e.g. {wrong[0]}" if wrong else ""

@@ -17,8 +17,8 @@ def test_shelf():
 
 def test_an_expected_exception_is_no_assertion_that_stays():
     (test,) = find_tests(SOURCE)
-    span = next(each.span for each in test.expectations if SOURCE[slice(*each.span)] == b"731")
-    made = ast.unparse(ast.parse(alone(SOURCE, test, span, "test_copy")))
+    place = next(each for each in test.expectations if SOURCE[slice(*each.span)] == b"731")
+    made = ast.unparse(ast.parse(alone(SOURCE, test, place, "test_copy")))
     assert made == "\n".join(
         [
             "def test_copy():",
@@ -34,8 +34,8 @@ def test_an_expected_exception_is_no_assertion_that_stays():
 
 def test_the_expected_exception_stays_that_is_the_place_itself():
     (test,) = find_tests(SOURCE)
-    span = next(each.span for each in test.expectations if SOURCE[slice(*each.span)] == b"KeyError")
-    made = alone(SOURCE, test, span, "test_copy").decode()
+    place = next(each for each in test.expectations if SOURCE[slice(*each.span)] == b"KeyError")
+    made = alone(SOURCE, test, place, "test_copy").decode()
     assert "with pytest.raises(KeyError):" in made
     assert "assert" not in made
 
@@ -47,7 +47,7 @@ def test_join():
     assert f"{', '.join(words)} {len(words)!r:>{1 + 1}}" == "pear, plum  2"
 """
     (test,) = find_tests(source)
-    made = alone(source, test, test.expectations[0].span, "test_copy").decode()
+    made = alone(source, test, test.expectations[0], "test_copy").decode()
     assert not any(isinstance(each, ast.JoinedStr) for each in ast.walk(ast.parse(made)))
     names: dict[str, Callable[[], None]] = {}
     exec(made, names)
