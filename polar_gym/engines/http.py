@@ -148,7 +148,7 @@ def _refusal(url: str, status: int, payload: bytes) -> EngineError:
     if status == 403 and SWITCHED_OFF in message:
         return EngineError(404, message, kind="not_found")
     if status in (401, 403):
-        return EngineError(502, f"{url} answered {status}: {message}; check engine.api_key", kind="server")
+        return EngineError(502, f"{url} answered {status}: {message}; check its api_key", kind="server")
     if status in AWAY or (status == 500 and DIED.search(message)):
         return EngineError(503, f"{url} answered {status}: {message}", kind="overloaded")
     if status >= 500:

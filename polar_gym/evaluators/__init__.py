@@ -4,7 +4,8 @@ Grading happens in a fresh sandbox, built from the same image and workspace. Onl
 that sandbox.
 
 An evaluator is one module that defines `EVALUATOR`: a class with the method `evaluate` (`Evaluator` below), made from
-its validated `Options`. The evaluators are `swe`, `test_on_output`, `session_completion` and `composite`. The tools:
+its validated `Options`. The evaluators are `swe`, `test_on_output`, `rubric`, `session_completion` and `composite`. The
+tools:
 
 - `blame`: decides who is at fault when grading fails;
 - `grading`: carries the harness's diff into a grading sandbox; `patch` splits a diff into files;
@@ -16,7 +17,8 @@ its validated `Options`. The evaluators are `swe`, `test_on_output`, `session_co
 - `pattern`: searches an output for a regular expression of a request;
 - `result`: shortens logs and words results.
 
-The room uses workspaces, runtimes, registry and schema. It does not import the gateway.
+The room uses workspaces, runtimes, registry and schema; `rubric` asks a model by the HTTP client of the engines. The
+room does not import the gateway.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Progress:
     """The progress of one evaluation."""
 
     carried: bool = False
-    """At least a part of the harness's diff is in a sandbox."""
+    """At least a part of the harness's diff is in a sandbox, or the policy's text is with a judge."""
     counted: list[str] = field(default_factory=list)
     """Files that the harness changed and that do not belong to the task."""
     not_counted: list[str] = field(default_factory=list)

@@ -96,6 +96,7 @@ def run_in(**fields: Any) -> TaskRequest:
 
 GRADING = {"name": "test_on_output", "command": "true", "log_parser": "named_code:parse"}
 HIDDEN = {"name": "swe", "FAIL_TO_PASS": ["t"], "test_command": "true", "log_parser": "named_code:parse"}
+RUBRIC = {"name": "rubric", "url": "http://example.org", "model": "m", "criteria": [{"name": "a", "text": "A."}]}
 PART = {"name": "composite", "components": {"tests": GRADING}}
 IMPORTS: dict[str, Callable[[], TaskRequest]] = {
     "evaluator.log_parser='named_code:parse'": lambda: evaluated(**GRADING),
@@ -160,6 +161,10 @@ async def test_a_request_names_no_files_programs_and_networks(tmp_path: Path) ->
         "runtime.program='/bin/sh'": run_in(name="apptainer", program="/bin/sh"),
         "runtime.host='tcp://example.org'": run_in(name="docker", host="tcp://example.org"),
         "runtime.bridge='host'": run_in(name="docker", bridge="host"),
+        "evaluator.url='http://example.org'": evaluated(**RUBRIC),
+        "evaluator.components.own.api_key_env='POLAR_GYM_NODE_KEY'": evaluated(
+            name="composite", components={"own": {**RUBRIC, "url": None, "api_key_env": "POLAR_GYM_NODE_KEY"}}
+        ),
     }
     async with service(tmp_path) as both:
         for named, request in refused.items():

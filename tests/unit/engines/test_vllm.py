@@ -172,7 +172,7 @@ async def test_a_busy_engine_is_asked_again(status: int) -> None:
 
 @pytest.mark.parametrize(
     ("status", "becomes", "words"),
-    [(500, 502, "answered 500: broken"), (401, 502, "check engine.api_key"), (404, 404, "broken")],
+    [(500, 502, "answered 500: broken"), (401, 502, "check its api_key"), (404, 404, "broken")],
 )
 async def test_failures_name_the_server(status: int, becomes: int, words: str) -> None:
     broken = web.json_response({"error": {"message": "broken"}}, status=status)
