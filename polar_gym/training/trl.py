@@ -5,8 +5,12 @@
     for sample in rollout_samples(batch.rows, model_version):
         worker.rollout_buffer.put(RolloutSample(**sample))
 
-With TRL 1.16 the gradient does not depend on the packing (see `training.conformance`) as long as
-`gradient_accumulation_steps` is 1: TRL divides each micro-batch by the tokens of that micro-batch.
+TRL takes an optimizer step for each `per_device_train_batch_size * gradient_accumulation_steps` samples of a process,
+and divides each micro-batch by its own tokens. With TRL 1.16 the gradient does not depend on the packing (see
+`training.conformance`) where a batch is one micro-batch. Set `gradient_accumulation_steps=1`, `token_budget=0` (with a
+budget, TRL cuts a batch into steps by tokens), and a `per_device_train_batch_size` that no batch exceeds on all
+processes together. Give that number to `make_batch` as `multiple_of`: inert rows fill the batch up. TRL fetches the
+next batch before it trains on one, so that the worker must stay a batch ahead.
 
 `GRPOTrainer` takes one row for each prompt from a `rollout_func`, in order.
 
@@ -38,14 +42,24 @@ from polar_gym.training.tensors import stable_number
 NOTHING_ID = 0
 """The only token of a session without traces: TRL needs one token of prompt and one of completion."""
 
+FILLING = {
+    "input_ids": np.array([NOTHING_ID, NOTHING_ID]),
+    "completion_mask": np.array([0, 1]),
+    "old_log_probs": np.zeros(2, np.float32),
+    "advantage": 0.0,
+    "metrics": {},
+}
+"""The sample of a row that trains nothing. TRL's loss fails on a process without a token that counts: one token counts,
+with the advantage 0.0."""
+
 
 def rollout_samples(rows: Sequence[Row], model_version: int) -> list[dict[str, Any]]:
-    """Return the fields of one `RolloutSample` for each row of a whole batch; inert rows have none.
+    """Return the fields of one `RolloutSample` for each row of a whole batch.
 
     TRL weighs all tokens the same, so that other weights become part of the advantage. `model_version`: TRL's count of
     its weight updates when the sessions began; TRL drops what is too old.
     """
-    tokens = sum(row.trainable_tokens for row in rows)
+    tokens = sum(row.trainable_tokens or 1 for row in rows)
     return [
         {
             "prompt": [],
@@ -57,9 +71,9 @@ def rollout_samples(rows: Sequence[Row], model_version: int) -> list[dict[str, A
             "model_version": model_version,
             "group_id": stable_number(row.group_id),
             "metrics": {"reward": row.reward},
+            **({} if row.trainable_tokens else FILLING),
         }
         for row in rows
-        if not row.inert
     ]
 
 

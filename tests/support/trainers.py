@@ -9,6 +9,7 @@ need a GPU.
 from __future__ import annotations
 
 import importlib
+import queue
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from polar_gym.training import Row, padded, to_torch
+from polar_gym.training.batch import inert_row
 from polar_gym.training.conformance import CLIP, KL_COEFFICIENT, LOSSES, TRUNCATE_AT, Step, token_logprobs
 from polar_gym.training.forest import forest
 from polar_gym.training.prime_rl import training_samples
@@ -28,8 +30,22 @@ def _rows(step: Step) -> list[Row]:
 
 
 def trl_one_accumulation_step(model: Any, step: Step) -> None:
-    """Run AsyncGRPOTrainer with one micro-batch on each rank."""
-    trl_accumulating(model, Step(ranks=[[list(chain(*rank))] for rank in step.ranks], loss="", weighting="token"))
+    """Run AsyncGRPOTrainer on all rows as one micro-batch, filled up with inert rows to a multiple of eight: TRL's
+    queue, and its own planner, which gives rows to ranks."""
+    asynchronous: Any = importlib.import_module("trl.experimental.async_grpo.async_grpo_trainer")
+    samples: queue.Queue[Any] = queue.Queue()
+    rows = _rows(step)
+    rows += [inert_row()] * (-len(rows) % 8)
+    for sample in rollout_samples(rows, model_version=3):
+        samples.put(asynchronous.RolloutSample(**sample))
+
+    def starve(_: float) -> None:
+        raise AssertionError("TRL waits for more samples before it takes a step")
+
+    metrics: defaultdict[str, list[Any]] = defaultdict(list)
+    dataset = asynchronous.RolloutQueueDataset(samples, lambda: 4, starve, 1.0, metrics, poll_interval_s=0.01)
+    planner = asynchronous.FixedCountBatcher(dataset, len(step.ranks), microbatch_size=len(rows))
+    _trl_backward(model, next(iter(planner)), _trl_trainer(len(step.ranks), 1))
 
 
 def trl_accumulating(model: Any, step: Step) -> None:
@@ -49,11 +65,17 @@ def trl_accumulating(model: Any, step: Step) -> None:
                     tree.add(by_row[id(row)])
             trees += [tree] if tree.samples else []  # TRL's planner leaves no rank without a sample
         if trees:
-            batch = asynchronous.DataCollatorForRollout(pad_token_id=0, num_processes=len(trees))([trees])
-            for place in range(len(trees)):
-                inputs = {name: values[place : place + 1] for name, values in batch.items()}
-                loss = asynchronous.AsyncGRPOTrainer.compute_loss(trainer, _TreeForward(model), inputs)
-                (loss / len(step.ranks)).backward()
+            _trl_backward(model, trees, trainer)
+
+
+def _trl_backward(model: Any, trees: list[Any], trainer: Any) -> None:
+    """Run TRL's collator and its loss on a micro-batch: one tree for each rank."""
+    asynchronous: Any = importlib.import_module("trl.experimental.async_grpo.async_grpo_trainer")
+    batch = asynchronous.DataCollatorForRollout(pad_token_id=0, num_processes=len(trees))([trees])
+    for place in range(len(trees)):
+        inputs = {name: values[place : place + 1] for name, values in batch.items()}
+        loss = asynchronous.AsyncGRPOTrainer.compute_loss(trainer, _TreeForward(model), inputs)
+        (loss / trainer.accelerator.num_processes).backward()
 
 
 def _trl_trainer(ranks: int, accumulation_steps: int) -> Any:

@@ -178,6 +178,7 @@ def test_the_trees_gradient_is_the_flat_one(tiny_gpt2: Any, calls: list[ModelCal
 def test_trl_packs_the_forest_of_our_samples(drawn: list[Row]) -> None:
     """TRL's trees hold each token with its successor: one token more for each further branch."""
     tree = importlib.import_module("trl.experimental.async_grpo.packing").TreeRow()
+    drawn = [row for row in drawn if row.trainable_tokens]
     for sample in rollout_samples(drawn, model_version=0):
         tree.add(sample)
     longer = {prefix for prefix in prefixes(drawn) if len(prefix) > 1}

@@ -62,13 +62,14 @@ def test_every_trained_token_has_its_weight(form: Callable[[Any], list[dict[str,
     """Both trainers take the mean over tokens: advantage times weight, as multiples of the mean weight."""
     episodes = [make_episode("a", 1.0, forked(3)), make_episode("b", 0.0, [make_call(0, [1], [5, 6])])]
     batch = make_batch(episodes, weighting=weighting, multiple_of=8)
-    rows, samples = batch.rows[:4], form(batch.rows)
-    assert len(samples) == len(rows), "inert rows are not given"
-    for row, sample in zip(rows, samples, strict=True):
-        mask = np.array(sample.get("mask", sample.get("completion_mask")))
+    samples = form(batch.rows)
+    masks = [np.array(sample.get("mask", sample.get("completion_mask"))) for sample in samples]
+    counted = sum(int(mask.sum()) for mask in masks)
+    for row, sample, mask in zip(batch.rows[:4], samples, masks, strict=False):
         gains = np.array(sample.get("advantages", sample.get("advantage"))) * np.array(sample.get("rl_weights", 1.0))
         assert mask.tolist() == row.loss_mask.tolist()
-        assert (gains * mask).tolist() == pytest.approx(row.advantage * row.weights * batch.counts.tokens)
+        assert (gains * mask).tolist() == pytest.approx(row.advantage * row.weights * counted)
+    assert all(sample["advantage"] == 0.0 for sample in samples[4:]), "an inert row has no gradient"
 
 
 def test_prime_rls_temperatures_stand_where_it_divides_logits() -> None:
