@@ -56,15 +56,19 @@ def check(checkout: Path) -> None:
         print(f"NEMO_RL={checkout} is not at {PINNED}, with which these tests were written")  # noqa: T201
 
 
-def main(checkout: Path, arguments: list[str]) -> int:
-    check(checkout)
-    python = install()
-    environment = os.environ | {
+def variables(checkout: Path) -> dict[str, str]:
+    """Return the environment variables with which NeMo RL's code runs from its checkout."""
+    return os.environ | {
         "PYTHONPATH": f"{CHECKOUT}:{checkout}",
         "NEMO_RL": str(checkout),
         "POLAR_DATA": "/data",
         "CUDA_VISIBLE_DEVICES": "",
     }
+
+
+def main(checkout: Path, arguments: list[str]) -> int:
+    check(checkout)
+    python = install()
     match arguments:
         case ["record"]:
             program = ["tests.nemo_rl.record"]
@@ -74,7 +78,7 @@ def main(checkout: Path, arguments: list[str]) -> int:
             program = ["tests.show.law", *options]
         case _:
             program = ["pytest", "tests/nemo_rl", *arguments]
-    return subprocess.run([python, "-m", *program], env=environment, cwd=CHECKOUT, check=False).returncode
+    return subprocess.run([python, "-m", *program], env=variables(checkout), cwd=CHECKOUT, check=False).returncode
 
 
 if __name__ == "__main__":

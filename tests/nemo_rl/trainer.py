@@ -72,15 +72,9 @@ def load(recipe: str, *overrides: str) -> Any:
 
 def train(step: Sequence[Sample], recipe: str, *overrides: str, patched: bool = True, ranks: int = 1) -> Trained:
     """Run a step. `patched`: with the replacements of `run_grpo.py`. `ranks`: the data-parallel size."""
-    from nemo_rl.algorithms import grpo
-    from nemo_rl.algorithms.loss import ClippedPGLossFn
     from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
-    sizes = (f"policy.train_global_batch_size={len(step)}", "grpo.num_prompts_per_step=1")
-    one_step = (f"grpo.num_generations_per_prompt={len(step)}", "grpo.max_num_steps=1", "grpo.val_at_start=false")
-    off = ("policy.dynamic_batching.enabled=false", "checkpointing.enabled=false", "logger.wandb_enabled=false")
-    config = load(recipe, *sizes, *one_step, *off, *overrides)
-    policy, logger = Policy(config.policy, ranks), Logger()
+    config = one_step(recipe, 1, len(step), *overrides)
     batch = BatchedDataDict(
         message_log=[[{"role": "user", "content": "", "token_ids": torch.tensor([0])}]],
         extra_env_info=[{}],
@@ -88,17 +82,36 @@ def train(step: Sequence[Sample], recipe: str, *overrides: str, patched: bool = 
         length=torch.ones(1, dtype=torch.long),
         idx=[0],
     )
+    batches = [Repeated(batch, [row_of(sample) for sample in step])]
+    return run_step(config, Policy(config.policy, ranks), batches, Environment(step), Tokenizer(), patched=patched)
+
+
+def one_step(recipe: str, prompts: int, samples: int, *overrides: str) -> Any:
+    """Return NeMo RL's own config of a recipe, for one step without validation."""
+    sizes = (f"policy.train_global_batch_size={prompts * samples}", f"grpo.num_prompts_per_step={prompts}")
+    once = (f"grpo.num_generations_per_prompt={samples}", "grpo.max_num_steps=1", "grpo.val_at_start=false")
+    off = ("policy.dynamic_batching.enabled=false", "checkpointing.enabled=false", "logger.wandb_enabled=false")
+    return load(recipe, *sizes, *once, *off, *overrides)
+
+
+def run_step(
+    config: Any, policy: Policy, batches: Sequence[Any], environment: Any, tokenizer: Any, *, patched: bool
+) -> Trained:
+    """Run `grpo_train` on batches of data. `environment`: the `NemoGym` actor, or what stands in for it."""
+    from nemo_rl.algorithms import grpo
+    from nemo_rl.algorithms.loss import ClippedPGLossFn
+
+    logger, environments = Logger(), {"nemo_gym": environment}
     with replaced(policy, config, patched):
-        environment = {"nemo_gym": Environment(step)}
         grpo.grpo_train(
             policy,
             Generation(config.policy["generation"]),
-            [Repeated(batch, [row_of(sample) for sample in step])],
-            [Repeated(batch, [row_of(sample) for sample in step])],
-            Tokenizer(),
+            batches,
+            batches,
+            tokenizer,
             ClippedPGLossFn(config.loss_fn),
-            environment,
-            environment,
+            environments,
+            environments,
             logger,
             Quiet(),
             grpo._initial_grpo_save_state(),
