@@ -2,7 +2,7 @@
 
 The table has the relative difference between the gradient of one step and that of the whole sessions, the largest of
 all seeds: adapters x losses x weightings x splits. Our arrays must obey the law, and known bugs of trainers must not.
-TRL, prime-rl and verl are tried where this interpreter finds them (`trainers.py` and `verl_trainer.py` of
+TRL, AReaL, prime-rl and verl are tried where this interpreter finds them (`trainers.py` and `verl_trainer.py` of
 `tests/support` say what they need). NeMo RL is tried with `NEMO_RL=DIRECTORY`, a checkout of it.
 """
 
@@ -27,10 +27,11 @@ from tests.e2e.vllm_server import INSTALL, vllm_python
 from tests.nemo_rl import environment
 from tests.show.result import Result, make_parser, parse
 from tests.support import nemo_rl_loss, packing_bugs, trainers, verl_trainer
+from tests.support.forests import train_forest
 from tests.support.tiny_model import tiny_gpt2
 
 HELD, CAUGHT, KNOWN = LAWS = (
-    "the arrays obey the law of the packing",
+    "the arrays and the prefix forest obey the law of the packing",
     "each known bug is caught",
     "trainers obey the law, but for the limits that are known",
 )
@@ -55,6 +56,7 @@ def cases() -> list[Case]:
     limits = frozenset({("gspo", "token"), ("gspo", "session"), ("kl", "session")})
     every = [
         Case("arrays", train_arrays, LOSSES, HELD),
+        Case("prefix forest", train_forest, LOSSES, HELD),
         Case("rows divided (agent-lightning #593)", packing_bugs.divided_by_rows, PPO, CAUGHT, weightings=["session"]),
         Case(
             "means of micro-batches (TRL #7206)", packing_bugs.mean_of_micro_batches, PPO, CAUGHT, weightings=["token"]
@@ -69,6 +71,7 @@ def cases() -> list[Case]:
         Case("ratios of rows", packing_bugs.ratio_of_each_row, GSPO, CAUGHT),
         Case("TRL GRPOTrainer", trainers.trl_grpo, LOSSES, KNOWN, limits, needs="trl"),
         Case("TRL AsyncGRPOTrainer", trainers.trl_one_accumulation_step, PPO, KNOWN, needs="trl"),
+        Case("AReaL tree training", trainers.areal_trees, PPO, KNOWN, needs="areal"),
         Case("NeMo RL", nemo_rl_loss.nemo_rl, nemo_rl_loss.LOSSES_OF_SESSIONS, KNOWN, limits, needs="nemo_rl"),
     ]
     every += [Case("prime-rl", trainers.prime_rl, {"own": trainers.prime_rl_loss}, KNOWN, needs="prime_rl")]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from polar_gym.training import Row, to_torch
 from polar_gym.training.batch import inert_row
+from polar_gym.training.conformance import Step, train_arrays
 from polar_gym.training.forest import forest, packed
 
 
@@ -28,6 +29,11 @@ def seen(tree: dict[str, Any]) -> Any:
     """Return which token (axis 1) each token of a packed forest (axis 0) sees."""
     places = np.arange(len(tree["input_ids"]))
     return (places <= places[:, None]) & (places[:, None] < np.asarray(tree["seen_until"]))
+
+
+def train_forest(model: Any, step: Step) -> None:
+    """Run one step as `train_arrays` does, with the shared prefixes of each micro-batch once."""
+    train_arrays(ForestForward(model), step)
 
 
 class ForestForward:
