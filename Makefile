@@ -9,8 +9,8 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-errors show-exact show-faults show-fuzz show-honest show-law show-load show-matrix show-nemo \
-	show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
+SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-honest show-law show-load show-matrix \
+	show-nemo show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
@@ -55,6 +55,7 @@ show-attacks: ## Try to get rewards without solving the task (55 min)
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
+show-forest: ## Count what groups of sessions of each harness share as prefixes (15 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
 show-honest: ## Count correct solutions without the reward, and lost sessions (65 min)
 show-law: ## Pack sessions in several ways, and compare each trainer's gradients (1 min)

@@ -30,7 +30,7 @@ SUMMARY = "So far there was nothing but noise."
 class DelegatingPolicy(ScriptedPolicy):
     """The main thread leaves the whole script to a sub-agent, and looks at what became of it; the rest is the script's.
 
-    The three tools by which harnesses offer sub-agents are known by name.
+    The tools by which harnesses offer sub-agents are known by name.
     """
 
     def next_message(self, request: ChatRequest) -> Message:
@@ -88,6 +88,10 @@ def _spawn(names: set[str], order: str) -> tuple[str, dict[str, object]]:
     if "Agent" in names:
         fields = {"description": "solve it", "prompt": order, "subagent_type": "general-purpose"}
         return "Agent", {**fields, "run_in_background": False}
+    if "agent" in names:
+        return "agent", {"description": "solve it", "prompt": order, "subagent_type": "general-purpose"}
+    if "invoke_agent" in names:
+        return "invoke_agent", {"agent_name": "generalist", "prompt": order}
     if "task" in names:
         return "task", {"description": "solve it", "prompt": order, "subagent_type": "general"}
     return "multi_agent_v1__spawn_agent", {"message": order}
