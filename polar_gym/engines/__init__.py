@@ -14,9 +14,10 @@ versions of the weights. The room uses `chat`, `http`, `registry` and `schema`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,16 @@ class Replaying(Protocol):
 
     async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
         """Return logprobs as `Engine.score` does, after the choices of `replay`. Raises `EngineError`."""
+        ...
+
+
+@runtime_checkable
+class Updating(Protocol):
+    """An engine whose weights a trainer can replace while it runs."""
+
+    async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
+        """Take new weights, a directory that transformers reads or tensors by name, and set `weight_version`. Answers
+        that are being sampled go on under the new weights. Raises `EngineError`."""
         ...
 
 

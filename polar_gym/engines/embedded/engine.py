@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,12 @@ from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
 from polar_gym.engines.embedded.local_model import LocalModelPolicy
-from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Policy
+from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, Policy
 from polar_gym.engines.embedded.scripted import Script, ScriptedPolicy
 from polar_gym.engines.embedded.speech import Speech
 from polar_gym.engines.sampling import sampling_fields
 from polar_gym.registry import Options
-from polar_gym.schema import EngineInfo, Message, ReplayRecord, Sampling, SamplingMask, ToolDefinition
+from polar_gym.schema import EngineInfo, Message, ReplayRecord, Sampling, SamplingMask, ToolDefinition, WeightVersion
 
 OPENING = 16
 """How many ids at the end of a prompt may open the answer's thinking."""
@@ -48,6 +49,10 @@ class EmbeddedOptions(Options):
     record: list[ReplayRecord] = Field(default_factory=list)
     """`policy=transformers`: what each answer must hold beside ids and logprobs, for trainers that replay it:
     `routed_experts` (of a mixture-of-experts model), `sampling_mask`."""
+
+    slots: int = Field(default=16, gt=0)
+    """`policy=transformers`: how many answers are sampled at once. Each has a cache, which the next call of its
+    conversation uses, too."""
 
     @model_validator(mode="after")
     def _a_model_is_recorded(self) -> Self:
@@ -107,6 +112,13 @@ class EmbeddedEngine:
     async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
         return await self._policy.replay(ids, replay)
 
+    async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
+        """See `polar_gym.engines.Updating`."""
+        if not isinstance(self._policy, LocalModelPolicy):
+            raise EngineError(400, "engine.policy=scripted has no weights; set engine.policy=transformers")
+        await self._policy.set_weights(weights, version)
+        self.weight_version = version
+
     async def close(self) -> None:
         self._policy.close()
 
@@ -144,6 +156,7 @@ class EmbeddedEngine:
             response_ids=np.asarray(generation.ids, np.int32),
             logprobs=np.asarray(generation.logprobs, np.float32),
             sampling=sampling_fields(sampling, request),
+            weight_versions=_spans(generation),
             engine_tokens=len(generation.ids),
             routed_experts=generation.routed_experts,
             sampling_mask=None if generation.kept is None else SamplingMask.of(generation.kept),
@@ -156,11 +169,26 @@ class EmbeddedEngine:
         return space if max_tokens is None else min(max_tokens, space)
 
 
+def _spans(generation: Generation) -> list[WeightVersion]:
+    """Return the spans that each version of the weights sampled."""
+    versions = [*generation.versions, (len(generation.ids), "")]
+    return [
+        WeightVersion(version=version, engine_version=version, start=start, end=end)
+        for (start, version), (end, _) in pairwise(versions)
+        if start < end
+    ]
+
+
 def _policy(options: EmbeddedOptions) -> Policy:
     if options.policy == "transformers":
         assert options.model_path is not None
         return LocalModelPolicy(
-            options.model_path, options.max_model_len, options.device, options.dtype, options.record
+            options.model_path,
+            options.max_model_len,
+            options.device,
+            options.dtype,
+            options.record,
+            options.slots,
         )
     return ScriptedPolicy(options.scripts or [], options.max_model_len or 131_072, options.delay_seconds)
 

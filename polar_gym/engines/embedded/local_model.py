@@ -1,8 +1,8 @@
 """A policy that is a local Hugging Face model, sampled in this process: small models without a server.
 
 The logits are processed in vLLM's order (penalties, temperature, min-p, top-k, top-p), and a token's logprob is taken
-from the distribution that it was drawn from. One thread does all the work, one answer after another; a cancelled call
-stops at the next token.
+from the distribution that it was drawn from. Answers are sampled together (`decoding`); a cancelled call stops at the
+next token.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,30 +23,35 @@ from polar_gym.chat import ChatRequest, sampling_deviations
 from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.embedded.answers import Piece, split_tags
 from polar_gym.engines.embedded.chatml import parsed_arguments, text_content
+from polar_gym.engines.embedded.decoding import Answer, Decoder
 from polar_gym.engines.embedded.experts import Routers, find_routers
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.engines.sampling import truncating_fields
-from polar_gym.record import RoutedExperts, TokenIds
+from polar_gym.record import RoutedExperts
 from polar_gym.schema import Message, ReplayRecord, Sampling, ToolDefinition
-
-GREEDY_BELOW = 1e-5
-"""A temperature below this is greedy, as in vLLM."""
 
 
 class LocalModelPolicy:
     def __init__(
-        self, path: Path, max_model_len: int | None, device: str | None, dtype: str, record: Collection[ReplayRecord]
+        self,
+        path: Path,
+        max_model_len: int | None,
+        device: str | None,
+        dtype: str,
+        record: Collection[ReplayRecord],
+        slots: int,
     ) -> None:
         self.tokenizer = str(path)
         self.max_model_len = max_model_len or 0
         self._path, self._device, self._dtype = path, device, dtype
-        self._record = record
+        self._record, self._slots = record, slots
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-model")
         self._torch: Any = None
         self._model: Any = None
         self._tokenizer: Any = None
         self._routers: Routers | None = None
         """None: no experts are recorded."""
+        self._decoder: Decoder | None = None
         self._end_ids: set[int] = set()
 
     def load(self) -> None:
@@ -67,15 +71,15 @@ class LocalModelPolicy:
             ) from error
         if not self._tokenizer.chat_template:
             raise EngineError(503, f"engine.model_path={self._path}: the tokenizer has no chat template", kind="server")
-        model = transformers.AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype, local_files_only=True)
-        self._model = model.to(self._device).eval()
-        self.max_model_len = self.max_model_len or model.config.max_position_embeddings
-        self._end_ids = _end_ids(model.generation_config.eos_token_id, self._tokenizer.eos_token_id)
+        self._model = self._read_model(self._path).to(self._device).eval()
+        self.max_model_len = self.max_model_len or self._model.config.max_position_embeddings
+        self._end_ids = _end_ids(self._model.generation_config.eos_token_id, self._tokenizer.eos_token_id)
         if "routed_experts" in self._record:
             self._routers = self._find_routers("engine.record=routed_experts")
+        self._decoder = Decoder(self._torch, self._model, self._worker, self._slots, self._routers)
 
     def close(self) -> None:
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._worker.shutdown(wait=False)
 
     def prompt_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
         prepared = [_for_template(message, index) for index, message in enumerate(messages)]
@@ -138,62 +142,39 @@ class LocalModelPolicy:
                 f"{', '.join(deviations)}: engine=embedded has no grammars for policy=transformers; use engine=vllm",
                 kind="invalid_request",
             )
-        loop, cancelled = asyncio.get_running_loop(), threading.Event()
-        tell = functools.partial(loop.call_soon_threadsafe, on_ids) if on_ids else None
-        work = self._worker.submit(self._sample, request, sampling, cancelled, tell)
-        sampled = asyncio.wrap_future(work)
+        assert self._decoder is not None
+        loop = asyncio.get_running_loop()
+        answer = Answer(
+            request=request,
+            sampling=sampling,
+            ends=functools.partial(self._ends, request.stop),
+            tell=functools.partial(loop.call_soon_threadsafe, on_ids) if on_ids else None,
+            keep="sampling_mask" in self._record and bool(truncating_fields(sampling.model_dump())),
+        )
+        self._decoder.submit(answer)
+        sampled = asyncio.wrap_future(answer.done)
         try:
             return _told(await asyncio.shield(sampled), on_ids)
         except asyncio.CancelledError:
-            cancelled.set()
-            if not work.cancel():
-                _told(await sampled, on_ids)
+            answer.cancelled.set()
+            _told(await sampled, on_ids)
             raise
 
-    def _sample(
-        self,
-        request: ChatRequest,
-        sampling: Sampling,
-        cancelled: threading.Event,
-        tell: Callable[[list[int], list[float]], object] | None,
-    ) -> Generation:
-        assert request.prompt_ids is not None
-        assert request.max_tokens is not None
-        torch, prompt_ids = self._torch, request.prompt_ids.tolist()
-        generator = torch.Generator(self._device)
-        if sampling.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(sampling.seed)
-        ids: list[int] = []
-        logprobs: list[float] = []
-        experts: list[RoutedExperts] = []
-        cuts = "sampling_mask" in self._record and truncating_fields(sampling.model_dump())
-        kept: list[TokenIds] | None = [] if cuts else None
-        finish_reason, cache, inputs = "length", None, prompt_ids
-        with torch.inference_mode():
-            while len(ids) < request.max_tokens and not cancelled.is_set():
-                with self._routers.recorded(experts) if self._routers else contextlib.nullcontext():
-                    output = self._model(
-                        input_ids=torch.tensor([inputs], device=self._device),
-                        past_key_values=cache,
-                        use_cache=True,
-                        logits_to_keep=1,
-                    )
-                distribution = log_distribution(torch, output.logits[0, -1].float(), sampling, prompt_ids, ids)
-                token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
-                ids.append(token)
-                logprobs.append(float(distribution[token]))
-                if kept is not None:
-                    kept.append(distribution.isfinite().nonzero()[:, 0].to(torch.int32).cpu().numpy())
-                if tell and len(ids) % TOKENS_AT_ONCE == 0:
-                    tell(ids[-TOKENS_AT_ONCE:], logprobs[-TOKENS_AT_ONCE:])
-                if token in self._end_ids or self._said(ids, request.stop):
-                    finish_reason = "stop"
-                    break
-                cache, inputs = output.past_key_values, [token]
-        rows = np.concatenate(experts)[request.routed_positions :] if experts else None
-        return Generation(ids, logprobs, finish_reason, rows, kept)
+    async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
+        """See `polar_gym.engines.Updating`."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._set_weights, weights, version)
+
+    def _set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
+        assert self._decoder is not None
+        state = self._read_model(weights).state_dict() if isinstance(weights, Path) else weights
+        self._decoder.set_weights(state, version)
+
+    def _read_model(self, path: Path) -> Any:
+        transformers = importlib.import_module("transformers")
+        return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=self._dtype, local_files_only=True)
+
+    def _ends(self, stop: list[str], ids: list[int]) -> bool:
+        return ids[-1] in self._end_ids or self._said(ids, stop)
 
     def _said(self, ids: list[int], stop: list[str]) -> bool:
         """Return whether the last token completed a stop string. A token has at least one byte, a character at most
@@ -209,43 +190,6 @@ def _told(generation: Generation, on_ids: OnIds | None) -> Generation:
     if on_ids and (rest := len(generation.ids) % TOKENS_AT_ONCE):
         on_ids(generation.ids[-rest:], generation.logprobs[-rest:])
     return generation
-
-
-def log_distribution(torch: Any, logits: Any, sampling: Sampling, prompt_ids: list[int], ids: list[int]) -> Any:
-    """Return the logprobs of the next token under `sampling`, shape (vocabulary,); -inf for tokens that cannot be
-    drawn."""
-    logits = _penalised(torch, logits.clone(), sampling, prompt_ids, ids)
-    if sampling.temperature < GREEDY_BELOW:
-        certain = torch.full_like(logits, -torch.inf)
-        certain[logits.argmax()] = 0.0
-        return certain
-    logits /= sampling.temperature
-    if sampling.min_p > 0:
-        logits[logits < logits.max() + torch.tensor(sampling.min_p).log().item()] = -torch.inf
-    if sampling.top_k > 0 or sampling.top_p < 1:
-        ordered, order = logits.sort(descending=True)
-        if sampling.top_k > 0:
-            ordered[sampling.top_k :] = -torch.inf
-        if sampling.top_p < 1:
-            probabilities = ordered.softmax(-1)
-            before = probabilities.cumsum(-1) - probabilities
-            ordered[before >= sampling.top_p] = -torch.inf
-        logits = torch.empty_like(logits).scatter_(0, order, ordered)
-    return logits.log_softmax(-1)
-
-
-def _penalised(torch: Any, logits: Any, sampling: Sampling, prompt_ids: list[int], ids: list[int]) -> Any:
-    if sampling.repetition_penalty != 1:
-        seen = torch.tensor([*prompt_ids, *ids], device=logits.device).unique()
-        scores = logits[seen]
-        logits[seen] = torch.where(
-            scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty
-        )
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        sampled = torch.tensor(ids, device=logits.device, dtype=torch.long)
-        counts = torch.bincount(sampled, minlength=len(logits))
-        logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-    return logits
 
 
 def _end_ids(*sources: int | list[int] | None) -> set[int]:

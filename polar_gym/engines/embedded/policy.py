@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,6 +27,8 @@ class Generation:
     """See `Completion.routed_experts`."""
     kept: list[TokenIds] | None = None
     """The ids from which each sampled id was drawn. None: not recorded, or nothing was cut."""
+    versions: list[tuple[int, str]] = field(default_factory=list)
+    """At which id the sampling began under which weights."""
 
 
 TOKENS_AT_ONCE = 4

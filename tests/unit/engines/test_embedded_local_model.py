@@ -16,7 +16,7 @@ from polar_gym.chat import ChatRequest, Delta
 from polar_gym.chat.received import Received
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
-from polar_gym.engines.embedded.local_model import log_distribution
+from polar_gym.engines.embedded.decoding import log_distribution
 from polar_gym.schema import Message, Sampling, ToolDefinition
 from tests.support.tiny_model import write_tiny_model
 
@@ -132,7 +132,8 @@ async def test_a_streamed_answer_is_the_same_answer(engine: EmbeddedEngine, fiel
     streamed = await engine.chat(request(**fields), Sampling(seed=2), take)
     assert received.message() == streamed.message == whole.message
     assert received.response_ids == streamed.response_ids.tolist() == whole.response_ids.tolist()
-    assert np.asarray(received.logprobs, np.float32).tolist() == streamed.logprobs.tolist() == whole.logprobs.tolist()
+    assert np.asarray(received.logprobs, np.float32).tolist() == streamed.logprobs.tolist()
+    np.testing.assert_allclose(streamed.logprobs, whole.logprobs, atol=1e-5)  # its prompt is in a slot already
     assert streamed.finish_reason == whole.finish_reason
     assert told > ("stop" not in fields), "the text did not come whole at the end"
 
