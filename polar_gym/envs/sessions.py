@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -58,6 +59,10 @@ class Sessions:
     def abandon(self, place: int) -> None:
         """End the open session of a place without playing it."""
         self._running_loop().run(self._end(place))
+
+    def set_weights(self, weights: str | Path | Mapping[str, Any], version: str) -> None:
+        """See `Node.set_weights`."""
+        self._running_loop().run(self._node.set_weights(weights, version))
 
     def _check_open(self) -> None:
         if self.closed:

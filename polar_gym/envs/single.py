@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -47,6 +48,14 @@ class OnSessions:
         self._sessions = Sessions(make_node(setup.config, setup.tasks))
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
         self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
+
+    def set_weights(self, weights: str | Path | Mapping[str, Any], version: str) -> None:
+        """Give the engine new weights, a directory or tensors by name, under the name that marks their tokens.
+
+        Another thread may call this while `step` runs: calls under way go on under the new weights. Raises
+        `polar_gym.engines.EngineError` where the engine takes none, or none like these.
+        """
+        self._sessions.set_weights(weights, version)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave no process, container or file behind. May be called twice."""

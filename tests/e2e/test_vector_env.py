@@ -18,6 +18,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorStatistics
 
 import polar_gym  # noqa: F401 - registers the environments
+from polar_gym.engines import EngineError
 from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
 from polar_gym.errors import ConfigError
@@ -356,3 +357,12 @@ def test_garbage_is_collected_in_the_loops_own_thread(num_envs: int | None) -> N
 def polar_threads() -> set[threading.Thread]:
     """Other tests may have left some that belong to a Docker daemon, not to an environment."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("polar-gym")}
+
+
+def test_an_engine_without_weights_takes_none(tmp_path: Path) -> None:
+    env = gym.make_vec("polar/task", 1, **task())
+    with pytest.raises(EngineError, match=r"engine\.policy=scripted has no weights"):
+        env.unwrapped.set_weights(tmp_path, "step-1")  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="weights='nowhere': there is no such directory"):
+        env.unwrapped.set_weights("nowhere", "step-1")  # type: ignore[attr-defined]
+    env.close()

@@ -57,15 +57,10 @@ class Trainer:
         await self._post("/pause?mode=keep")
 
     async def update(self, weights: Path, version: str) -> None:
-        """Of an engine that is paused."""
-        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
-        await self._post("/reset_prefix_cache")
-        await self._post("/update_weight_version", {"new_version": version})
-        self._node.set_weight_version(version)
-        await self._post("/resume")
+        await self._node.set_weights(weights, version)
 
-    async def _post(self, path: str, body: dict[str, Any] | None = None) -> None:
-        async with self._http.post(self._url + path, json=body) as response:
+    async def _post(self, path: str) -> None:
+        async with self._http.post(self._url + path) as response:
             assert response.status == 200, (path, await response.text())
 
 

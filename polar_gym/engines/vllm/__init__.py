@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -44,6 +45,7 @@ from polar_gym.engines.sampling import logprobs_problem, sampling_fields
 from polar_gym.engines.vllm.generate import answer_by_ids, read_again, uncertain_call, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
 from polar_gym.engines.vllm.stream import StreamedAnswer, abort_route, ask, ids_and_logprobs, prompt_ids
+from polar_gym.engines.vllm.weights import reload
 from polar_gym.schema import EngineInfo, Message, OwnGrammar, ReplayRecord, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
@@ -223,6 +225,11 @@ class VllmEngine:
         else:
             body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids}
         return body
+
+    async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
+        """See `polar_gym.engines.Updating`."""
+        await reload(self._http, weights, version)
+        self.weight_version = version
 
     def _warn_of_logprobs(self, sampling: Sampling) -> None:
         problem = logprobs_problem(self.logprobs_mode, sampling)

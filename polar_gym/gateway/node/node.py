@@ -9,14 +9,15 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from socket import AF_UNIX, socket
+from typing import Any
 
 from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin
 from polar_gym.config.run_config import FrozenConfig, Pools, ScoringConfig
-from polar_gym.engines import ENGINES, Engine
+from polar_gym.engines import ENGINES, Engine, EngineError, Updating
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.node.tool_calls import ToolCalls
@@ -102,6 +103,16 @@ class Node:
     async def _close_runtimes(self) -> None:
         for runtime in self._runtimes.values():
             await runtime.close()
+
+    async def set_weights(self, weights: str | Path | Mapping[str, Any], version: str) -> None:
+        """Give the engine new weights in place: see `polar_gym.engines.Updating`. Raises `EngineError`."""
+        if not isinstance(self.engine, Updating):
+            raise EngineError(400, f"engine={self.engine.info.name} takes no weights; use vllm or embedded")
+        if not isinstance(weights, Mapping) and not Path(weights).is_dir():
+            raise EngineError(400, f"weights={str(weights)!r}: there is no such directory")
+        weights = weights if isinstance(weights, Mapping) else Path(weights)
+        await self.engine.set_weights(weights, version)
+        self.set_weight_version(version)
 
     def set_weight_version(self, version: str) -> None:
         """Set the version of the engine's weights; call this after an update, before the engine goes on.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,3 +269,12 @@ async def test_a_lora_adapter_is_asked_by_its_name_and_told_with_its_base() -> N
         assert (engine.info.model, engine.info.base_model, engine.info.tokenizer) == ("adapter", "m", "/weights/m")
     async with started(lambda body: answer([5], 1)) as engine:
         assert (engine.info.model, engine.info.base_model) == ("m", None)
+
+
+async def test_weights_that_vllm_cannot_read_are_refused(tmp_path: Path) -> None:
+    async with started(lambda body: answer([3], 1)) as engine:
+        with pytest.raises(EngineError, match="reads weights from a directory"):
+            await engine.set_weights({}, "1")
+        with pytest.raises(EngineError, match="start vLLM with VLLM_SERVER_DEV_MODE=1"):
+            await engine.set_weights(tmp_path, "1")
+        assert engine.weight_version is None

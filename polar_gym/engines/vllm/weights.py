@@ -1,0 +1,31 @@
+"""New weights for a vLLM that runs, by the routes of a server in development mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polar_gym.engines import EngineError
+from polar_gym.engines.http import Http
+
+
+async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) -> None:
+    """Have vLLM read a directory, and name the weights. Calls are paused meanwhile. vLLM does not say whether
+    it computes their keys and values again: vLLM 0.32 on CPU does. Raises `EngineError`."""
+    if not isinstance(weights, Path):
+        raise EngineError(400, "engine=vllm reads weights from a directory: save the model, and give the path")
+    try:
+        await http.post_raw("/pause?mode=keep", {})
+    except EngineError as error:
+        if error.status != 404:
+            raise
+        problem = f"{http.url} has no routes for new weights; start vLLM with VLLM_SERVER_DEV_MODE=1"
+        raise EngineError(400, problem) from error
+    try:
+        order = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+        await http.post_raw("/collective_rpc", order)
+        await http.post_raw("/reset_prefix_cache", {})
+        await http.post_raw("/update_weight_version", {"new_version": version})
+    finally:
+        await http.post_raw("/resume", {})
