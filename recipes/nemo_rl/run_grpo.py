@@ -7,7 +7,7 @@
 This starts NeMo RL's own `examples/nemo_gym/run_grpo_nemo_gym.py`, with some functions of NeMo RL replaced. Written for
 commit 7ea279a (2026-08-22). The file needs NeMo RL only, because `uv run` does not install polar-gym beside NeMo RL.
 
-With every config of synchronous GRPO:
+With every config:
 
 - a session that ran out of time or budget is `truncated` for NeMo RL too (`grpo.overlong_filtering` takes such sessions
   out of the loss);
@@ -15,7 +15,8 @@ With every config of synchronous GRPO:
 
 With `grpo.gym_multi_trace`:
 
-- each trace of `training_traces` is a row, and inert rows fill up the batch to a multiple of the data-parallel size;
+- each trace of `training_traces` is a row, and inert rows fill up the batch to a multiple of the data-parallel size.
+  Until a step takes a session (from the replay buffer, in asynchronous GRPO), its other traces are beside its main one;
 - NeMo RL's estimator gets each session once, with the sessions of one row of the data set as its group, and without
   masked sessions. All rows of a session have the session's advantage;
 - one optimizer step takes all rows. The loss is the mean over all trained tokens, so that it does not depend on the
@@ -31,13 +32,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ray
 import torch
-from nemo_rl.algorithms import grpo
+from nemo_rl.algorithms import async_utils, grpo
 from nemo_rl.experience import rollouts
 from nemo_rl.utils.logger import Logger
 
@@ -46,6 +49,8 @@ REPLACED = (
     (rollouts, "_postprocess_single_nemo_gym_group"),
     (grpo, "_create_advantage_estimator"),
     (grpo, "validate"),
+    (grpo, "_apply_mask_sample_filter"),
+    (async_utils, "AsyncTrajectoryCollector"),
 )
 TOO_OLD = "this NeMo RL trains failures with a reward of 0 in silence; use its main after 2026-07-31 (#3402)"
 NO_VOTE = -1
@@ -99,7 +104,6 @@ def check(config: Any) -> None:
     scheduler = (policy.get("megatron_cfg") or {}).get("scheduler") or {}
     megatron = bool((policy.get("megatron_cfg") or {}).get("enabled"))
     bad = {
-        "grpo.async_grpo.enabled=true": settings.async_grpo is not None and settings.async_grpo.enabled,
         "grpo.use_dynamic_sampling=true": settings.use_dynamic_sampling,
         "grpo.reward_shaping.enabled=true": settings.reward_shaping.enabled,
         f"grpo.adv_estimator.name={settings.adv_estimator.name}: use grpo": settings.adv_estimator.name != "grpo",
@@ -140,54 +144,67 @@ def keep_metrics(logger: Any) -> None:
 def install(policy: Any, config: Any) -> None:
     """Replace NeMo RL's functions. `policy`: the object that NeMo RL trains."""
     every = wants_all_traces(config)
-    postprocess = Postprocess(
-        rollouts._postprocess_single_nemo_gym_group,
-        multiple_of=policy.data_parallel_size if every else None,
-        masked_in_validation=config.grpo.val_num_generations_per_prompt > 1,
-    )
-    rollouts._postprocess_single_nemo_gym_group = postprocess
-    grpo.validate = postprocess.validating(grpo.validate)
+    replace_postprocessing(every)
+    async_utils.AsyncTrajectoryCollector = collector(every)
+    if config.grpo.val_num_generations_per_prompt == 1:  # else NeMo RL counts the samples of each prompt
+        grpo.validate = without_masked_sessions(grpo.validate)
     if every:
-        make, train = grpo._create_advantage_estimator, policy.train
+        make, mask, train = grpo._create_advantage_estimator, grpo._apply_mask_sample_filter, policy.train
         grpo._create_advantage_estimator = lambda settings: SessionAdvantages(make(settings))
+        grpo._apply_mask_sample_filter = lambda batch: mask(with_all_traces(batch, policy.data_parallel_size))
         policy.train = lambda data, *arguments, **options: train(data, *arguments, **{"gbs": data.size, **options})
 
 
-class Postprocess:
-    """Makes NeMo RL's batch out of the answers of `/run`, in the place of `_postprocess_single_nemo_gym_group`."""
+def collector(every: bool) -> Any:
+    """Return NeMo RL's collector of asynchronous GRPO, a Ray actor, with the postprocessing of its process replaced."""
 
-    def __init__(self, real: Callable[..., Any], *, multiple_of: int | None, masked_in_validation: bool) -> None:
-        """`multiple_of`: all traces become rows, filled up to a multiple of this; None: one row for each session.
-        `masked_in_validation`: validation keeps masked sessions; NeMo RL needs them to count samples of a prompt."""
-        self._real = real
-        self._multiple_of = multiple_of
-        self._masked_in_validation = masked_in_validation
-        self._validating = False
+    class Collector(async_utils.AsyncTrajectoryCollector.__ray_metadata__.modified_class):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            replace_postprocessing(every)
+            super().__init__(*arguments, **options)
 
-    def __call__(self, **arguments: Any) -> Any:
-        answers = [result["full_result"] for result in arguments["results"]]
-        others = [take_other_logs(answer, count=self._multiple_of is not None) for answer in answers]
-        done = self._real(**arguments)
-        done.final_batch["truncated"] |= torch.tensor([bool(answer.get("truncated")) for answer in answers])
-        if self._validating:
-            done.final_batch = done.final_batch if self._masked_in_validation else without_masked(done.final_batch)
-        elif self._multiple_of is not None:
-            groups = groups_of(arguments["nemo_gym_rows"])
-            done.final_batch = with_all_traces(done.final_batch, others, groups, self._multiple_of)
-            done.input_ids = done.final_batch["polar_group"][:, None]
-        return done
+    return ray.remote(Collector)
 
-    def validating(self, validate: Callable[..., Any]) -> Callable[..., Any]:
-        """Return NeMo RL's `validate`, in which rows are not multiplied."""
 
-        def run(*arguments: Any, **options: Any) -> Any:
-            self._validating = True
-            try:
-                return validate(*arguments, **options)
-            finally:
-                self._validating = False
+def replace_postprocessing(every: bool) -> None:
+    """Replace the function that makes NeMo RL's batch out of the answers of `/run`."""
+    real = rollouts._postprocess_single_nemo_gym_group
+    rollouts._postprocess_single_nemo_gym_group = lambda **given: postprocess(real, every, **given)
 
-        return run
+
+def postprocess(real: Callable[..., Any], every: bool, **given: Any) -> Any:
+    """Return NeMo RL's batch. With `every`, it also has the group and the other traces of each session."""
+    answers = [result["full_result"] for result in given["results"]]
+    others = [take_other_logs(answer, count=every) for answer in answers]
+    done = real(**given)
+    done.final_batch["truncated"] |= torch.tensor([bool(answer.get("truncated")) for answer in answers])
+    if every:
+        done.final_batch["polar_others"] = others
+        done.final_batch["polar_group"] = torch.tensor(groups_of(given["nemo_gym_rows"]))
+        done.input_ids = done.final_batch["polar_group"][:, None]
+    return done
+
+
+def without_masked_sessions(validate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return NeMo RL's `validate` without masked sessions: their reward of 0 says nothing about the policy."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        training = rollouts._postprocess_single_nemo_gym_group
+
+        def validating(**given: Any) -> Any:
+            done = training(**given)
+            if "mask_sample" in done.final_batch:
+                kept = torch.nonzero(~done.final_batch["mask_sample"]).flatten().tolist()
+                done.final_batch = done.final_batch.select_indices(kept)
+            return done
+
+        rollouts._postprocess_single_nemo_gym_group = validating
+        try:
+            return validate(*arguments, **options)
+        finally:
+            rollouts._postprocess_single_nemo_gym_group = training
+
+    return run
 
 
 def take_other_logs(answer: dict[str, Any], *, count: bool) -> list[Log]:
@@ -223,16 +240,16 @@ def inert_log() -> Log:
 def groups_of(rows: Sequence[dict[str, Any]]) -> list[int]:
     """Return the number of each row's group. NeMo RL repeats a row of the data set once for each sample; the keys that
     begin with `_` are added later."""
-    numbers: dict[str, int] = {}
     names = [json.dumps({key: row[key] for key in sorted(row) if not key.startswith("_")}) for row in rows]
-    return [numbers.setdefault(name, len(numbers)) for name in names]
+    return [int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "big") for name in names]
 
 
-def with_all_traces(batch: Any, others: Sequence[Sequence[Log]], groups: Sequence[int], multiple_of: int) -> Any:
-    """Return NeMo RL's batch with a row for each trace, and inert rows up to a multiple of `multiple_of`.
+def with_all_traces(batch: Any, multiple_of: int) -> Any:
+    """Give NeMo RL's batch a row for each trace, and inert rows up to a multiple of `multiple_of`. Return the batch.
 
     The rows of a session follow each other; the first is NeMo RL's own.
     """
+    others = batch.pop("polar_others")
     sessions = [place for place, logs in enumerate(others) for _ in range(1 + len(logs))]
     inert = -len(sessions) % multiple_of
     rows = batch.select_indices([*sessions, *[0] * inert])
@@ -240,20 +257,14 @@ def with_all_traces(batch: Any, others: Sequence[Sequence[Log]], groups: Sequenc
     rows["message_log"] = [*logs, *(inert_log() for _ in range(inert))]
     rows["length"] = torch.tensor([len(each[0]["token_ids"]) for each in rows["message_log"]])
     rows["polar_session"] = torch.tensor([*sessions, *[NO_VOTE] * inert])
-    rows["polar_group"] = torch.tensor([*(groups[session] for session in sessions), *[NO_VOTE] * inert])
     if "mask_sample" in rows:
         rows["polar_session"][rows["mask_sample"]] = NO_VOTE
     for name in ("total_reward", "loss_multiplier", "mask_sample", "truncated"):
         if name in rows:
             rows[name][len(sessions) :] = 0
-    return rows
-
-
-def without_masked(batch: Any) -> Any:
-    """Return a batch of validation without its masked sessions: their reward of 0 says nothing about the policy."""
-    if "mask_sample" not in batch:
-        return batch
-    return batch.select_indices(torch.nonzero(~batch["mask_sample"]).flatten().tolist())
+    batch["total_reward"].set_(rows["total_reward"])  # the step has this tensor already, and wants a reward a row
+    batch.update(rows)
+    return batch
 
 
 class SessionAdvantages:

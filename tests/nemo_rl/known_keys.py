@@ -24,6 +24,7 @@ POLICY = "nemo_rl.models.policy"
 DATA_SET = "nemo_rl.data.ResponseDatasetConfig"
 CLASSES = {
     "grpo": "nemo_rl.algorithms.grpo.GRPOConfig",
+    "grpo.async_grpo": "nemo_rl.algorithms.grpo.AsyncGRPOConfig",
     "loss_fn": "nemo_rl.algorithms.loss.ClippedPGLossConfig",
     "checkpointing": "nemo_rl.utils.checkpoint.CheckpointingConfig",
     "policy": f"{POLICY}.PolicyConfig",
@@ -42,7 +43,7 @@ CLASSES = {
 }
 EXAMPLES = (
     *("policy.generation", "policy.generation.vllm_cfg.http_server_serving_chat_kwargs"),
-    *("env", "logger", "logger.wandb"),
+    *("policy.generation.colocated", "policy.generation.colocated.resources", "env", "logger", "logger.wandb"),
 )
 """Sections whose keys are those of all examples."""
 NOT_YET = {"grpo": ["gym_multi_trace"]}

@@ -68,7 +68,6 @@ def test_a_masked_session_does_not_lower_the_accuracy(trainer: Any, recipe: str)
 @pytest.mark.parametrize(
     "setting",
     [
-        "grpo.async_grpo.enabled=true",
         "grpo.use_dynamic_sampling=true",
         "grpo.reward_shaping.enabled=true",
         "grpo.adv_estimator.name=reinforce_plus_plus",
@@ -90,6 +89,10 @@ def test_a_setting_that_all_traces_cannot_have_is_refused(trainer: Any, setting:
 def test_the_recipes_load_with_nemo_rls_own_classes(trainer: Any, harness: str) -> None:
     every = trainer.load(f"grpo_{harness}_all_traces")
     trainer.run_grpo().check(every)
+    asynchronous = trainer.load(f"grpo_{harness}_async")
+    trainer.run_grpo().check(asynchronous)
+    assert set(asynchronous.grpo.async_grpo.model_extra) == set()
+    assert asynchronous.grpo.async_grpo.enabled
     main = trainer.load(f"grpo_{harness}")
     assert (trainer.run_grpo().wants_all_traces(every), trainer.run_grpo().wants_all_traces(main)) == (True, False)
     assert every.policy == main.policy

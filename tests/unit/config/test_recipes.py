@@ -66,7 +66,10 @@ def composed_as_nemo_rl_does(path: Path) -> DictConfig:
     assert isinstance(config, DictConfig)
     if "defaults" not in config:
         return config
-    base = composed_as_nemo_rl_does(path.parent / str(config.pop("defaults")))
+    parents = config.pop("defaults")
+    names = parents if isinstance(parents, ListConfig) else [parents]
+    base = OmegaConf.merge(*(composed_as_nemo_rl_does(path.parent / str(name)) for name in names))
+    assert isinstance(base, DictConfig)
     for key in config:
         section = config[key]
         if isinstance(section, DictConfig) and section.pop("_override_", False):
@@ -103,7 +106,7 @@ def keys(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def test_there_are_grpo_recipes_for_each_harness_of_the_paper() -> None:
-    of_harnesses = {f"grpo_{harness}{traces}" for harness in TRAINED for traces in ("", "_all_traces")}
+    of_harnesses = {f"grpo_{harness}{traces}" for harness in TRAINED for traces in ("", "_all_traces", "_async")}
     assert {path.stem for path in NEMO_RL} == {"grpo_swe", *of_harnesses}
 
 
@@ -118,9 +121,10 @@ def test_a_recipe_for_all_traces_differs_in_one_key(nemo_rl: Path, harness: str)
     assert every == main
 
 
+@pytest.mark.parametrize("end", ["", "_async"])
 @pytest.mark.parametrize("harness", TRAINED)
-def test_grpo_recipes_hold_only_keys_that_nemo_rl_knows(nemo_rl: Path, harness: str) -> None:
-    composed = composed_as_nemo_rl_does(shipped_dir("recipes") / "nemo_rl" / f"grpo_{harness}.yaml")
+def test_grpo_recipes_hold_only_keys_that_nemo_rl_knows(nemo_rl: Path, harness: str, end: str) -> None:
+    composed = composed_as_nemo_rl_does(shipped_dir("recipes") / "nemo_rl" / f"grpo_{harness}{end}.yaml")
     values = plain(composed)
     unknown = [f"{section}.{key}" for section, key in keys(values) if section and key not in KNOWN[section]["keys"]]
     assert unknown == []

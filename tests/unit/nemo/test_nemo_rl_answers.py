@@ -84,9 +84,10 @@ class Estimator:
 def run_grpo(monkeypatch: pytest.MonkeyPatch) -> Any:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not here; `make test` runs these on the interpreter that has it")
-    for name in ("nemo_rl", "nemo_rl.algorithms", "nemo_rl.experience"):
+    parts = ("algorithms", "experience", "utils", "utils.logger")
+    for name in ("ray", "nemo_rl", *(f"nemo_rl.{part}" for part in parts)):
         module = ModuleType(name)
-        module.__dict__.update(grpo=None, rollouts=None)
+        module.__dict__.update(async_utils=None, grpo=None, rollouts=None, Logger=None)
         monkeypatch.setitem(sys.modules, name, module)
     spec = importlib.util.spec_from_file_location("run_grpo", shipped_dir("recipes") / "nemo_rl" / "run_grpo.py")
     assert spec is not None
@@ -118,12 +119,12 @@ def postprocessed(torch: Any, **arguments: Any) -> Any:
 def test_the_run_script_makes_the_recorded_rows(run_grpo: Any, name: str) -> None:
     torch = run_grpo.torch
     answers = answers_of(STEPS[name])
-    postprocess = run_grpo.Postprocess(
-        lambda **arguments: postprocessed(torch, **arguments), multiple_of=4, masked_in_validation=False
-    )
-    rows = [row_of(sample) for sample in STEPS[name]]
-    done = postprocess(nemo_gym_rows=rows, results=[{"full_result": answer} for answer in answers])
-    batch = done.final_batch
+    given = {
+        "nemo_gym_rows": [row_of(sample) for sample in STEPS[name]],
+        "results": [{"full_result": answer} for answer in answers],
+    }
+    done = run_grpo.postprocess(lambda **arguments: postprocessed(torch, **arguments), every=True, **given)
+    batch = run_grpo.with_all_traces(done.final_batch, multiple_of=4)
     found = run_grpo.SessionAdvantages(Estimator()).compute_advantage(
         rewards=batch["total_reward"], mask=torch.ones(len(batch["message_log"]), 2), repeated_batch=batch
     )
