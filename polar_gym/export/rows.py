@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from polar_gym.arrow import lists, nested_list
 from polar_gym.builders.trace import SHAPING
 from polar_gym.schema import Episode, Message, Trace
 
@@ -27,13 +28,8 @@ JSON_LIST = pa.list_(pa.json_())
 SAMPLING = {**dict.fromkeys(SHAPING, "float64"), "top_k": "int64", "logprobs_mode": "string"}
 
 
-def nested_list(kind: pa.DataType, depth: int) -> pa.DataType:
-    """Return the Arrow type of lists in lists."""
-    return pa.list_(nested_list(kind, depth - 1)) if depth else kind
-
-
 def nested_feature(dtype: str, depth: int) -> dict[str, Any]:
-    """Return the name of that type in `datasets`."""
+    """Return the name of a `nested_list` in `datasets`."""
     if not depth:
         return {"dtype": dtype, "_type": "Value"}
     return {"feature": nested_feature(dtype, depth - 1), "_type": "List"}
@@ -119,7 +115,7 @@ def to_table(rows: list[Row]) -> pa.Table:
         if kind == JSON_LIST:
             arrays.append(_json_lists(values))
         else:
-            arrays.append(_experts_lists(values) if name == "routed_experts" else pa.array(values, kind))
+            arrays.append(lists(values, kind) if name == "routed_experts" else pa.array(values, kind))
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -128,18 +124,6 @@ def _json_lists(values: list[list[Any]]) -> pa.Array:
     texts = pa.array([orjson.dumps(each).decode() for value in values for each in value], pa.string())
     offsets = np.cumsum([0, *map(len, values)])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.ExtensionArray.from_storage(pa.json_(), texts))
-
-
-def _experts_lists(values: list[np.ndarray | None]) -> pa.Array:
-    """Return arrays of shape (positions, layers, top_k) as lists in lists, without a Python object for each number."""
-    known = [value for value in values if value is not None]
-    array = pa.array(np.concatenate([np.empty(0, np.int16), *map(np.ravel, known)]), pa.int16())
-    _, layers, top_k = known[0].shape if known else (0, 1, 1)
-    for size in (top_k, layers):
-        array = pa.ListArray.from_arrays(pa.array(np.arange(0, len(array) + 1, size), pa.int32()), array)
-    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
-    missing = pa.array([value is None for value in values])
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), array, mask=missing)
 
 
 def to_json_line(row: Row) -> bytes:

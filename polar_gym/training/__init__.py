@@ -3,6 +3,7 @@
     advantage    GRPO's advantage, over sessions
     batch        traces as rows, what becomes of rows that do not fit or teach nothing, and the counts of both
     tensors      rows as padded arrays
+    arrow        rows as columns, in a form that is mapped into memory
     forest       rows with the prefixes that they share once
     nemo_rl      rows in the form of NeMo RL
     prime_rl     rows in the form of prime-rl
@@ -13,8 +14,8 @@
     batch = make_batch(infos["trajectory"], max_tokens=32768, zero_variance="drop", multiple_of=8)
     tensors = to_torch(padded(batch.rows, pad_id))
 
-Arrays are numpy's until `to_torch`, which alone needs torch. This room uses `polar_gym.schema` only, and no other room
-uses it: it is for the user's training script. It has no plug-ins.
+Arrays are numpy's until `to_torch`, which alone needs torch. This room uses `polar_gym.schema` and the modules at the
+root, and no other room uses it: it is for the user's training script. It has no plug-ins.
 """
 
 from polar_gym.training.batch import Batch, BatchCounts, Row, make_batch
