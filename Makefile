@@ -10,7 +10,8 @@ IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
 SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-honest show-law show-load show-matrix \
-	show-nemo show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice show-utilisation
+	show-nemo show-nemo-rl show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice \
+	show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
@@ -62,6 +63,7 @@ show-law: ## Pack sessions in several ways, and compare each trainer's gradients
 show-load: ## Run 500 sessions at once on one node, then 100 heavier ones (8 min)
 show-matrix: ## Run every harness in every runtime on a bundled task (4 min)
 show-nemo: ## Run NeMo Gym 0.4 and 0.7 on a real vLLM (10 min)
+show-nemo-rl: ## Train real sessions by NeMo RL: NEMO_RL=DIRECTORY, its checkout (7 min)
 show-pypi-tasks: ## Make ten real tasks out of package releases, and grade them (10 min)
 show-ray: ## Lose one of three machines of a Ray cluster while sessions run (1 min)
 show-rewrites: ## Give every harness answers that are hard to hand back (2 min)
@@ -74,7 +76,7 @@ show-utilisation: ## Compare staged pools with one pool for everything (3 min)
 show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft: PARTS := dev,swe
-show-exact show-law show-splice: PARTS := vllm
+show-exact show-law show-nemo-rl show-splice: PARTS := vllm
 show-nemo: PARTS := vllm nemo
 
 $(SHOWS): show-%:
