@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -36,22 +36,29 @@ def whole(stream: bytes) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def observed(server: VllmServer, says: list[str]) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+async def observed(
+    server: VllmServer, says: list[str], in_mid_call: Callable[[int], Awaitable[None]] | None = None
+) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """Run a relay that keeps every chat answer as vLLM sent it, and give its URL and the answers.
 
-    vLLM's own grammar makes a random model say `says`, one text a turn. vLLM still chooses the tokens.
+    vLLM's own grammar makes a random model say `says`, one text a turn. vLLM still chooses the tokens. `in_mid_call` is
+    called with the number of the turn, after the first chunk of its answer.
     """
     answers: list[dict[str, Any]] = []
 
     async def relay(request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else {}
         from_harness = request.path == "/v1/chat/completions" and bool(body.get("tools"))
+        turn = 0
         if from_harness:
             turn = sum(message["role"] == "assistant" for message in body["messages"])
             body["structured_outputs"] = {"choice": [says[turn]]}
             body["chat_template_kwargs"] = {"enable_thinking": False}  # else the grammar waits for the thinking to end
         async with http.request(request.method, f"{server.url}{request.path}", json=body or None) as response:
-            raw = await response.read()
+            raw = await response.content.readany()
+            if from_harness and in_mid_call is not None:
+                await in_mid_call(turn)
+            raw += await response.read()
             if from_harness and response.status == 200:
                 answers.append(whole(raw))
             return web.Response(body=raw, status=response.status, content_type=response.content_type)
