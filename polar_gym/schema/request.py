@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from datetime import date
+from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
@@ -155,7 +156,15 @@ class Sampling(Record):
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Divides the logits of tokens seen before, the prompt's included; 1.0 is off."""
     seed: int | None = None
-    """The engine's seed for each call; null: the engine draws one."""
+    """Fixes the engine's seed of each call, which differs by task, sample and call; null: the engine draws one."""
+
+    def of_call(self, task_id: str, sample_index: int, call: int) -> Self:
+        """Return the sampling of one call of a session, with a seed of its own: with one seed for all calls, the
+        samples of a task would be the same session."""
+        if self.seed is None:
+            return self
+        name = repr((self.seed, task_id, sample_index, call)).encode()
+        return self.model_copy(update={"seed": int.from_bytes(blake2b(name, digest_size=4).digest()) >> 1})
 
 
 class Budget(Record):

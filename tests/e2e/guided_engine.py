@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polar_gym.chat import ChatRequest, Completion
+from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines.vllm import VllmEngine
 from polar_gym.schema import Sampling
 from tests.support.sessions import REQUEST
@@ -16,6 +16,15 @@ TWO_CALLS = (
     '<tool_call>\n{"name": "bash", "arguments": {"command": "ls é"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "bash", "arguments": {"command": "ls -a"}}\n</tool_call>'
 )
+
+
+class OneSeed(VllmEngine):
+    """vLLM that samples each call with one seed, so that a request that is repeated gets the same answer."""
+
+    seed = 7
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        return await super().chat(request, sampling.model_copy(update={"seed": self.seed}), on_delta)
 
 
 class GuidedEngine(VllmEngine):

@@ -26,7 +26,8 @@ from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.proxy import Streaming
-from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, Sampling, TaskRequest
+from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, TaskRequest
+from tests.e2e.guided_engine import OneSeed
 from tests.e2e.vllm_server import VllmServer
 
 PARAMETERS: dict[str, Any] = {
@@ -84,12 +85,11 @@ def gateway(request: pytest.FixtureRequest, vllm_server: VllmServer, tmp_path: P
         instruction="x",
         runtime=RuntimeSpec(name="bubblewrap"),
         agent=HarnessSpec(name="pi"),
-        sampling=Sampling(seed=7),
     )
 
     @asynccontextmanager
     async def opened(kind: type[VllmEngine] = VllmEngine) -> AsyncIterator[tuple[Node, SessionCapture]]:
-        engine = kind(VllmOptions(url=vllm_server.url))
+        engine: VllmEngine = type(kind.__name__, (OneSeed, kind), {})(VllmOptions(url=vllm_server.url))
         node = Node(engine, cache=tmp_path / "cache", state=tmp_path / "state", streaming=streaming)
         async with node, node.session(task) as life:
             life.capture.running = True

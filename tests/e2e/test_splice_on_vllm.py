@@ -15,9 +15,9 @@ import pytest
 from polar_gym.builders import build_trajectory
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.gateway.proxy.journal import read_journal
-from polar_gym.schema import BuilderSpec, ModelCall, Sampling
+from polar_gym.schema import BuilderSpec, ModelCall
 from tests.e2e.agent import TOOLS
-from tests.e2e.guided_engine import SEEDED
+from tests.e2e.guided_engine import OneSeed
 from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, trained_model, vllm_python
 from tests.show.splice import BOUND, run_sessions
 from tests.support.requirements import need
@@ -75,11 +75,10 @@ async def test_a_harness_that_wants_one_tool_call_at_a_time_bends_nothing(
 ) -> None:
     """Guards against the grammar by which vLLM keeps to one call: logprobs under it are not the policy's, and the calls
     after the first were hidden from the harness while their ids were trained."""
-    engine = VllmEngine(VllmOptions(url=agent_server.url))
-    async with running_session(engine, tmp_path, SEEDED) as (node, capture):
+    engine = OneSeed(VllmOptions(url=agent_server.url))
+    async with running_session(engine, tmp_path) as (node, capture):
         received = []
-        for seed in range(ANSWERS):
-            capture.sampling = Sampling(seed=seed)
+        for engine.seed in range(ANSWERS):
             received.append(await _one_call_at_most(wire, node.url, capture.key))
         differences = np.concatenate([await _differences(engine, call) for call in capture.calls])
     said = [len((call.response or {}).get("tool_calls") or []) for call in capture.calls]

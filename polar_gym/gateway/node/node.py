@@ -174,6 +174,8 @@ class Node:
             model_name=request.agent.model_name,
             harness=plugins.harness,
             journal=Journal(StateDirectory(self._state or self._scratch).files(key).journal),
+            task_id=request.task_id,
+            sample_index=sample_index,
             sampling=request.sampling,
             budget=request.budget,
             scoring=self._scoring,

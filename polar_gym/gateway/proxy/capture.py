@@ -33,6 +33,8 @@ class SessionCapture:
     """The name by which the harness knows the policy."""
     harness: Harness
     journal: Journal
+    task_id: str
+    sample_index: int
     sampling: Sampling
     budget: Budget
     scoring: Scoring

@@ -15,7 +15,7 @@ from polar_gym.chat.received import Received
 from polar_gym.engines import Engine
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.providers import Provider
-from polar_gym.schema import ModelCall
+from polar_gym.schema import ModelCall, Sampling
 from polar_gym.splicing.plan import Plan
 
 NO_IDS = np.empty(0, np.int32)
@@ -51,6 +51,11 @@ class Exchange:
     """The deltas that wait for a harness that reads along, at most those of one answer; None at their end."""
     call: ModelCall | None = None
     """The record of the call, from the first delta on. It becomes the record of the answer at the answer's end."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """Return the session's sampling, with the call's own seed."""
+        return self.capture.sampling.of_call(self.capture.task_id, self.capture.sample_index, self.index)
 
     def begin(self) -> ModelCall:
         """Return the record of a call whose answer has begun: in the journal, it stands if this process dies."""

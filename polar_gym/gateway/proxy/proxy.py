@@ -256,7 +256,7 @@ class Proxy:
                 exchange.weight_version = exchange.engine.weight_version
                 asked = replace(exchange.plan.request, stream=exchange.live)
                 take = functools.partial(self._take, exchange)
-                completion = await exchange.engine.chat(asked, exchange.capture.sampling, take)
+                completion = await exchange.engine.chat(asked, exchange.sampling, take)
             if exchange.call is None:
                 self._take(exchange, whole_delta(completion))
             if completion.finish_reason not in FINISHED:
