@@ -164,6 +164,7 @@ def test_the_agent_servers_of_a_grpo_recipe_accept_their_config(nemo_rl: Path, h
         for config in configs[name]:
             assert (config.harness.name, config.builder.name) == (harness, "prefix_merging")
             assert config.engine.options["prefix_field"] == "required_prefix_token_ids"
+            assert config.scoring.share is None, "NeMo RL's server has no route that scores"
     assert configs["polar_swe_agent"][0].proxy.splice == "auto"
     assert configs["polar_swe_eval_agent"][0].proxy.splice == "off"
     assert configs["polar_swe_agent"][0].tasks != configs["polar_swe_eval_agent"][0].tasks
