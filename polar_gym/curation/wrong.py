@@ -33,8 +33,8 @@ _PAIRS = [
 ]
 _OPPOSITE: dict[type[ast.AST], Any] = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 """Operator -> the operator that replaces it; multiplication replaces all others."""
-_UNTYPED = {"annotation", "returns", "type_comment", "type_params"}
-"""Fields of a node that hold types."""
+_UNTESTED = {"annotation", "returns", "type_comment", "type_params", "msg"}
+"""Fields of a node that hold types, or the text of an assertion's error."""
 
 
 class WrongPatch(NamedTuple):
@@ -110,7 +110,7 @@ def _bare(node: object) -> object:
         return [_bare(each) for each in node if not _is_tag(each)]
     if not isinstance(node, ast.AST):
         return repr(node)
-    return [type(node), *(_bare(value) for name, value in ast.iter_fields(node) if name not in _UNTYPED)]
+    return [type(node), *(_bare(value) for name, value in ast.iter_fields(node) if name not in _UNTESTED)]
 
 
 def _is_tag(node: object) -> bool:
@@ -153,7 +153,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
         yield node.test, ast.UnaryOp(op=ast.Not(), operand=node.test)
     for name, value in ast.iter_fields(node) if not isinstance(node, ast.Raise) else ():
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and name not in _UNTYPED:
+            if isinstance(child, ast.AST) and name not in _UNTESTED:
                 yield from _changes(child)
 
 

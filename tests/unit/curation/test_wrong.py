@@ -67,6 +67,7 @@ def test_types_texts_of_errors_and_name_tags_are_left_alone():
     assert changes(SOURCE, {1, 2, 3, 8}) == set()
     assert changes(SOURCE, {10}) == {'raise ValueError(f"{at + 1} is more than 3") -> pass'}
     assert not any(change.startswith(("int", "str")) for change in changes(SOURCE))
+    assert changes("assert total, 'a total'") == set()
 
 
 def test_only_code_of_the_named_lines_is_changed():
