@@ -15,8 +15,8 @@ With every config:
 
 With `grpo.gym_multi_trace`:
 
-- each trace of `training_traces` is a row, and inert rows fill up the batch to a multiple of the data-parallel size.
-  Until a step takes a session (from the replay buffer, in asynchronous GRPO), its other traces are beside its main one;
+- each trace of `training_traces` is a row, and inert rows fill up the micro-batches of all data-parallel ranks. Until a
+  step takes a session (from the replay buffer, in asynchronous GRPO), its other traces are beside its main one;
 - NeMo RL's estimator gets each session once, with the sessions of one row of the data set as its group, and without
   masked sessions. All rows of a session have the session's advantage;
 - one optimizer step takes all rows. The loss is the mean over all trained tokens, so that it does not depend on the
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -151,7 +152,9 @@ def install(policy: Any, config: Any) -> None:
     if every:
         make, mask, train = grpo._create_advantage_estimator, grpo._apply_mask_sample_filter, policy.train
         grpo._create_advantage_estimator = lambda settings: SessionAdvantages(make(settings))
-        grpo._apply_mask_sample_filter = lambda batch: mask(with_all_traces(batch, policy.data_parallel_size))
+        micro_batch = math.lcm(config.policy["train_micro_batch_size"], config.policy["logprob_batch_size"])
+        multiple = policy.data_parallel_size * micro_batch
+        grpo._apply_mask_sample_filter = lambda batch: mask(with_all_traces(batch, multiple))
         policy.train = lambda data, *arguments, **options: train(data, *arguments, **{"gbs": data.size, **options})
 
 

@@ -43,6 +43,12 @@ def test_the_gradient_of_all_traces_is_that_of_our_arrays(trainer: Any, name: st
     assert (trained.gradient - policy.logits.grad).norm() <= 1e-6 * size
 
 
+def test_each_rank_has_whole_micro_batches(trainer: Any) -> None:
+    sizes = ("policy.train_micro_batch_size=3", "policy.logprob_batch_size=2")
+    trained = trainer.train(STEPS["compaction"], "grpo_codex_all_traces", *sizes, ranks=2)
+    assert trained.data["input_ids"].shape[0] % 12 == 0
+
+
 def test_all_traces_are_counted_as_consumed(trainer: Any) -> None:
     metric = "train/polar_swe_agent/consumed_fraction/mean"
     assert trainer.train(STEPS["compaction"], "grpo_codex", patched=False).metrics[metric] < 1
