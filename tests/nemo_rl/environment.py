@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e.vllm_server import CHECKOUT, cache_directory, vllm_python
@@ -28,22 +29,26 @@ PINNED = "7ea279abfbeb698b092856d0dab61e7cf39bc909"
 
 def install() -> Path:
     """Return the interpreter of the environment, which is made at the first call."""
-    directory = cache_directory() / "nemo-rl" / "venv"
-    python, complete = directory / "bin" / "python", directory / "complete"
-    if complete.exists() and complete.read_text(encoding="utf-8") == "\n".join(REQUIREMENTS):
-        return python
     base = vllm_python()
     if base is None:
         sys.exit("vLLM's environment is missing: make vllm")
+    return install_beside(base, "venv", REQUIREMENTS)
+
+
+def install_beside(base: Path, name: str, requirements: Sequence[str]) -> Path:
+    """Return the interpreter of an environment with the requirements, and with all packages of the one of `base`."""
+    directory = cache_directory() / "nemo-rl" / name
+    python, complete = directory / "bin" / "python", directory / "complete"
+    if complete.exists() and complete.read_text(encoding="utf-8") == "\n".join(requirements):
+        return python
     subprocess.run([base, "-m", "venv", "--clear", directory], check=True)
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    show = "import sys; print(*[path for path in sys.path if path.endswith('site-packages')], sep='\\n')"
     theirs, own = (
-        subprocess.run([each, "-c", where], capture_output=True, text=True, check=True).stdout
-        for each in (base, python)
+        subprocess.run([each, "-c", show], capture_output=True, text=True, check=True).stdout for each in (base, python)
     )
-    (Path(own.strip()) / "vllm.pth").write_text(theirs, encoding="utf-8")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
-    complete.write_text("\n".join(REQUIREMENTS), encoding="utf-8")
+    (Path(own.strip()) / "base.pth").write_text(theirs, encoding="utf-8")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True)
+    complete.write_text("\n".join(requirements), encoding="utf-8")
     return python
 
 

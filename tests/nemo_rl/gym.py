@@ -9,7 +9,6 @@ the checkout's submodule, and is not installed.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym.nemo import AGENT, component_root
-from tests.e2e.vllm_server import cache_directory
+from tests.nemo_rl.environment import install_beside
 
 REQUIREMENTS = (
     *("openai<=2.7.2", "anthropic<=0.109.2", "mcp>=1.28.1,<2", "ray[default]>=2.55.1"),
@@ -35,24 +34,6 @@ def gym_checkout(checkout: Path) -> Path | None:
     return directory if (directory / "nemo_gym" / "rollout_collection.py").exists() else None
 
 
-def install(trainer: Path) -> Path:
-    """Return the interpreter of the actor and the servers. `trainer`: the trainer's interpreter."""
-    directory = cache_directory() / "nemo-rl" / "gym" / "venv"
-    python, complete = directory / "bin" / "python", directory / "complete"
-    if complete.exists() and complete.read_text(encoding="utf-8") == "\n".join(REQUIREMENTS):
-        return python
-    subprocess.run([trainer, "-m", "venv", "--clear", directory], check=True)
-    show = "import sys, sysconfig; print(*[path for path in sys.path if path.endswith('site-packages')], sep='\\n')"
-    theirs, own = (
-        subprocess.run([each, "-c", show], capture_output=True, text=True, check=True).stdout
-        for each in (trainer, python)
-    )
-    (Path(own.strip()) / "trainer.pth").write_text(theirs, encoding="utf-8")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
-    complete.write_text("\n".join(REQUIREMENTS), encoding="utf-8")
-    return python
-
-
 @contextmanager
 def nemo_gym_actor(config: Any, policy_url: str, tokenizer: Any, gym: Path) -> Iterator[Any]:
     """Start the actor as NeMo RL does, and give its handle. `config`: NeMo RL's. `gym`: NeMo Gym's checkout."""
@@ -60,7 +41,7 @@ def nemo_gym_actor(config: Any, policy_url: str, tokenizer: Any, gym: Path) -> I
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.environments.nemo_gym import spinup_nemo_gym_actor
 
-    python, before = install(Path(sys.executable)), dict(os.environ)
+    python, before = install_beside(Path(sys.executable), "gym/venv", REQUIREMENTS), dict(os.environ)
     ACTOR_ENVIRONMENT_REGISTRY[ACTOR] = str(python)
     with tempfile.TemporaryDirectory(prefix="nrl-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
