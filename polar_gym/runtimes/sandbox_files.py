@@ -11,7 +11,6 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from polar_gym.runtimes import SandboxError, agent, scratch_directory, tar
@@ -199,6 +198,10 @@ async def _try_overlay() -> None:
         await asyncio.to_thread(scratch_directory.remove, Path(directory, "work"))
 
 
-@cache
+_said: dict[str, object] = {}
+
+
 def say_once(message: str) -> None:
-    log.warning("%s", message)
+    own = object()
+    if _said.setdefault(message, own) is own:  # one thread alone gets its own back: sandboxes come up in several
+        log.warning("%s", message)
