@@ -40,6 +40,13 @@ TokenIds = Annotated[
 ]
 """Token ids, shape (n,), int32."""
 
+
+def common_prefix(one: NDArray[np.integer[Any]], other: NDArray[np.integer[Any]]) -> int:
+    """Return the number of ids with which both sequences begin."""
+    length = min(len(one), len(other))
+    return int(np.append(one[:length] != other[:length], True).argmax())
+
+
 LossMask = Annotated[
     NDArray[np.int8],
     _array(np.int8, "i", "u", "b"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from polar_gym.record import common_prefix
 from polar_gym.schema import Break, Fidelity, ModelCall, Trace
 
 REFUSALS = ("context_length", "invalid_request", "not_found", "unreachable")
@@ -98,7 +99,6 @@ def first_difference(parent: ModelCall, child: ModelCall) -> int | None:
     read, known = len(parent.prompt_ids), len(parent.prompt_ids) + len(parent.response_ids)
     for start, ids in ((0, parent.prompt_ids), (read, parent.response_ids)):
         again = child.prompt_ids[start : start + len(ids)]
-        different = np.flatnonzero(ids[: len(again)] != again)
-        if len(different):
-            return start + int(different[0])
+        if (shared := common_prefix(ids, again)) < len(again):
+            return start + shared
     return None if len(child.prompt_ids) >= known else len(child.prompt_ids)

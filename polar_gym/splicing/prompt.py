@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from polar_gym.chat import has_media
 from polar_gym.chat.messages import canonical_json
 from polar_gym.engines import EngineError
+from polar_gym.record import common_prefix
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
 SpliceProblem = Literal["cut", "multimodal", "template", "suffix"]
@@ -206,10 +207,7 @@ async def _common_ending(
 
 
 def _common_suffix(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int32]:
-    length = min(len(first), len(second))
-    same = first[len(first) - length :] == second[len(second) - length :]
-    different = np.flatnonzero(~same)
-    return first[len(first) - length + (int(different[-1]) + 1 if len(different) else 0) :]
+    return first[len(first) - common_prefix(first[::-1], second[::-1]) :]
 
 
 def _says(decoded: str, texts: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from polar_gym.record import LossMask, RoutedExperts, TokenIds
+from polar_gym.record import LossMask, RoutedExperts, TokenIds, common_prefix
 from polar_gym.schema import Episode, Kind, SamplingMask, Trace, Turn, WeightVersion
 from polar_gym.training.advantage import Scale, advantages, call_advantages, without_variance
 
@@ -299,16 +299,11 @@ def _parents(traces: Sequence[Trace]) -> list[tuple[str | None, int]]:
             other = sequences[earlier]
             # The token after the longest prefix so far decides nearly always: whole prefixes are compared rarely.
             if min(len(own), len(other)) > longest and own[longest] == other[longest]:
-                length = _common_prefix(own, other)
+                length = common_prefix(own, other)
                 if length > longest:
                     parent, longest = traces[earlier].trace_id, length
         parents.append((parent, longest))
     return parents
-
-
-def _common_prefix(one: TokenIds, other: TokenIds) -> int:
-    length = min(len(one), len(other))
-    return int(np.append(one[:length] != other[:length], True).argmax())
 
 
 Span = TypeVar("Span", Turn, WeightVersion)

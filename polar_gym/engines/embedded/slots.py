@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.record import common_prefix
+
 CAPACITY = 256
 """The number of ids for which a slot has space at first."""
 
@@ -68,7 +70,7 @@ class Slots:
 
     def begin(self, ids: Sequence[int], most: int) -> tuple[int, int, Any]:
         own = np.asarray(ids, np.int64)
-        shared = [_common(held, own) for held in self._held]
+        shared = [common_prefix(held, own) for held in self._held]
         source = int(np.argmax(shared))
         known = min(shared[source], most, len(own) - 1)
         slot = source if source in self._free and shared[source] == len(self._held[source]) else self._free[0]
@@ -185,9 +187,3 @@ class Separate:
         output = self._model(input_ids=tokens, past_key_values=self._own.get(slot), use_cache=True, logits_to_keep=1)
         self._own[slot] = output.past_key_values
         return output.logits[0, -1]
-
-
-def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return the length of the common prefix."""
-    length = min(len(one), len(other))
-    return int(np.append(one[:length] != other[:length], True).argmax())
