@@ -77,7 +77,8 @@ class Slots:
         self._held[slot] = own[:0]  # until the pass has ended
         for layer in self._stored:
             for tensor in layer:
-                tensor[slot, :, :known] = tensor[source, :, :known]
+                if slot != source:
+                    tensor[slot, :, :known] = tensor[source, :, :known]
                 tensor[slot, :, known:] = 0  # a mask hides no nan
         logits = self._run([slot], own[None, known:], np.array([known]))[0]
         self._held[slot] = own
