@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
@@ -19,23 +18,14 @@ from polar_gym.engines import EngineError, Updating
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.slots import Separate, Slots, caches
 from polar_gym.schema import Sampling
-from tests.support.tiny_model import write_tiny_model
 
+SLOTS = 3
 WORDS = ("one", "two words", "three words here", "a few more words than that, for another length")
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch: pip install 'polar-gym[torch]'")
-    directory = tmp_path_factory.mktemp("tiny")
-    write_tiny_model(directory)
-    return directory
 
 
 @pytest.fixture
 async def engine(model_path: Path) -> AsyncIterator[EmbeddedEngine]:
-    made = EmbeddedEngine(EmbeddedOptions(policy="transformers", model_path=model_path, device="cpu", slots=3))
+    made = EmbeddedEngine(EmbeddedOptions(policy="transformers", model_path=model_path, device="cpu", slots=SLOTS))
     await made.start()
     yield made
     await made.close()
@@ -49,6 +39,18 @@ def model(model_path: Path) -> Any:
 
 def request(words: str, max_tokens: int = 24) -> ChatRequest:
     return ChatRequest(model="policy", messages=[{"role": "user", "content": words}], max_tokens=max_tokens)
+
+
+async def calls_in_all_slots(engine: EmbeddedEngine) -> list[asyncio.Task[Completion]]:
+    """Return calls that are being sampled, one for each slot."""
+    began = [asyncio.Event() for _ in range(SLOTS)]
+    calls = [
+        asyncio.create_task(engine.chat(request("go on", 20_000), Sampling(), lambda _, each=each: each.set()))
+        for each in began
+    ]
+    for each in began:
+        await each.wait()
+    return calls
 
 
 def weights(model: Any) -> dict[str, Any]:
@@ -229,13 +231,7 @@ async def test_refused_weights_change_nothing(engine: EmbeddedEngine, model: Any
 
 async def test_a_pass_that_fails_after_new_weights_fails_its_own_answer_only(engine: EmbeddedEngine) -> None:
     model: Any = engine._policy._model  # type: ignore[attr-defined]
-    began = [asyncio.Event() for _ in range(3)]
-    calls = [
-        asyncio.create_task(engine.chat(request("go on", 20_000), Sampling(), lambda _, each=each: each.set()))
-        for each in began
-    ]
-    for each in began:
-        await each.wait()
+    calls = await calls_in_all_slots(engine)
     numbers = count()
 
     def fail(_: Any, __: Any, fields: dict[str, Any]) -> None:
@@ -254,13 +250,7 @@ async def test_a_pass_that_fails_after_new_weights_fails_its_own_answer_only(eng
 
 
 async def test_a_cancelled_call_that_waits_for_a_slot_ends_at_once(engine: EmbeddedEngine) -> None:
-    began = [asyncio.Event() for _ in range(3)]
-    calls = [
-        asyncio.create_task(engine.chat(request("go on", 20_000), Sampling(), lambda _, each=each: each.set()))
-        for each in began
-    ]
-    for each in began:
-        await each.wait()
+    calls = await calls_in_all_slots(engine)
     asked = replace(request("wait", 5), prompt_ids=np.array([5, 6, 7], np.int32))
     waiting = asyncio.create_task(engine.chat(asked, Sampling()))
     await asyncio.sleep(0)

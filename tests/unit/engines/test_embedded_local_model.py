@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,9 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.decoding import log_distribution
 from polar_gym.schema import Message, Sampling, ToolDefinition
-from tests.support.tiny_model import write_tiny_model
 
 MESSAGES: list[Message] = [{"role": "user", "content": "Say something."}]
 TOOL: ToolDefinition = {"type": "function", "function": {"name": "x", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not here; `make test` runs these on the interpreter that has it")
-    directory = tmp_path_factory.mktemp("model")
-    write_tiny_model(directory)
-    return directory
 
 
 @pytest.fixture
