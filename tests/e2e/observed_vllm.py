@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
+from polar_gym.schema import ModelCall
 from tests.e2e.vllm_server import VllmServer
 
 SHELL_CALLS = {
@@ -72,3 +74,12 @@ async def observed(
     async with aiohttp.ClientSession() as http:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}", answers
     await runner.cleanup()
+
+
+def check_answered(calls: Sequence[ModelCall], answers: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the records of the calls hold the ids and logprobs of the engine's answers."""
+    for call, answer in zip(calls, answers, strict=True):
+        (choice,) = answer["choices"]
+        assert call.prompt_ids.tolist() == answer["prompt_token_ids"]
+        assert call.response_ids.tolist() == choice["token_ids"]
+        assert call.logprobs.tolist() == pytest.approx([entry["logprob"] for entry in choice["logprobs"]["content"]])

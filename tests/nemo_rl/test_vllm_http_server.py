@@ -18,7 +18,7 @@ from polar_gym.builders.trace import verify_trace
 from polar_gym.config.loading import load_config
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.proxy.journal import read_journal
-from tests.e2e.observed_vllm import SHELL_CALLS, observed
+from tests.e2e.observed_vllm import SHELL_CALLS, check_answered, observed
 from tests.e2e.vllm_server import CHECKOUT, TINY_MODEL_SCRIPT, VllmServer
 from tests.nemo_rl.vllm_worker import MAX_MODEL_LEN
 from tests.support.requirements import need_bubblewrap
@@ -106,11 +106,8 @@ async def test_what_is_recorded_is_what_nemo_rls_server_sampled(
     whole = [*first.prompt_ids.tolist(), *first.response_ids.tolist()]
     assert second.prompt_ids[: len(whole)].tolist() == whole
     assert len(calls) == len(answers)
-    for call, answer in zip(calls, answers, strict=True):
-        (choice,) = answer["choices"]
-        assert call.prompt_ids.tolist() == answer["prompt_token_ids"]
-        assert call.response_ids.tolist() == choice["token_ids"]
-        assert call.logprobs.tolist() == pytest.approx([entry["logprob"] for entry in choice["logprobs"]["content"]])
+    check_answered(calls, answers)
+    for call in calls:
         assert call.weight_versions == [], "NeMo RL's server names no version"
     (trace,) = episode.trajectory.traces
     verify_trace(trace, calls)
