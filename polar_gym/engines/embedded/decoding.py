@@ -37,10 +37,10 @@ class Answer:
     """`prompt_ids` and `max_tokens` are set."""
     sampling: Sampling
     ends: Callable[[list[int]], bool]
-    """Whether the answer is complete with the last of these ids."""
+    """Says of the ids so far whether the last one completes the answer."""
     tell: Callable[[list[int], list[float]], object] | None
     keep: bool = False
-    """Whether the ids from which each id is drawn are recorded."""
+    """The answer records the ids from which each id is drawn."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: Future[Generation] = field(default_factory=Future)
     generator: Any = None
@@ -68,7 +68,7 @@ class Decoder:
         self._waiting: deque[Answer] = deque()
         self._sampled: list[Answer] = []
         self._begun = False
-        """Whether a turn is planned."""
+        """A turn is planned."""
         self._lock = threading.Lock()
 
     def submit(self, answer: Answer) -> None:
