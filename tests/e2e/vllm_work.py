@@ -34,9 +34,10 @@ class EndlessEngine(VllmEngine):
 
 @contextlib.contextmanager
 def slow_engine(url: str) -> Iterator[None]:
-    """Stop vLLM's engine process for most of the time, so that its server always has time for other requests."""
-    engine = _engine_process(url)
-    with subprocess.Popen([sys.executable, "-c", _HOLD, str(engine)], stdout=subprocess.PIPE) as holding:
+    """Stop vLLM's engine and its workers for most of the time, so that the server always has time for other requests.
+    A worker whose engine is stopped would use a core for waiting."""
+    engine = _engine_processes(url)
+    with subprocess.Popen([sys.executable, "-c", _HOLD, *map(str, engine)], stdout=subprocess.PIPE) as holding:
         assert holding.stdout is not None
         assert holding.stdout.readline() == b"holding\n"
         try:
@@ -44,7 +45,8 @@ def slow_engine(url: str) -> Iterator[None]:
         finally:
             holding.kill()
             holding.wait()
-            os.kill(engine, signal.SIGCONT)
+            for process in engine:
+                os.kill(process, signal.SIGCONT)
 
 
 _HOLD = """
@@ -53,24 +55,25 @@ with contextlib.suppress(PermissionError):  # on time also where the machine is 
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 print("holding", flush=True)
 while True:
-    os.kill(int(sys.argv[1]), signal.SIGSTOP)
-    time.sleep(0.1)
-    os.kill(int(sys.argv[1]), signal.SIGCONT)
-    time.sleep(0.01)
+    for sign, seconds in ((signal.SIGSTOP, 0.1), (signal.SIGCONT, 0.01)):
+        for process in sys.argv[1:]:
+            os.kill(int(process), sign)
+        time.sleep(seconds)
 """
 
 
-def _engine_process(url: str) -> int:
-    """Return the id of the process that samples for the server at this URL."""
+def _engine_processes(url: str) -> list[int]:
+    """Return the ids of the processes that sample for the server at this URL: the engine, then its workers."""
     port = f"\0{url.rpartition(':')[2]}\0".encode()
     servers = {each.parent.name for each in Path("/proc").glob("[0-9]*/cmdline") if port in each.read_bytes()}
-    statuses = {each.parent.name: each.read_text() for each in Path("/proc").glob("[0-9]*/status")}
-    (engine,) = (
-        int(pid)
-        for pid, status in statuses.items()
-        if status.startswith("Name:\tVLLM::Engine") and any(f"\nPPid:\t{server}\n" in status for server in servers)
-    )
-    return engine
+    (engine,) = (child for server in servers for child in _children(server, "VLLM::Engine"))
+    return [int(engine), *map(int, _children(engine, "VLLM::Worker"))]
+
+
+def _children(parent: str, name: str) -> list[str]:
+    """Return the ids of a process's children whose names begin with `name`."""
+    children = (Path("/proc") / parent / "task" / parent / "children").read_text().split()
+    return [child for child in children if (Path("/proc") / child / "comm").read_text().startswith(name)]
 
 
 def running_requests(url: str) -> float:
