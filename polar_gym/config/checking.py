@@ -11,15 +11,14 @@ from polar_gym.config.files import ROOMS, group_choices
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.harnesses import HARNESSES
-from polar_gym.schema import HarnessSpec, PluginSpec
+from polar_gym.schema import EvaluatorSpec, HarnessSpec, PluginSpec
 
 
 def check_config(values: Any) -> RunConfig:
     """Return the checked form of a composed config. Raises `ConfigError`, also for wrong options of a plug-in."""
     config = validated(RunConfig, values)
     for key, found in ROOMS.items():
-        # The options of `swe` come from each task (`make_request`), also within a `composite`.
-        if key != "evaluator" or config.evaluator.name not in ("swe", "composite"):
+        if key != "evaluator" or not _completed_by_tasks(config.evaluator):
             check_plugin(key, found, getattr(config, key))
     if config.scoring.reference is not None:
         check_plugin("scoring.reference", ROOMS["engine"], config.scoring.reference)
@@ -27,6 +26,11 @@ def check_config(values: Any) -> RunConfig:
         check_plugin("proxy.frozen.engine", ROOMS["engine"], config.proxy.frozen.engine)
     _check_today(config.harness)
     return config
+
+
+def _completed_by_tasks(spec: EvaluatorSpec) -> bool:
+    """Return whether options come from each task (`make_request`, which checks them)."""
+    return spec.name in ("swe", "composite") or (spec.name == "test_on_output" and "command" not in spec.options)
 
 
 def _check_today(spec: HarnessSpec) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from polar_gym.config.checking import check_plugin
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.assemble import load_tasks, make_request
 from polar_gym.schema import TaskRequest, Workspace
 from polar_gym.tasks import Task
@@ -61,6 +63,7 @@ def task_setup(
             "engine.scripts=None: the scripted policy has no demonstration of a task of yours; give one, e.g. "
             'engine={"name": "embedded", "scripts": [{"commands": ["ls"]}]}, or another engine'
         )
+    check_plugin("evaluator", EVALUATORS, config.evaluator)  # no row completes its options
     try:
         request = config.request(task_id, instruction)
     except ValidationError as error:

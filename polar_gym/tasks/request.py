@@ -77,7 +77,8 @@ def reference_script(task: Task) -> dict[str, Any]:
 
 
 def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
-    """Return an evaluator's spec with the task's tests added to each `swe`, also inside of a `composite`."""
+    """Return an evaluator's spec with the task's tests added to each `swe`, and its test command to each
+    `test_on_output` without a command, also inside of a `composite`."""
     if evaluator["name"] == "swe":
         options = {**swe_options(task), **evaluator}
         if not (options.get("test_command") or options.get("eval_script")):
@@ -87,6 +88,8 @@ def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
                 "polar-gym tasks prepare FILE --out FILE"
             )
         return options
+    if evaluator["name"] == "test_on_output" and task.test_command:
+        return {"command": task.test_command, **evaluator}
     if evaluator["name"] == "composite" and isinstance(evaluator.get("components"), dict):
         parts = evaluator["components"].items()
         return {**evaluator, "components": {name: _with_tests(part, task) for name, part in parts}}

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.evaluators.swe import SweOptions
 from polar_gym.evaluators.twins import weak_tests
+from polar_gym.gateway.node.assemble import make_request
 from polar_gym.schema import Budget, EvaluatorSpec, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
@@ -52,6 +55,21 @@ def test_request_keeps_the_name_of_the_task_in_its_data():
 def test_options_of_the_evaluator_win_over_the_task():
     evaluator = EvaluatorSpec.model_validate({"name": "swe", "test_command": "make test"})
     assert request_for(BUNDLED[0], evaluator).evaluator.options["test_command"] == "make test"
+
+
+def test_a_command_evaluator_without_a_command_runs_the_tasks_own():
+    task = BUNDLED[0]
+    own = request_for(task, EvaluatorSpec(name="test_on_output")).evaluator.options
+    assert own["command"] == task.test_command
+    given = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "true"})
+    assert request_for(task, given).evaluator.options["command"] == "true"
+
+
+def test_a_command_evaluator_needs_a_command_from_somewhere():
+    config = load_config(None, ["evaluator=test_on_output"])
+    task = BUNDLED[0].model_copy(update={"test_command": ""})
+    with pytest.raises(ConfigError, match=r"evaluator\.command"):
+        make_request(config, task)
 
 
 def test_parts_of_a_composite_are_filled_from_the_task_too():
