@@ -29,6 +29,10 @@ Overlong = Literal["drop", "truncate", "mask"]
 ZeroVariance = Literal["keep", "drop"]
 """The treatment of a group whose rewards are all equal. `keep`: rows with advantages of 0. `drop`: no rows."""
 
+Truncated = Literal["keep", "zero", "mask"]
+"""The treatment of a session that a budget ended. `keep`: its reward, whatever was done by then. `zero`: the reward
+0.0, so that the policy learns to end by itself. `mask`: no reward."""
+
 Weighting = Literal["token", "session"]
 """`token`: all trainable tokens of a batch weigh the same (DAPO's token mean). `session`: all sessions weigh the same,
 and so do all tokens of one session (GRPO's mean of means, over sessions instead of rows)."""
@@ -148,6 +152,7 @@ def make_batch(
     max_tokens: int | None = None,
     overlong: Overlong = "drop",
     zero_variance: ZeroVariance = "keep",
+    truncated: Truncated = "keep",
     scale: Scale = "none",
     weighting: Weighting = "token",
     multiple_of: int = 1,
@@ -160,7 +165,8 @@ def make_batch(
     `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). Raises `ValueError` for a session
     that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
     """
-    episodes = list(episodes)
+    _check_choice("truncated", truncated, Truncated)
+    episodes = [_regarded(episode, truncated) for episode in episodes]
     _check_choice("overlong", overlong, Overlong)
     _check_choice("zero_variance", zero_variance, ZeroVariance)
     _check_choice("scale", scale, Scale)
@@ -192,6 +198,13 @@ def make_batch(
     counts.tokens = sum(row.trainable_tokens for row in rows)
     counts.inert_rows = -len(rows) % multiple_of
     return Batch([*weighted(rows, weighting), *[inert_row()] * counts.inert_rows], counts)
+
+
+def _regarded(episode: Episode, truncated: Truncated) -> Episode:
+    """Return the episode with the reward that it has where a budget ended it."""
+    if truncated == "keep" or not episode.truncated or episode.reward is None:
+        return episode
+    return episode.model_copy(update={"reward": 0.0 if truncated == "zero" else None})
 
 
 def _of_calls(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from polar_gym.schema import EvaluationResult, ModelCall, WeightVersion
 from polar_gym.training import make_batch, padded
+from polar_gym.training.batch import Truncated
 from polar_gym.training.tensors import version_names
 from tests.support import call_trees
 from tests.support.calls import make_call
@@ -38,6 +39,28 @@ def test_each_token_has_the_temperature_and_the_weights_that_sampled_it() -> Non
     row = batch.rows[0]
     assert (row.kind, row.truncated_by, row.components) == ("main", "calls", {"tests": 0.5, "style": 0.5})
     assert [turn.call_id for turn in row.turns] == ["call0", "call1"]
+
+
+@pytest.mark.parametrize(
+    ("truncated", "rewards"),
+    [("keep", {"cut": 1.0, "whole": 0.5}), ("zero", {"cut": 0.0, "whole": 0.5}), ("mask", {"whole": 0.5})],
+)
+def test_a_session_that_a_budget_ended_has_the_reward_that_was_asked_for(
+    truncated: Truncated, rewards: dict[str, float]
+) -> None:
+    cut = make_episode("cut", 1.0, [make_call(0, [1], [2, 3])], truncated_by="calls")
+    whole = make_episode("whole", 0.5, [make_call(0, [1], [4])])
+    failed = make_episode("failed", None, [make_call(0, [1], [5])], truncated_by="time")
+    batch = make_batch([cut, whole, failed], truncated=truncated)
+    assert {row.session_id: row.reward for row in batch.rows} == rewards
+    assert sum(row.advantage for row in batch.rows) == pytest.approx(0)
+    assert batch.counts.masked_episodes == (2 if truncated == "mask" else 1)
+    assert batch.counts.holds
+
+
+def test_an_unknown_treatment_of_sessions_that_a_budget_ended_is_refused() -> None:
+    with pytest.raises(ValueError, match="truncated='drop': unknown; known: 'keep', 'zero', 'mask'"):
+        make_batch([], truncated="drop")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_old_episode_without_turns_has_the_last_calls_temperature() -> None:
