@@ -74,7 +74,7 @@ def _unbooked(found: Matches) -> Iterator[str]:
 
 def _slack(answer: Answer) -> int:
     """Return how many tokens may have been in network buffers when the gateway left."""
-    if answer.killed:
+    if answer.death is not None:
         return KILL_SLACK + answer.sent_to_the_dead
     return LEFT_SLACK + answer.interval if answer.end == "client gone" else 0
 

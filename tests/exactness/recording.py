@@ -41,8 +41,8 @@ class Answer:
     """What the proxy gave to the gateway, as far as whole events or a whole body of it are there."""
     end: str = "unfinished"
     ended_at: float = float("inf")
-    killed: bool = False
-    """Whether the gateway was killed while this answer was under way."""
+    death: float | None = None
+    """When the gateway was killed, if that was while this answer was under way."""
     sent_to_the_dead: int = 0
     """How many tokens were passed on after the gateway had been killed, before its connection broke."""
     passed: list[tuple[float, int]] = field(default_factory=list)
@@ -101,10 +101,10 @@ def read_recording(path: Path) -> list[Answer]:
         number = line.get("n")
         if number is None:
             if "killed" in line["note"]:
+                death = line["note"]["killed"]  # a request may still come between this time and the line's
                 for answer in answers.values():
-                    answer.killed |= (
-                        answer.at <= line["t"] and answer.ended_at >= line["note"]["killed"] - UNREAD_SECONDS
-                    )
+                    if answer.death is None and answer.ended_at >= death - UNREAD_SECONDS:
+                        answer.death = death
         elif "path" in line:
             if line["path"] in SAMPLING_PATHS:
                 body = json.loads(line["body"].encode("latin-1") or b"{}")
@@ -112,14 +112,12 @@ def read_recording(path: Path) -> list[Answer]:
                 texts[number] = ([], [])
         elif number in answers:
             _follow(answers[number], texts[number], line)
-    deaths = [line["note"]["killed"] for line in _lines(path) if "killed" in line.get("note", ())]
     for number, answer in answers.items():
         given, sent = ("".join(part).encode("latin-1") for part in texts[number])
         if answer.status == 200:
             answer.given, answer.sent = _tokens(answer, given), _tokens(answer, sent)
-        if answer.killed:
-            death = next(time for time in deaths if time >= answer.at)
-            alive = sum(size for time, size in answer.passed if time < death)
+        if answer.death is not None:
+            alive = sum(size for time, size in answer.passed if time < answer.death)
             answer.sent_to_the_dead = len(answer.sent.ids) - len(_tokens(answer, sent[:alive]).ids)
     return list(answers.values())
 
