@@ -9,9 +9,9 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-honest show-law show-load show-matrix \
-	show-nemo show-nemo-rl show-pypi-tasks show-ray show-rewrites show-sandboxes show-search show-sft show-splice \
-	show-utilisation
+SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-honest show-law show-learning \
+	show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray show-rewrites show-sandboxes show-search \
+	show-sft show-splice show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
@@ -60,6 +60,7 @@ show-forest: ## Count what groups of sessions of each harness share as prefixes 
 show-fuzz: ## Try other random inputs in every property test (5 min)
 show-honest: ## Count correct solutions without the reward, and lost sessions (65 min)
 show-law: ## Pack sessions in several ways, and compare each trainer's gradients (1 min)
+show-learning: ## Train through real harnesses until held-out tasks are solved (6 h)
 show-load: ## Run 500 sessions at once on one node, then 100 heavier ones (8 min)
 show-matrix: ## Run every harness in every runtime on a bundled task (4 min)
 show-nemo: ## Run NeMo Gym 0.4 and 0.7 on a real vLLM (10 min)
@@ -76,7 +77,7 @@ show-utilisation: ## Compare staged pools with one pool for everything (3 min)
 show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft: PARTS := dev,swe
-show-exact show-law show-nemo-rl show-splice: PARTS := vllm
+show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
 show-nemo: PARTS := vllm nemo
 
 $(SHOWS): show-%:

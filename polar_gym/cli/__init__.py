@@ -23,6 +23,7 @@ from polar_gym.console import errors
 
 COMMANDS = {
     "rollout": "rollout.rollout",
+    "learn": "learn.learn",
     "eval": "evaluate.evaluate",
     "inspect": "episodes.inspect",
     "verify": "episodes.verify",

@@ -73,7 +73,7 @@ def test_a_harness_that_can_be_told_a_date_is_told_the_day_on_which_the_run_begi
 
 @pytest.mark.parametrize("recipe", [None, *recipe_names()])
 def test_what_ships_composes(recipe: str | None) -> None:
-    needed = [] if recipe in (None, "demo") else ["engine.url=http://127.0.0.1:1"]
+    needed = [] if recipe in (None, "demo", "learn") else ["engine.url=http://127.0.0.1:1"]
     assert load_config(recipe, needed).rollout.num_samples >= 1
 
 
@@ -159,7 +159,7 @@ def test_a_directory_of_ones_own_adds_recipes_and_choices(tmp_path: Path) -> Non
     config = load_config("night", config_dir=tmp_path)
     assert (config.harness.name, config.harness.profile, config.pools.run) == ("codex", "lean", 9)
     assert load_config(None, ["harness=slim"], config_dir=tmp_path).harness.profile == "lean"
-    with pytest.raises(ConfigError, match="recipe='day': unknown recipe; known: demo, night"):
+    with pytest.raises(ConfigError, match="recipe='day': unknown recipe; known: demo, learn, night"):
         load_config("day", config_dir=tmp_path)
 
 

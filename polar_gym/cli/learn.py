@@ -1,0 +1,73 @@
+"""`polar-gym learn`: train a policy through a real harness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from polar_gym.config.loading import load_config
+from polar_gym.config.run_config import RunConfig
+from polar_gym.console import console, errors
+from polar_gym.errors import ConfigError
+from polar_gym.learning.families import FAMILIES
+from polar_gym.learning.report import print_run
+
+app = typer.Typer()
+
+
+@app.command()
+def learn(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of the recipe `learn`, e.g. harness=pi")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="The family of tasks, `trail` (default) or `repair`; not with tasks of your own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the tasks, of the start model, and of the order of tasks.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of GRPO.")] = 25,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Begin a step's sessions before the update of the step before.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's directory; default: outputs/learn/HARNESS-FAMILY-SEED.")
+    ] = None,
+) -> None:
+    """Train a tiny model, made on the spot, with GRPO through a real harness, on a CPU.
+
+    A run that was stopped goes on where it was. `engine.model_path=DIR tasks=jsonl tasks.path=FILE` trains a model of
+    yours on tasks of yours.
+    """
+    try:
+        from polar_gym.learning.run import Plan, Run
+    except ImportError as error:
+        raise ConfigError(f"{error.name}: missing; install with: pip install 'polar-gym[torch,export]'") from error
+    config = load_config("learn", settings or [])
+    if config.engine.name != "embedded":
+        raise ConfigError(f"engine={config.engine.name}: the loop gives weights to engine=embedded; drop the setting")
+    plan = Plan(family=_family(family, config), seed=seed, steps=steps, overlap=overlap)
+    directory = out or Path("outputs/learn") / f"{config.harness.name}-{plan.family or 'own'}-{seed}"
+    try:
+        lines = Run(directory, plan, config, lambda line: console.print(Text(line), soft_wrap=True)).go()
+    except KeyboardInterrupt as error:
+        errors.print(Text(f"stopped; the same command goes on with {directory}"), soft_wrap=True)
+        raise typer.Exit(130) from error
+    print_run(lines, console)
+    console.print(Text(f"the curve is in {directory / 'curve.svg'}, every episode in {directory / 'episodes'}", "dim"))
+
+
+def _family(given: str | None, config: RunConfig) -> str | None:
+    """Return the family of tasks, or None for the config's own tasks. Raises `ConfigError` where both are given, or a
+    model is missing."""
+    if config.tasks.name == "bundled":
+        family = given or "trail"
+        if family not in FAMILIES:
+            raise ConfigError(f"--family={family}: unknown; known: {', '.join(FAMILIES)}")
+        return family
+    if given is not None:
+        raise ConfigError(f"--family={given}: tasks={config.tasks.name} names tasks of your own; drop one of them")
+    if config.engine.options.get("model_path") is None:
+        raise ConfigError("engine.model_path: is required for tasks of your own, a directory with a model")
+    return None

@@ -1,0 +1,12 @@
+"""A policy that learns through a real harness, on a CPU: `polar-gym learn`.
+
+    families    generated tasks, whose answer only an agent knows that reads the results of its commands
+    model       a tiny model and its tokenizer, made on the spot
+    cold_start  trains the model to imitate a careless agent
+    grpo        the loop: rollout, batch, update, new weights
+    run         the whole run in a directory, which a stopped run goes on with
+    report      the run as a table and as a curve
+
+The room uses the gymnasium environments, `training`, `export` and `config`. torch and transformers are the extra
+`torch`.
+"""

@@ -1,0 +1,208 @@
+"""Makes the start model: a small model that has imitated a careless agent.
+
+The scripted policy plays attempts at tasks for training through the real harness, and `polar-gym export sft` makes rows
+of them. Tokenizer and model are made here, and trained on the rows in three stages:
+
+1. lists of names, each twice: the second unit of a name must be recalled. An induction head forms.
+2. whole rows, and lists.
+3. the same, but only the careless agent's own choices count: so that the model is right as often as that agent.
+
+In every batch the names of a row are replaced by other names for training: names that are held out are in none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar_gym.learning.families import UNITS, names
+from polar_gym.learning.model import make_model, make_tokenizer
+
+NOISE = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{6}\b")
+"""Random ids that a harness writes: codex gives one to each tool result. A model must not know a row by them."""
+VARIANTS = 12
+"""How often each row is tokenised, with other noise."""
+BATCH = 24
+LISTS = 48
+SHORT, LONG = 4, 12
+"""Names in a list."""
+LIST_STEPS = 2000
+
+Progress = Callable[[str], None]
+
+
+Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Token ids, and which of them are learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A row as token ids."""
+
+    ids: NDArray[np.int64]
+    answers: list[tuple[int, int]]
+    """Where each of the agent's answers begins and ends."""
+    lead: int
+    """How many of them are not to be imitated in the last stage."""
+
+
+class ColdStart:
+    """Trains a new model on the rows of a data set. The same seed gives the same model."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], leads: dict[str, int], seed: int, progress: Progress) -> None:
+        """Make tokenizer and model. `leads`: task id -> the commands at the beginning that are not to be imitated."""
+        self._torch: Any = importlib.import_module("torch")
+        self._chance = random.Random(seed)
+        self._progress = progress
+        rows = [{**row, "messages": _said(row["messages"])} for row in rows]
+        self.tokenizer = make_tokenizer(rows)
+        self.model = make_model(self.tokenizer, seed)
+        self._units = np.array(self.tokenizer.convert_tokens_to_ids(UNITS))
+        self._is_unit = np.zeros(len(self.tokenizer), bool)
+        self._is_unit[self._units] = True
+        self.examples = [
+            [self._example(self._noisy(row), leads[row["task_id"]]) for _ in range(VARIANTS)] for row in rows
+        ]
+        self._optimizer = self._torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0, betas=(0.9, 0.98))
+
+    def train(self) -> None:
+        self._learn_lists()
+        self._stage("whole conversations", 600, 2e-3, until=0.9)
+        self._stage("whole conversations, slower", 200, 2e-3)
+        self._stage("imitation", 150, 1e-3, choices_only=True)
+
+    def _learn_lists(self) -> None:
+        """Train on lists alone until their names are recalled: short ones teach, long ones make sure. Raises
+        `RuntimeError` where that fails."""
+        length = SHORT
+        for step in range(1, LIST_STEPS + 1):
+            loss = self._loss(*self._batch([self._list(length) for _ in range(LISTS)]))
+            self._take_step(loss, 2e-3 * min(1, step / 20))
+            recalled = float((-loss.detach()).exp())
+            if step % 50 == 0:
+                self._progress(f"lists of {length}: step {step}, recalls {recalled:.3f}")
+            if recalled > 0.95 and length == LONG:
+                return
+            length = LONG if recalled > 0.7 else length
+        raise RuntimeError(f"the start model did not learn to recall names in {LIST_STEPS} steps; choose another seed")
+
+    def _stage(
+        self, name: str, steps: int, rate: float, *, choices_only: bool = False, until: float | None = None
+    ) -> None:
+        """Train on rows and lists, at a falling rate; or at one rate `until` names are recalled with this
+        probability. `choices_only`: of a row, only the careless agent's own choices count."""
+        for step in range(1, steps + 1):
+            examples = [self._chance.choice(row) for row in self._chance.choices(self.examples, k=BATCH)]
+            batch = self._batch([self.labelled(example, choices_only) for example in examples])
+            loss = self._loss(*batch)
+            decay = 1 - 0.95 * step / steps if until is None else 1.0
+            in_lists = self._loss(*self._batch([self._list(LONG) for _ in range(BATCH)]))
+            self._take_step(loss + in_lists, rate * min(1, step / 20) * decay)
+            if step % 25 == 0:
+                recalled = self._recalled(*batch)
+                self._progress(f"{name}: step {step}, loss {float(loss.detach()):.3f}, recalls {recalled:.3f}")
+                if until is not None and recalled > until:
+                    return
+
+    def _take_step(self, loss: Any, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+
+    def _example(self, row: dict[str, Any], lead: int) -> Example:
+        ids = np.array(
+            self.tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=True, return_dict=False)
+        )
+        begin, end = self.tokenizer.convert_tokens_to_ids(["<|im_start|>", self.tokenizer.eos_token])
+        turns = [self._header(ids, int(start)) for start in np.flatnonzero(ids == begin)]
+        answers = [
+            (first, first + int(np.argmax(ids[first:] == end)) + 1) for role, first in turns if role == "assistant"
+        ]
+        return Example(ids, answers, lead)
+
+    def _header(self, ids: NDArray[np.int64], start: int) -> tuple[str, int]:
+        """Return the role of the turn that begins at `start`, and where its text begins."""
+        for place in range(start + 1, len(ids)):
+            header = self.tokenizer.decode(ids[start + 1 : place + 1])
+            if header.endswith("\n"):
+                return header.strip(), place + 1
+        return "", len(ids)
+
+    def _noisy(self, row: dict[str, Any]) -> dict[str, Any]:
+        def other(match: re.Match[str]) -> str:
+            return "".join(self._chance.choices("0123456789abcdef", k=len(match[0])))
+
+        return {**row, "messages": json.loads(NOISE.sub(other, json.dumps(row["messages"])))}
+
+    def labelled(self, example: Example, choices_only: bool) -> Labelled:
+        """Return an example's ids with other names, and which of them are labels."""
+        labels = np.zeros(len(example.ids), bool)
+        for start, end in example.answers[example.lead if choices_only else 0 :]:
+            labels[start:end] = True
+        return self._renamed(example.ids), labels
+
+    def _renamed(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Replace each name by a random one for training. A name is two units, and no unit is in two names."""
+        seconds = self._is_unit[ids] & np.append(False, self._is_unit[ids[:-1]])
+        pairs = {int(ids[place - 1]): int(ids[place]) for place in np.flatnonzero(seconds)}
+        mapping, fresh = np.arange(len(self.tokenizer)), names("train", self._chance)
+        for pair in pairs.items():
+            if mapping[pair[0]] == pair[0]:
+                mapping[list(pair)] = self._as_ids(next(fresh))
+        return mapping[ids]
+
+    def _as_ids(self, name: str) -> list[int]:
+        return [int(self._units[UNITS.index(unit)]) for unit in (name[:2], name[2:])]
+
+    def _list(self, length: int) -> Labelled:
+        """Return so many names, then the same in another order. Labels are the second units of the second time."""
+        fresh = names("train", self._chance)
+        first = [self._as_ids(next(fresh)) for _ in range(length)]
+        (between,) = self.tokenizer("\n")["input_ids"]
+        again = self._chance.sample(first, length)
+        ids = np.array([token for name in first + again for token in (between, *name)])
+        return ids, np.array([False, False, False] * length + [False, False, True] * length)
+
+    def _batch(self, examples: Sequence[Labelled]) -> tuple[Any, Any]:
+        longest = max(len(ids) for ids, _ in examples)
+        ids = np.full((len(examples), longest), self.tokenizer.pad_token_id)
+        labels = np.zeros((len(examples), longest), bool)
+        for place, (own, own_labels) in enumerate(examples):
+            ids[place, : len(own)], labels[place, : len(own)] = own, own_labels
+        return self._torch.from_numpy(ids), self._torch.from_numpy(labels)
+
+    def _loss(self, ids: Any, labels: Any) -> Any:
+        hidden = self.model.model(input_ids=ids).last_hidden_state[:, :-1]
+        labels = labels[:, 1:]
+        return self._torch.nn.functional.cross_entropy(self.model.lm_head(hidden[labels]), ids[:, 1:][labels])
+
+    def _recalled(self, ids: Any, labels: Any) -> float:
+        """Return how surely the model writes names that it has read: of the first units of names the probability that
+        it is one of these, of the second units their own, the smaller mean of both."""
+        with self._torch.no_grad():
+            probabilities = self.model(input_ids=ids).logits[:, :-1].softmax(-1).numpy()
+        tokens, labels = ids.numpy(), labels.numpy()
+        unit, before = self._is_unit[tokens[:, 1:]], self._is_unit[tokens[:, :-1]]
+        second = np.argwhere(labels[:, 1:] & unit & before)
+        first = np.argwhere(labels[:, 1:] & unit & ~before)
+        own = [probabilities[row, place, tokens[row, place + 1]] for row, place in second]
+        known = []
+        for row, place in first:
+            so_far = tokens[row, 1 : place + 1][unit[row, :place] & ~before[row, :place]]
+            known.append(probabilities[row, place, np.unique(so_far)].sum())
+        return float(min(np.mean(own), np.mean(known)))
+
+
+def _said(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**message, "content": message.get("content") or ""} for message in messages]

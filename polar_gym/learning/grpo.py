@@ -1,0 +1,156 @@
+"""A GRPO loop over a harness, as small as one can be: an example to read, and the trainer of `polar-gym learn`.
+
+episodes = roll_out(...)                 # real sessions of an unmodified harness, through gymnasium
+batch = make_batch(episodes)             # every trace of every session, with advantages and weights
+update(...)                              # the clipped policy gradient on the captured logprobs
+envs.set_weights(...)                    # the engine samples the next step with the new weights
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polar_gym.schema import Episode
+from polar_gym.training import Batch, Row, make_batch, padded, to_torch
+from polar_gym.training.tensors import version_names
+
+Part = dict[str, Any]
+"""Some rows as torch tensors: see `polar_gym.training.padded`."""
+MakeRows = Callable[[Sequence[Episode]], Batch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The size of a step, and the step itself."""
+
+    groups: int = 8
+    """Tasks of a step."""
+    samples: int = 8
+    """Sessions of a task: a group."""
+    learning_rate: float = 3e-4
+    """At the first step; a tenth of this at the last one."""
+    epochs: int = 2
+    """Passes over the rows of a step."""
+    rows_at_once: int = 16
+    clip_below: float = 0.2
+    clip_above: float = 0.28
+    truncate: float = 2.0
+    """The largest importance weight of a token: probability under the weights before the step over that under those
+    which sampled the token."""
+    tolerance: float = 0.01
+    """The largest difference, in nats, between the trainer's logprob of a token and the engine's, where both have the
+    same weights. A larger one stops the run: engine and trainer are not the same model."""
+
+
+class LogprobsDifferError(RuntimeError):
+    """The engine's logprobs are not those of the trainer's weights."""
+
+
+def roll_out(envs: Any, task_ids: Sequence[str], action: dict[str, Any]) -> Iterator[Episode]:
+    """Yield an episode for each id, as many at once as the vector environment has places."""
+    for start in range(0, len(task_ids), envs.num_envs):
+        ids = list(task_ids[start : start + envs.num_envs])
+        mask = np.arange(envs.num_envs) < len(ids)
+        envs.reset(options={"task_id": ids + ids[:1] * (envs.num_envs - len(ids)), "reset_mask": mask})
+        *_, infos = envs.step([action] * envs.num_envs)
+        yield from infos["trajectory"][: len(ids)]
+
+
+def choose(task_ids: Sequence[str], settings: Settings, seed: int, step: int) -> list[str]:
+    """Return the task ids of a step, one for each session: every task once before one comes again."""
+    chosen = []
+    for place in range(step * settings.groups, (step + 1) * settings.groups):
+        rounds, number = divmod(place, len(task_ids))
+        order = random.Random(f"{seed} {rounds}").sample(task_ids, len(task_ids))
+        chosen.append(order[number])
+    return [task_id for task_id in chosen for _ in range(settings.samples)]
+
+
+def rows_of(episodes: Sequence[Episode]) -> Batch:
+    """Return the rows of a step. A session that a budget ended has the reward 0: it must learn to end by itself."""
+    return make_batch(episodes, scale="std", zero_variance="drop", truncated="zero")
+
+
+class Trainer:
+    """A model, its optimizer, and GRPO's update."""
+
+    def __init__(self, model: Any, settings: Settings, pad_id: int) -> None:
+        self.model = model
+        self._torch: Any = importlib.import_module("torch")
+        self.optimizer = self._torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+        self._settings, self._pad_id = settings, pad_id
+
+    def update(self, rows: Sequence[Row], version: str, progress: float) -> dict[str, float]:
+        """Take the optimizer's steps on the rows. `version` names the weights that the model has; `progress` is the
+        share of the run that is over. Raises `LogprobsDifferError`."""
+        if not rows:
+            return {"rows": 0, "loss": 0.0, "logprob_difference": 0.0}
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * (1 - 0.9 * progress)
+        size = self._settings.rows_at_once
+        together = [rows[start : start + size] for start in range(0, len(rows), size)]
+        parts = [self.arrays(some) for some in together]
+        before = self.logprobs(parts)
+        names = map(version_names, together)
+        difference = max(_difference(*each, version) for each in zip(parts, before, names, strict=True))
+        if difference > self._settings.tolerance:
+            raise LogprobsDifferError(
+                f"version {version}: the engine's logprobs differ from the trainer's by up to {difference:.3g} nats, "
+                f"more than {self._settings.tolerance:g}: the engine does not sample with the trainer's weights"
+            )
+        losses = []
+        for _ in range(self._settings.epochs):
+            self.optimizer.zero_grad()
+            losses.append(self.accumulate(parts, before))
+            self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+        return {"rows": len(rows), "loss": losses[0], "logprob_difference": difference}
+
+    def arrays(self, rows: Sequence[Row]) -> Part:
+        """Return rows as tensors on the model's device."""
+        device = self.model.device
+        return {name: tensor.to(device) for name, tensor in to_torch(padded(rows, self._pad_id)).items()}
+
+    def logprobs(self, parts: Sequence[Part]) -> list[Any]:
+        """Return the logprobs of the tokens of each part, without a gradient."""
+        with self._torch.no_grad():
+            return [self._logprobs(part) for part in parts]
+
+    def accumulate(self, parts: Sequence[Part], before: Sequence[Any]) -> float:
+        """Add the gradient of the loss over all parts, and return the loss. `before`: logprobs before the step."""
+        total = 0.0
+        for part, old in zip(parts, before, strict=True):
+            loss = self._loss(part, old)
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def _loss(self, part: Part, old: Any) -> Any:
+        """PPO's clipped loss (arXiv:1707.06347) with DAPO's two bounds (arXiv:2503.14476), each token weighted by its
+        truncated importance (https://fengyao.notion.site/off-policy-rl)."""
+        torch, settings = self._torch, self._settings
+        ratio = (self._logprobs(part) - old).exp()
+        importance = (old - part["old_logprobs"][:, 1:]).exp().clamp(max=settings.truncate)
+        advantages = part["advantages"][:, 1:]
+        clipped = ratio.clamp(1 - settings.clip_below, 1 + settings.clip_above)
+        gain = torch.minimum(ratio * advantages, clipped * advantages)
+        return -(part["weights"][:, 1:] * importance * gain).sum()
+
+    def _logprobs(self, part: Part) -> Any:
+        """Return the logprob of each token but the first, shape (rows, length - 1)."""
+        logits = self.model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits[:, :-1]
+        return logits.float().log_softmax(-1).gather(-1, part["input_ids"][:, 1:, None])[..., 0]
+
+
+def _difference(part: Part, own: Any, versions: Sequence[str], version: str) -> float:
+    """Return the largest difference of a trained token's logprobs, among tokens that `version` sampled."""
+    if version not in versions:
+        return 0.0
+    compared = (part["loss_mask"] == 1) & (part["weight_versions"] == versions.index(version))
+    return float(((own - part["old_logprobs"][:, 1:]).abs() * compared[:, 1:]).max())

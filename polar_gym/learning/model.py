@@ -1,0 +1,90 @@
+"""Makes a small causal language model and its tokenizer, with random weights. Nothing is downloaded.
+
+The tokenizer is a byte-level BPE that merges across words up to a line's end, trained on the harness's own prompts: so
+their fixed parts become a few tokens. The units of names (`families`) are tokens that nothing is merged with.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polar_gym.engines.embedded.answers import TAGS
+from polar_gym.engines.embedded.chatml import END_OF_TURN, TEMPLATE_FILE, TURN_TOKENS
+from polar_gym.learning.families import LETTERS, UNITS
+
+VOCABULARY_SIZE = 16_384
+"""The most tokens. The harness's prompts need fewer, as a rule: codex 2,200."""
+CONTEXT_LENGTH = 8192
+PADDING = "<|endoftext|>"
+
+
+def make_tokenizer(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a tokenizer of transformers with the embedded engine's chat template, trained on rows of chat messages.
+
+    A word that occurs in fewer than half of the rows is no token: it may be a random id.
+    """
+    tokenizers: Any = importlib.import_module("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(f"[{LETTERS}][0-9]"), "isolated"),
+            tokenizers.pre_tokenizers.Split("\n", "merged_with_previous"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[*TURN_TOKENS, *TAGS],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        min_frequency=len(rows) // 2,
+        show_progress=False,
+    )
+    plain = _of_transformers(made)
+    texts = [plain.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False) for row in rows]
+    made.train_from_iterator([*texts, *["".join(UNITS)] * len(texts)], trainer)
+    return _of_transformers(made)
+
+
+def _of_transformers(made: Any) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token=END_OF_TURN,
+        pad_token=PADDING,
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT_LENGTH,
+    )
+    tokenizer.chat_template = TEMPLATE_FILE.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def make_model(tokenizer: Any, seed: int, layers: int = 2, size: int = 96) -> Any:
+    """Return a Qwen3 with two layers and random weights, in float32."""
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    torch.manual_seed(seed)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=size,
+        initializer_range=0.06,
+        intermediate_size=256,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=CONTEXT_LENGTH,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return transformers.Qwen3ForCausalLM(config).float()
+
+
+def save(model: Any, tokenizer: Any, directory: Path) -> None:
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)

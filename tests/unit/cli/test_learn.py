@@ -1,0 +1,67 @@
+"""`polar-gym learn` refuses what it cannot train on before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polar_gym.cli.learn import app
+from polar_gym.errors import ConfigError
+
+
+def _refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, ConfigError), result.output
+    return str(result.exception)
+
+
+def test_an_unknown_family_is_refused() -> None:
+    assert _refused("--family", "chess") == "--family=chess: unknown; known: trail, repair"
+
+
+def test_tasks_of_ones_own_need_a_model_and_no_family(tmp_path: Path) -> None:
+    own = ["tasks=jsonl", f"tasks.path={tmp_path / 'x.jsonl'}"]
+    assert _refused(*own) == "engine.model_path: is required for tasks of your own, a directory with a model"
+    assert "drop one of them" in _refused("--family", "trail", *own)
+
+
+def test_another_engine_is_refused() -> None:
+    assert "engine=vllm: the loop gives weights" in _refused("engine=vllm", "engine.url=http://127.0.0.1:1")
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    assert "rollout.speed" in _refused("rollout.speed=9")
+
+
+def test_a_directory_with_another_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}\n")
+    assert "a run with other arguments is there" in _refused("--out", os.fspath(tmp_path))
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, find = ("torch", "transformers", "pyarrow"), importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name in parts else find(name, *rest))
+    assert _refused("--out", os.fspath(tmp_path / "run")) == (
+        "torch, transformers, pyarrow: missing; install with: pip install 'polar-gym[torch,export]'"
+    )
+
+
+def test_a_package_that_is_missing_at_import_is_named() -> None:
+    """Guards against a traceback on a machine with the core alone."""
+    program = "import sys; sys.modules['pyarrow'] = None; from polar_gym.cli import main; main(['learn'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'polar-gym[torch,export]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("steps", ["0", "-1"])
+def test_a_run_has_steps(steps: str) -> None:
+    result = CliRunner().invoke(app, ["--steps", steps])
+    assert result.exit_code == 2

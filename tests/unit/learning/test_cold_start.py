@@ -1,0 +1,94 @@
+"""What the start model learns: other names in every batch, none that is held out, and only the agent's words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polar_gym.learning.cold_start import ColdStart
+from polar_gym.learning.families import NAME, make_puzzles, split_of
+
+TOOL = {"type": "function", "function": {"name": "exec_command", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def cold_start() -> ColdStart:
+    pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
+    rows = [_row(number) for number in range(20)]
+    return ColdStart(rows, {row["task_id"]: 1 for row in rows}, 0, lambda line: None)
+
+
+def test_no_held_out_name_is_in_a_batch_and_names_change(cold_start: ColdStart) -> None:
+    example = cold_start.examples[0][0]
+    seen = {name for _ in range(50) for name in _names(cold_start, cold_start.labelled(example, False)[0])}
+    assert {split_of(name) for name in seen} == {"train"}
+    assert len(seen) > 50
+
+
+def test_one_name_stays_one_name(cold_start: ColdStart) -> None:
+    """Guards against a renaming that breaks the copies which the model must learn."""
+    ids, _ = cold_start.labelled(cold_start.examples[0][0], False)
+    text = cold_start.tokenizer.decode(ids)
+    (asked,) = set(re.findall(rf"notes from ({NAME})", text))
+    assert f'"cat {asked}"' in text
+    (told,) = set(re.findall(rf"next ({NAME})", text))
+    assert f'"cat {told}"' in text
+    assert len(_names(cold_start, ids)) == 2
+
+
+def test_the_agents_words_are_labels_and_nothing_else(cold_start: ColdStart) -> None:
+    ids, labels = cold_start.labelled(cold_start.examples[3][0], False)
+    words = cold_start.tokenizer.decode(ids[labels])
+    assert words.count("<|im_end|>") == 3
+    assert words.endswith("done<|im_end|>")
+    assert "Chunk ID" not in words
+    assert "notes from" not in words
+
+
+def test_a_lead_is_not_imitated(cold_start: ColdStart) -> None:
+    ids, labels = cold_start.labelled(cold_start.examples[3][0], True)
+    assert cold_start.tokenizer.decode(ids[labels]).count("<|im_end|>") == 2
+
+
+def test_the_ids_that_a_harness_draws_differ_between_the_variants_of_a_row(cold_start: ColdStart) -> None:
+    texts = {cold_start.tokenizer.decode(example.ids) for example in cold_start.examples[0]}
+    assert len({re.findall(r"Chunk ID: (\w+)", text)[0] for text in texts}) > 6
+
+
+def test_every_unit_is_a_token(cold_start: ColdStart) -> None:
+    text = make_puzzles("trail", "train", 0, 1)[0].issue
+    pieces = [cold_start.tokenizer.decode([token]) for token in cold_start.tokenizer(text)["input_ids"]]
+    (name,) = re.findall(NAME, text)
+    assert name[:2] in pieces
+    assert name[2:] in pieces
+    assert "".join(pieces) == text
+
+
+def _names(cold_start: ColdStart, ids: np.ndarray) -> set[str]:
+    return set(re.findall(NAME, cold_start.tokenizer.decode(ids)))
+
+
+def _row(number: int) -> dict[str, Any]:
+    puzzle = make_puzzles("trail", "train", 0, number + 1)[number]
+    first, second, *_ = puzzle.files
+    result = f"Chunk ID: {number:06x}\nOutput:\n{puzzle.files[first]}"
+    return {
+        "task_id": str(number),
+        "tools": [TOOL],
+        "messages": [
+            {"role": "user", "content": puzzle.issue},
+            _call(f"cat {first}"),
+            {"role": "tool", "content": result},
+            _call(f"cat {second}"),
+            {"role": "tool", "content": "Chunk ID: 00ab12\nOutput:\n"},
+            {"role": "assistant", "content": "done"},
+        ],
+    }
+
+
+def _call(command: str) -> dict[str, Any]:
+    function = {"name": "exec_command", "arguments": {"cmd": command}}
+    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
