@@ -1,0 +1,109 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""Train the start model of `polar-gym learn` with TRL's GRPOTrainer, on sessions of the same harness and tasks.
+
+    polar-gym learn --steps 1 --out outputs/learn/start      # makes the start model and the tasks
+    python recipes/trl/grpo.py outputs/learn/start --steps 25
+
+TRL asks for rollouts by `rollout_func`. The prompts of its data set are task ids; the sessions are those of the vector
+environment. The trainer's weights are given to the engine before each rollout: without that TRL would train off-policy.
+Prints a JSON line for each step, and one for each evaluation on held-out tasks. Needs the extras `torch` and `export`,
+and trl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import gymnasium as gym
+import trl
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import polar_gym
+from polar_gym.learning.grpo import roll_out
+from polar_gym.schema import Episode
+from polar_gym.training.trl import episode_reward, rollout_output
+
+GROUPS, SAMPLES, EPOCHS, PLACES = 8, 8, 2, 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a run's directory, with its start model and its tasks")
+    parser.add_argument("--out", type=Path, default=Path("outputs/learn/trl"), help="for the trainer's files")
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--held-out", type=int, default=200, help="tasks of an evaluation")
+    options = parser.parse_args()
+    tasks = options.run / "tasks" / "all.jsonl"
+    ids = [json.loads(line)["instance_id"] for line in tasks.read_text(encoding="utf-8").splitlines()]
+    train = [task_id for task_id in ids if "-train-" in task_id]
+    held_out = [task_id for task_id in ids if "-held_out-" in task_id][: options.held_out]
+    start = str(options.run / "start")
+    envs: Any = gym.make_vec(
+        "polar/swe",
+        num_envs=PLACES,
+        recipe="learn",
+        engine={"name": "embedded", "policy": "transformers", "model_path": start},
+        tasks={"name": "jsonl", "path": str(tasks)},
+    )
+
+    def rollout_func(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        envs.set_weights(trainer.model.state_dict(), f"step-{trainer.state.global_step // EPOCHS}")
+        episodes = play(envs, prompts)
+        say(step=trainer.state.global_step // EPOCHS, reward=mean_reward(episodes), sessions=len(episodes))
+        return rollout_output(episodes)[0]
+
+    trainer = trl.GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(start).float(),
+        processing_class=AutoTokenizer.from_pretrained(start),
+        reward_funcs=episode_reward,
+        rollout_func=rollout_func,
+        train_dataset=datasets.Dataset.from_list([{"prompt": task_id} for task_id in train]),
+        args=trl.GRPOConfig(
+            output_dir=str(options.out),
+            max_steps=options.steps * EPOCHS,
+            per_device_train_batch_size=GROUPS * SAMPLES,
+            num_generations=SAMPLES,
+            num_iterations=EPOCHS,
+            learning_rate=3e-4,
+            epsilon=0.2,
+            epsilon_high=0.28,
+            beta=0.0,
+            loss_type="dapo",
+            temperature=1.0,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            bf16=False,
+            gradient_checkpointing=False,
+        ),
+    )
+    say(evaluated=0, reward=mean_reward(play(envs, held_out)), sessions=len(held_out))
+    trainer.train()
+    envs.set_weights(trainer.model.state_dict(), "last")
+    say(evaluated=options.steps, reward=mean_reward(play(envs, held_out)), sessions=len(held_out))
+    envs.close()
+
+
+def play(envs: Any, task_ids: Sequence[str]) -> list[Episode]:
+    """Return an episode for each id. A session that a budget ended has the reward 0."""
+    episodes = list(roll_out(envs, task_ids, {}))
+    return [each.model_copy(update={"reward": 0.0}) if each.truncated and each.reward else each for each in episodes]
+
+
+def mean_reward(episodes: Sequence[Episode]) -> float:
+    """Return the mean over the episodes that have a reward."""
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    return sum(rewards) / max(1, len(rewards))
+
+
+def say(**figures: Any) -> None:
+    print(json.dumps({"polar_gym": polar_gym.__version__, **figures}), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
