@@ -111,7 +111,8 @@ async def test_a_harness_that_hangs_up_leaves_an_abandoned_call(tmp_path: Path) 
         assert read_journal(capture.journal.path)[0].outcome == "abandoned"
 
 
-async def test_a_budget_of_calls_ends_the_session(tmp_path: Path) -> None:
+async def test_a_budget_of_calls_ends_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The episode names the budget; guards against a line in the log for each such session."""
     async with running_session(listing_engine(), tmp_path, limited(Budget(max_calls=1))) as (node, capture):
         ask = client(node, capture.key).chat.completions.create
         await ask(model="policy", messages=ASK, tools=[BASH])
@@ -120,6 +121,7 @@ async def test_a_budget_of_calls_ends_the_session(tmp_path: Path) -> None:
             await ask(model="policy", messages=ASK, tools=[BASH])
         assert capture.exhausted.result() == "calls"
         assert len(capture.calls) == 1
+    assert "refused" not in caplog.text
 
 
 async def test_a_budget_of_tokens_cuts_the_answer_and_then_ends_the_session(tmp_path: Path) -> None:

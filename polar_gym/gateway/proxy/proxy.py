@@ -134,7 +134,8 @@ class Proxy:
             request = provider.parse(body)
             async with capture.admit(request) as admitted:
                 if admitted is None:
-                    raise CallRefusedError(403, "permission", "this session has ended, or its budget is used up")
+                    # No line in the log: the episode names the budget.
+                    return _error(provider, 403, "permission", "this session has ended, or its budget is used up")
                 return await self._chat(http, provider, capture, *admitted, body)
         except BadRequestError as error:
             return _error(provider, 400, error.code, str(error))
