@@ -166,7 +166,7 @@ def make_batch(
     that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
     """
     _check_choice("truncated", truncated, Truncated)
-    episodes = [_regarded(episode, truncated) for episode in episodes]
+    episodes = [regarded(episode, truncated) for episode in episodes]
     _check_choice("overlong", overlong, Overlong)
     _check_choice("zero_variance", zero_variance, ZeroVariance)
     _check_choice("scale", scale, Scale)
@@ -200,8 +200,8 @@ def make_batch(
     return Batch([*weighted(rows, weighting), *[inert_row()] * counts.inert_rows], counts)
 
 
-def _regarded(episode: Episode, truncated: Truncated) -> Episode:
-    """Return the episode with the reward that it has where a budget ended it."""
+def regarded(episode: Episode, truncated: Truncated) -> Episode:
+    """Return the episode with the reward that `truncated` gives to a session which a budget ended."""
     if truncated == "keep" or not episode.truncated or episode.reward is None:
         return episode
     return episode.model_copy(update={"reward": 0.0 if truncated == "zero" else None})

@@ -24,11 +24,13 @@ import trl
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polar_gym
-from polar_gym.learning.grpo import roll_out
+from polar_gym.learning.grpo import Settings, roll_out
+from polar_gym.learning.report import figures
 from polar_gym.schema import Episode
+from polar_gym.training.batch import regarded
 from polar_gym.training.trl import episode_reward, rollout_output
 
-GROUPS, SAMPLES, EPOCHS, PLACES = 8, 8, 2, 16
+SETTINGS, PLACES = Settings(), 16
 
 
 def main() -> None:
@@ -52,9 +54,9 @@ def main() -> None:
     )
 
     def rollout_func(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        envs.set_weights(trainer.model.state_dict(), f"step-{trainer.state.global_step // EPOCHS}")
+        envs.set_weights(trainer.model.state_dict(), f"step-{trainer.state.global_step // SETTINGS.epochs}")
         episodes = play(envs, prompts)
-        say(step=trainer.state.global_step // EPOCHS, reward=mean_reward(episodes), sessions=len(episodes))
+        say(step=1 + trainer.state.global_step // SETTINGS.epochs, **figures(episodes))
         return rollout_output(episodes)[0]
 
     trainer = trl.GRPOTrainer(
@@ -65,13 +67,13 @@ def main() -> None:
         train_dataset=datasets.Dataset.from_list([{"prompt": task_id} for task_id in train]),
         args=trl.GRPOConfig(
             output_dir=str(options.out),
-            max_steps=options.steps * EPOCHS,
-            per_device_train_batch_size=GROUPS * SAMPLES,
-            num_generations=SAMPLES,
-            num_iterations=EPOCHS,
-            learning_rate=3e-4,
-            epsilon=0.2,
-            epsilon_high=0.28,
+            max_steps=options.steps * SETTINGS.epochs,
+            per_device_train_batch_size=SETTINGS.groups * SETTINGS.samples,
+            num_generations=SETTINGS.samples,
+            num_iterations=SETTINGS.epochs,
+            learning_rate=SETTINGS.learning_rate,
+            epsilon=SETTINGS.clip_below,
+            epsilon_high=SETTINGS.clip_above,
             beta=0.0,
             loss_type="dapo",
             temperature=1.0,
@@ -82,27 +84,20 @@ def main() -> None:
             gradient_checkpointing=False,
         ),
     )
-    say(evaluated=0, reward=mean_reward(play(envs, held_out)), sessions=len(held_out))
+    say(evaluated=0, greedy=False, **figures(play(envs, held_out)))
     trainer.train()
     envs.set_weights(trainer.model.state_dict(), "last")
-    say(evaluated=options.steps, reward=mean_reward(play(envs, held_out)), sessions=len(held_out))
+    say(evaluated=options.steps, greedy=False, **figures(play(envs, held_out)))
     envs.close()
 
 
 def play(envs: Any, task_ids: Sequence[str]) -> list[Episode]:
     """Return an episode for each id. A session that a budget ended has the reward 0."""
-    episodes = list(roll_out(envs, task_ids, {}))
-    return [each.model_copy(update={"reward": 0.0}) if each.truncated and each.reward else each for each in episodes]
+    return [regarded(episode, "zero") for episode in roll_out(envs, task_ids, {})]
 
 
-def mean_reward(episodes: Sequence[Episode]) -> float:
-    """Return the mean over the episodes that have a reward."""
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    return sum(rewards) / max(1, len(rewards))
-
-
-def say(**figures: Any) -> None:
-    print(json.dumps({"polar_gym": polar_gym.__version__, **figures}), flush=True)  # noqa: T201
+def say(**line: Any) -> None:
+    print(json.dumps({"polar_gym": polar_gym.__version__, **line}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
