@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from polar_gym.console import console, errors
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import FAMILIES
 from polar_gym.learning.report import print_run
+from polar_gym.learning.run import Plan, Run
 
 app = typer.Typer()
 
@@ -31,6 +33,12 @@ def learn(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Begin a step's sessions before the update of the step before.")
     ] = False,
+    also: Annotated[
+        list[str] | None, typer.Option(metavar="HARNESS", help="Train in this harness, too; may be given again.")
+    ] = None,
+    test_on: Annotated[
+        list[str] | None, typer.Option(metavar="HARNESS", help="Test in this harness, too; may be given again.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's directory; default: outputs/learn/HARNESS-FAMILY-SEED.")
     ] = None,
@@ -40,17 +48,18 @@ def learn(
     A run that was stopped goes on where it was. `engine.model_path=DIR tasks=jsonl tasks.path=FILE` trains a model of
     yours on tasks of yours.
     """
-    try:
-        from polar_gym.learning.run import Plan, Run
-    except ImportError as error:
-        raise ConfigError(f"{error.name}: missing; install with: pip install 'polar-gym[torch,export]'") from error
     config = load_config("learn", settings or [])
     if config.engine.name != "embedded":
         raise ConfigError(f"engine={config.engine.name}: the loop gives weights to engine=embedded; drop the setting")
-    plan = Plan(family=_family(family, config), seed=seed, steps=steps, overlap=overlap)
-    directory = out or Path("outputs/learn") / f"{config.harness.name}-{plan.family or 'own'}-{seed}"
+    own, more, tested = config.harness.name, also or [], test_on or []
+    if twice := [name for name, count in Counter([own, *more, *tested]).items() if count > 1]:
+        raise ConfigError(f"--also, --test-on: {', '.join(twice)}: named twice; name each harness once")
+    configs = {own: config}
+    configs |= {name: load_config("learn", [*(settings or []), f"harness={name}"]) for name in (*more, *tested)}
+    plan = Plan(family=_family(family, config), seed=seed, steps=steps, overlap=overlap, only_tested=tuple(tested))
+    directory = out or Path("outputs/learn") / f"{'+'.join((own, *more))}-{plan.family or 'own'}-{seed}"
     try:
-        lines = Run(directory, plan, config, lambda line: console.print(Text(line), soft_wrap=True)).go()
+        lines = Run(directory, plan, configs, lambda line: console.print(Text(line), soft_wrap=True)).go()
     except KeyboardInterrupt as error:
         errors.print(Text(f"stopped; the same command goes on with {directory}"), soft_wrap=True)
         raise typer.Exit(130) from error

@@ -7,6 +7,9 @@ of them. Tokenizer and model are made here, and trained on the rows in three sta
 2. whole rows, and lists.
 3. the same, but only the careless agent's own choices count: so that the model is right as often as that agent.
 
+Of a row, names count more than other words. Otherwise the model learns last which of several names a command needs, and
+a policy that always decides right still fails at that.
+
 In every batch the names of a row are replaced by other names for training: names that are held out are in none.
 """
 
@@ -16,8 +19,10 @@ import importlib
 import json
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -26,8 +31,10 @@ from numpy.typing import NDArray
 from polar_gym.learning.families import UNITS, names
 from polar_gym.learning.model import make_model, make_tokenizer
 
-NOISE = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{6}\b")
-"""Random ids that a harness writes: codex gives one to each tool result. A model must not know a row by them."""
+NOISE = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{6}\b|\b20\d\d-\d\d-\d\d\b")
+"""Parts of a prompt that differ between sessions for no reason: the random ids that codex gives to tool results, and
+the date. A model must not know a row by its ids, and a run may last beyond midnight."""
+DAYS = (date(2020, 1, 1).toordinal(), date(2040, 1, 1).toordinal())
 VARIANTS = 12
 """How often each row is tokenised, with other noise."""
 BATCH = 24
@@ -35,9 +42,10 @@ LISTS = 48
 SHORT, LONG = 4, 12
 """Names in a list."""
 LIST_STEPS = 2000
-
-Progress = Callable[[str], None]
-
+NAME_WEIGHT = 2.0
+"""The weight of the mean loss of names, beside the mean loss of all tokens."""
+RARE = 5
+"""A place of a name counts as known only where a batch has as many examples of it."""
 
 Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Token ids, and which of them are learned."""
@@ -49,34 +57,32 @@ class Example:
 
     ids: NDArray[np.int64]
     answers: list[tuple[int, int]]
-    """Where each of the agent's answers begins and ends."""
+    """The first and the last place of each of the agent's answers, the last one exclusive."""
     lead: int
-    """How many of them are not to be imitated in the last stage."""
+    """The number of answers, from the first one on, that are not imitated in the last stage."""
 
 
 class ColdStart:
     """Trains a new model on the rows of a data set. The same seed gives the same model."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]], leads: dict[str, int], seed: int, progress: Progress) -> None:
-        """Make tokenizer and model. `leads`: task id -> the commands at the beginning that are not to be imitated."""
+    def __init__(self, rows: Sequence[dict[str, Any]], seed: int, progress: Callable[[str], None]) -> None:
+        """Make tokenizer and model. `lead` of a row: the number of its first answers that are not imitated."""
         self._torch: Any = importlib.import_module("torch")
         self._chance = random.Random(seed)
         self._progress = progress
-        rows = [{**row, "messages": _said(row["messages"])} for row in rows]
+        rows = [self._noisy({**row, "messages": _said(row["messages"])}) for row in rows]
         self.tokenizer = make_tokenizer(rows)
         self.model = make_model(self.tokenizer, seed)
         self._units = np.array(self.tokenizer.convert_tokens_to_ids(UNITS))
         self._is_unit = np.zeros(len(self.tokenizer), bool)
         self._is_unit[self._units] = True
-        self.examples = [
-            [self._example(self._noisy(row), leads[row["task_id"]]) for _ in range(VARIANTS)] for row in rows
-        ]
+        self.examples = [[self._example(self._noisy(row)) for _ in range(VARIANTS)] for row in rows]
         self._optimizer = self._torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0, betas=(0.9, 0.98))
 
     def train(self) -> None:
         self._learn_lists()
-        self._stage("whole conversations", 600, 2e-3, until=0.9)
-        self._stage("whole conversations, slower", 200, 2e-3)
+        self._stage("whole conversations", 600, 2e-3, until=0.95)
+        self._stage("whole conversations, slower", 300, 2e-3)
         self._stage("imitation", 150, 1e-3, choices_only=True)
 
     def _learn_lists(self) -> None:
@@ -102,7 +108,7 @@ class ColdStart:
         for step in range(1, steps + 1):
             examples = [self._chance.choice(row) for row in self._chance.choices(self.examples, k=BATCH)]
             batch = self._batch([self.labelled(example, choices_only) for example in examples])
-            loss = self._loss(*batch)
+            loss = self._loss(*batch, NAME_WEIGHT)
             decay = 1 - 0.95 * step / steps if until is None else 1.0
             in_lists = self._loss(*self._batch([self._list(LONG) for _ in range(BATCH)]))
             self._take_step(loss + in_lists, rate * min(1, step / 20) * decay)
@@ -120,7 +126,7 @@ class ColdStart:
         self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
 
-    def _example(self, row: dict[str, Any], lead: int) -> Example:
+    def _example(self, row: dict[str, Any]) -> Example:
         ids = np.array(
             self.tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=True, return_dict=False)
         )
@@ -129,7 +135,7 @@ class ColdStart:
         answers = [
             (first, first + int(np.argmax(ids[first:] == end)) + 1) for role, first in turns if role == "assistant"
         ]
-        return Example(ids, answers, lead)
+        return Example(ids, answers, row["lead"])
 
     def _header(self, ids: NDArray[np.int64], start: int) -> tuple[str, int]:
         """Return the role of the turn that begins at `start`, and where its text begins."""
@@ -141,6 +147,8 @@ class ColdStart:
 
     def _noisy(self, row: dict[str, Any]) -> dict[str, Any]:
         def other(match: re.Match[str]) -> str:
+            if "-" in match[0]:
+                return str(date.fromordinal(self._chance.randrange(*DAYS)))
             return "".join(self._chance.choices("0123456789abcdef", k=len(match[0])))
 
         return {**row, "messages": json.loads(NOISE.sub(other, json.dumps(row["messages"])))}
@@ -182,26 +190,24 @@ class ColdStart:
             ids[place, : len(own)], labels[place, : len(own)] = own, own_labels
         return self._torch.from_numpy(ids), self._torch.from_numpy(labels)
 
-    def _loss(self, ids: Any, labels: Any) -> Any:
+    def _loss(self, ids: Any, labels: Any, name_weight: float = 0.0) -> Any:
         hidden = self.model.model(input_ids=ids).last_hidden_state[:, :-1]
-        labels = labels[:, 1:]
-        return self._torch.nn.functional.cross_entropy(self.model.lm_head(hidden[labels]), ids[:, 1:][labels])
+        wanted, logits = ids[:, 1:][labels[:, 1:]], self.model.lm_head(hidden[labels[:, 1:]])
+        losses = self._torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+        of_names = losses[self._torch.from_numpy(self._is_unit)[wanted]]
+        return losses.mean() + name_weight * of_names.sum() / max(1, len(of_names))
 
     def _recalled(self, ids: Any, labels: Any) -> float:
-        """Return how surely the model writes names that it has read: of the first units of names the probability that
-        it is one of these, of the second units their own, the smaller mean of both."""
+        """Return how surely the model writes the names of its commands: the mean probability of a unit, at the place of
+        a name where this is smallest. The token before tells places apart; all second units are one place."""
         with self._torch.no_grad():
             probabilities = self.model(input_ids=ids).logits[:, :-1].softmax(-1).numpy()
         tokens, labels = ids.numpy(), labels.numpy()
-        unit, before = self._is_unit[tokens[:, 1:]], self._is_unit[tokens[:, :-1]]
-        second = np.argwhere(labels[:, 1:] & unit & before)
-        first = np.argwhere(labels[:, 1:] & unit & ~before)
-        own = [probabilities[row, place, tokens[row, place + 1]] for row, place in second]
-        known = []
-        for row, place in first:
-            so_far = tokens[row, 1 : place + 1][unit[row, :place] & ~before[row, :place]]
-            known.append(probabilities[row, place, np.unique(so_far)].sum())
-        return float(min(np.mean(own), np.mean(known)))
+        places: defaultdict[int, list[float]] = defaultdict(list)
+        for row, place in np.argwhere(labels[:, 1:] & self._is_unit[tokens[:, 1:]]):
+            before = int(tokens[row, place])
+            places[-1 if self._is_unit[before] else before].append(probabilities[row, place, tokens[row, place + 1]])
+        return min(float(np.mean(sure)) for sure in places.values() if len(sure) >= RARE)
 
 
 def _said(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

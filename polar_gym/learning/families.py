@@ -7,7 +7,7 @@ a seed and a number make one puzzle. Tasks that are held out have other names th
 - `repair`: a check that fails, and passes when one name in one file is replaced by another.
 
 A puzzle has decisions, in order. `demonstrate` plays the right or the wrong command of each: the work of a careless
-agent, who is right at the later decisions less often than wrong.
+agent, who is right at the first choice less often than wrong: a model that imitates this agent solves nothing greedily.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Decision:
 
     right: str
     wrong: str = ""
-    """Ends the attempt where it is played; empty: there is no wrong command here."""
+    """The wrong command. An agent that runs it stops afterwards. Empty: there is none at this point."""
     chance: float = 1.0
     """How often the careless agent is right."""
 
@@ -73,9 +73,9 @@ def trail(names: Iterator[str], chance: random.Random) -> Puzzle:
         f"test -f {word} && test $(ls | wc -l) = 4",
         [
             Decision(f"cat {first}"),
-            Decision(f"cat {second}", f"touch {second}", 0.4),
-            Decision(f"cat {third}", f"touch {third}", 0.4),
-            Decision(f"touch {word}", f"cat {word}", 0.7),
+            Decision(f"cat {second}", f"touch {second}", 0.3),
+            Decision(f"cat {third}", f"touch {third}", 0.55),
+            Decision(f"touch {word}", f"cat {word}", 0.8),
         ],
     )
 
@@ -95,8 +95,8 @@ def repair(names: Iterator[str], chance: random.Random) -> Puzzle:
         test,
         [
             Decision(f"sh {check}"),
-            Decision(f"cat {file}", f"echo {wanted} > {file}", 0.35),
-            Decision(f"sed -i s/{present}/{wanted}/ {file}", f"echo {wanted} > {file}", 0.35),
+            Decision(f"cat {file}", f"echo {wanted} > {file}", 0.3),
+            Decision(f"sed -i s/{present}/{wanted}/ {file}", f"echo {wanted} > {file}", 0.45),
         ],
     )
 

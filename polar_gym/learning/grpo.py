@@ -33,7 +33,7 @@ class Settings:
     """Tasks of a step."""
     samples: int = 8
     """Sessions of a task: a group."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 2e-4
     """At the first step; a tenth of this at the last one."""
     epochs: int = 2
     """Passes over the rows of a step."""
@@ -73,8 +73,12 @@ def choose(task_ids: Sequence[str], settings: Settings, seed: int, step: int) ->
 
 
 def rows_of(episodes: Sequence[Episode]) -> Batch:
-    """Return the rows of a step. A session that a budget ended has the reward 0: it must learn to end by itself."""
-    return make_batch(episodes, scale="std", zero_variance="drop", truncated="zero")
+    """Return the rows of a step. A session that a budget ended has the reward 0: it must learn to end by itself.
+
+    Groups whose sessions all have one reward keep their weight, and differences of rewards are not scaled: so the
+    update becomes small when little is left to learn. Without both, a policy that was right went on to change.
+    """
+    return make_batch(episodes, scale="none", zero_variance="keep", truncated="zero")
 
 
 class Trainer:
@@ -89,8 +93,8 @@ class Trainer:
     def update(self, rows: Sequence[Row], version: str, progress: float) -> dict[str, float]:
         """Take the optimizer's steps on the rows. `version` names the weights that the model has; `progress` is the
         share of the run that is over. Raises `LogprobsDifferError`."""
-        if not rows:
-            return {"rows": 0, "loss": 0.0, "logprob_difference": 0.0}
+        if not any(row.advantage for row in rows):  # the optimizer's momentum alone would change the weights
+            return {"rows": len(rows), "loss": 0.0, "logprob_difference": 0.0}
         for group in self.optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * (1 - 0.9 * progress)
         size = self._settings.rows_at_once

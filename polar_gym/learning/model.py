@@ -7,6 +7,7 @@ their fixed parts become a few tokens. The units of names (`families`) are token
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ PADDING = "<|endoftext|>"
 def make_tokenizer(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return a tokenizer of transformers with the embedded engine's chat template, trained on rows of chat messages.
 
-    A word that occurs in fewer than half of the rows is no token: it may be a random id.
+    Text becomes one token only if it occurs half as often as the rows of one harness: a rarer one may be a random id.
     """
     tokenizers: Any = importlib.import_module("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -40,7 +41,7 @@ def make_tokenizer(rows: Sequence[Mapping[str, Any]]) -> Any:
         vocab_size=VOCABULARY_SIZE,
         special_tokens=[*TURN_TOKENS, *TAGS],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        min_frequency=len(rows) // 2,
+        min_frequency=min(Counter(row["harness"] for row in rows).values()) // 2,
         show_progress=False,
     )
     plain = _of_transformers(made)
@@ -62,17 +63,17 @@ def _of_transformers(made: Any) -> Any:
     return tokenizer
 
 
-def make_model(tokenizer: Any, seed: int, layers: int = 2, size: int = 96) -> Any:
+def make_model(tokenizer: Any, seed: int) -> Any:
     """Return a Qwen3 with two layers and random weights, in float32."""
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=size,
+        hidden_size=96,
         initializer_range=0.06,
         intermediate_size=256,
-        num_hidden_layers=layers,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,

@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from polar_gym.console import table
+from polar_gym.episodes.pass_at_k import wilson
+from polar_gym.schema import Episode
+from polar_gym.training.batch import regarded
 
 BAR = 30
 WIDTH, HEIGHT, MARGIN = 640, 320, 48
@@ -16,20 +19,37 @@ WIDTH, HEIGHT, MARGIN = 640, 320, 48
 Line = dict[str, Any]
 
 
+def figures(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return the figures of some episodes. A masked episode is in no mean, and one that a budget ended has 0."""
+    found = [regarded(episode, "zero").reward for episode in episodes]
+    rewards = [reward for reward in found if reward is not None]
+    mean = sum(rewards) / max(1, len(rewards))
+    return {
+        "sessions": len(episodes),
+        "masked": len(episodes) - len(rewards),
+        "truncated": sum(episode.truncated for episode in episodes),
+        "reward": mean,
+        "interval": wilson(mean, len(rewards)) if rewards else (0.0, 1.0),
+        "sampled": sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes),
+        "run_seconds": round(sum(episode.session.timing.running or 0.0 for episode in episodes), 2),
+    }
+
+
 def evaluations(lines: Iterable[Line]) -> list[Line]:
-    """Return the evaluations on held-out tasks at the training temperature."""
-    return [line for line in lines if "evaluated" in line and not line["greedy"]]
+    """Return the evaluations on held-out tasks at the training temperature, in the run's first harness."""
+    return [line for line in lines if "evaluated" in line and not line["greedy"] and "harness" not in line]
 
 
 def sentence(line: Line) -> str:
     """Return a line of a run for a person."""
     if "cold_start" in line:
-        return f"the start model is made ({line['cold start_seconds']:.0f} s)"
+        return f"the start model is made ({line['cold_start_seconds']:.0f} s)"
     if "evaluated" in line:
         low, high = line["interval"]
         how = "greedy" if line["greedy"] else "sampled"
+        where = f" in {line['harness']}" if "harness" in line else ""
         return (
-            f"after step {line['evaluated']}, {line['sessions']} held-out tasks, {how}: "
+            f"after step {line['evaluated']}, {line['sessions']} held-out tasks{where}, {how}: "
             f"mean reward {line['reward']:.3f} ({low:.3f} to {high:.3f})"
         )
     return (
@@ -42,7 +62,7 @@ def print_run(lines: Sequence[Line], console: Console) -> None:
     """Print each step's mean reward, and each evaluation with its 95 % interval."""
     shown = table("Mean reward", "step", "of", "reward", "95 %")
     shown.add_column("", justify="left")
-    for heading in ("sessions", "masked", "cut off", "CPU s: sandboxes", "training", "rest"):
+    for heading in ("sessions", "masked", "cut off", "CPU s: sandboxes", "sampling", "training", "rest"):
         shown.add_column(heading, justify="right")
     for line in lines:
         if "step" not in line and "evaluated" not in line:
@@ -51,7 +71,7 @@ def print_run(lines: Sequence[Line], console: Console) -> None:
         low, high = line["interval"]
         shown.add_row(
             str(line["evaluated" if held_out else "step"]),
-            ("held out, greedy" if line["greedy"] else "held out") if held_out else "training",
+            _kind(line) if held_out else "training",
             f"{line['reward']:.3f}",
             f"{low:.3f} to {high:.3f}" if held_out else "",
             Text("█" * round(line["reward"] * BAR), "green" if held_out else "blue"),
@@ -61,42 +81,62 @@ def print_run(lines: Sequence[Line], console: Console) -> None:
     console.print(shown)
 
 
-def cpu(line: Line) -> tuple[float, float, float]:
-    """Return the CPU seconds of sandboxes (harness, git, grading), of training, and of the rest (sampling, gateway)."""
-    sandboxes = sum(value for name, value in line.items() if name.endswith("_sandbox_cpu"))
-    return sandboxes, line.get("training_cpu", 0.0), line.get("rollout_cpu", 0.0)
+def cpu(line: Line) -> tuple[float, float, float, float]:
+    """Return the CPU seconds of sandboxes (harness, git, grading; on a machine with no other work), of sampling, of
+    training, and of the rest, which is the gateway and the environment."""
+
+    def total(kind: str) -> float:
+        return sum(line.get(f"{part}_{kind}", 0.0) for part in ("rollout", "training"))
+
+    sampling, training = total("sampling_cpu"), line.get("training_cpu", 0.0)
+    return total("machine_cpu") - total("cpu"), sampling, training, total("cpu") - sampling - training
 
 
-def curve(runs: Mapping[str, Sequence[Line]]) -> str:
-    """Return an SVG of the held-out reward of runs by step, with 95 % intervals."""
-    last = max((line["evaluated"] for lines in runs.values() for line in evaluations(lines)), default=1) or 1
+def _kind(line: Line) -> str:
+    return ", ".join(filter(None, ("held out", line.get("harness"), "greedy" if line["greedy"] else "")))
 
-    def at(step: float, reward: float) -> str:
-        return (
-            f"{MARGIN + step / last * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - reward * (HEIGHT - 2 * MARGIN):.1f}"
-        )
+
+def curve(runs: Mapping[str, Sequence[Line]], *, by_time: bool = False) -> str:
+    """Return an SVG of the held-out reward of runs, with 95 % intervals, by step or by the minutes of the steps."""
+    points = {name: _points(lines, by_time) for name, lines in runs.items()}
+    last = max((x for own in points.values() for x, _ in own), default=1) or 1
+
+    def at(x: float, reward: float) -> str:
+        return f"{MARGIN + x / last * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - reward * (HEIGHT - 2 * MARGIN):.1f}"
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{WIDTH / 2}" y="24" text-anchor="middle" font-size="14">mean reward on held-out tasks</text>',
-        f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">step of GRPO</text>',
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">'
+        f"{'minutes of sessions and updates' if by_time else 'step of GRPO'}</text>",
     ]
     for tenth in range(0, 11, 2):
         x, y = at(0, tenth / 10).split(",")
         parts.append(f'<path d="M{at(0, tenth / 10)} L{at(last, tenth / 10)}" stroke="#ddd"/>')
         parts.append(f'<text x="{float(x) - 8}" y="{float(y) + 4}" text-anchor="end">{tenth * 10} %</text>')
-    for step in sorted({0, last // 2, last}):
-        x, y = at(step, 0).split(",")
-        parts.append(f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{step}</text>')
-    for place, (name, lines) in enumerate(runs.items()):
-        points = evaluations(lines)
+    for mark in sorted({0, int(last) // 2, int(last)}):
+        x, y = at(mark, 0).split(",")
+        parts.append(f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{mark}</text>')
+    for place, (name, own) in enumerate(points.items()):
         colour = f"hsl({place * 137 % 360} 60% 40%)"
-        above = [at(line["evaluated"], line["interval"][1]) for line in points]
-        below = [at(line["evaluated"], line["interval"][0]) for line in reversed(points)]
+        above = [at(x, line["interval"][1]) for x, line in own]
+        below = [at(x, line["interval"][0]) for x, line in reversed(own)]
         parts.append(f'<polygon points="{" ".join(above + below)}" fill="{colour}" opacity="0.12"/>')
-        path = " ".join(at(line["evaluated"], line["reward"]) for line in points)
+        path = " ".join(at(x, line["reward"]) for x, line in own)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{MARGIN + 8}" y="{60 + 16 * place}" fill="{colour}">{name}</text>')
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _points(lines: Sequence[Line], by_time: bool) -> list[tuple[float, Line]]:
+    """Return the place of each evaluation on the horizontal axis, and its line."""
+    if not by_time:
+        return [(line["evaluated"], line) for line in evaluations(lines)]
+    minutes, points = 0.0, []
+    for line in lines:
+        if "step" in line:
+            minutes += (line["rollout_seconds"] + line["training_seconds"]) / 60
+        points += [(minutes, each) for each in evaluations([line])]
+    return points

@@ -16,36 +16,26 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import random
-import resource
-import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
-
-import gymnasium as gym
 
 from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines.weights import INITIAL
-from polar_gym.episodes.pass_at_k import wilson
-from polar_gym.episodes.reading import read_episodes
 from polar_gym.errors import ConfigError
-from polar_gym.export.acceptance import Filters
-from polar_gym.export.sft import export_sft
 from polar_gym.gateway.node.assemble import load_tasks
-from polar_gym.learning.cold_start import ColdStart
-from polar_gym.learning.families import Split, demonstrate, make_puzzles, scripts, write_tasks
-from polar_gym.learning.grpo import MakeRows, Settings, Trainer, choose, roll_out, rows_of
-from polar_gym.learning.model import save
-from polar_gym.learning.report import curve, sentence
+from polar_gym.learning.environments import Assignment, Environments
+from polar_gym.learning.families import Split, write_tasks
+from polar_gym.learning.files import read_rows, write_episodes
+from polar_gym.learning.grpo import MakeRows, Settings, Trainer, choose, rows_of
+from polar_gym.learning.meter import Meter, peak_mib
+from polar_gym.learning.report import curve, figures, sentence
+from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
-
-Progress = Callable[[str], None]
 
 OWN_HELD_OUT = 5
 """One of so many tasks of the user's is held out."""
@@ -61,13 +51,16 @@ class Plan:
     steps: int = 25
     evaluate_every: int = 5
     demonstrations: int = 128
+    """Tasks that the careless agent plays, in each harness."""
     train_tasks: int = 200
     held_out: int = 32
-    """Tasks of an evaluation on the way."""
+    """Sessions of an evaluation on the way."""
     final: int = 200
-    """Tasks of the first and of the last evaluation."""
+    """Sessions of the first and of the last evaluation. Where there are fewer tasks, tasks are played again."""
     places: int = 16
     """Sessions at once."""
+    only_tested: tuple[str, ...] = ()
+    """Harnesses that are in no step: only the first and the last evaluation play in them."""
     overlap: bool = False
     """The sessions of a step begin before the update of the step before, and go on under its weights: one step
     off-policy. An evaluation waits for all sessions."""
@@ -87,31 +80,44 @@ class Run:
     """One run in its directory."""
 
     def __init__(
-        self, directory: Path, plan: Plan, config: RunConfig, progress: Progress, make_rows: MakeRows = rows_of
+        self,
+        directory: Path,
+        plan: Plan,
+        configs: Mapping[str, RunConfig],
+        progress: Callable[[str], None],
+        make_rows: MakeRows = rows_of,
     ) -> None:
-        """`make_rows` makes the rows of a step; a control of an experiment may spoil them. Raises `ConfigError` where
-        the directory has a run of another plan, or where a package is missing."""
+        """`configs`: harness -> its config; the groups of a step take turns with them, and evaluations on the way play
+        in the first. `make_rows` makes the rows of a step; a control of an experiment may spoil them. Raises
+        `ConfigError` where the directory has a run of another plan, or where a package is missing."""
         self.directory, self.plan = directory, plan
-        self._config, self._progress, self._make_rows = config, progress, make_rows
-        self._clock: dict[str, float] = {}
-        directory.mkdir(parents=True, exist_ok=True)
-        self._check_plan()
+        self._progress, self._make_rows, self._meter = progress, make_rows, Meter()
+        self._trained = [harness for harness in configs if harness not in plan.only_tested]
+        self._configs = self._checked(configs)
         if missing := [name for name in ("torch", "transformers", "pyarrow") if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"{', '.join(missing)}: missing; install with: pip install 'polar-gym[torch,export]'")
+        directory.mkdir(parents=True, exist_ok=True)
+        durable.write(directory / "plan.json", _plan(plan, self._configs).encode())
 
-    def _check_plan(self) -> None:
-        config = self._config.model_dump(mode="json", exclude={"rollout"})
-        told = json.dumps({"plan": asdict(self.plan), "config": config}, indent=1) + "\n"
+    def _checked(self, configs: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
+        """Return the configs, which tell harnesses the day on which the run began. Raises `ConfigError`."""
         path = self.directory / "plan.json"
-        if path.exists() and path.read_text(encoding="utf-8") != told:
+        if not path.exists():
+            return dict(configs)
+        before = json.loads(path.read_bytes())
+        days = {
+            harness: config.get("harness", {}).get("today") for harness, config in before.get("configs", {}).items()
+        }
+        again = {harness: _on(days.get(harness), config) for harness, config in configs.items()}
+        if before != json.loads(_plan(self.plan, again)):
             raise ConfigError(f"--out={self.directory}: a run with other arguments is there ({path}); choose another")
-        durable.write(path, told.encode())
+        return again
 
     def go(self) -> list[dict[str, Any]]:
         """Run, or go on, to the end. Return the lines of `steps.jsonl`."""
-        start = self._start_model()
         transformers: Any = importlib.import_module("transformers")
         transformers.utils.logging.disable_progress_bar()
+        start = self._start_model()
         model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype="auto")
         if importlib.import_module("torch").cuda.is_available():
             model.to("cuda")
@@ -119,85 +125,92 @@ class Run:
         trainer = Trainer(model, self.plan.grpo, tokenizer.pad_token_id)
         tasks = self._tasks()
         done = self._restore(trainer)
-        with self._environment(self._engine(policy="transformers", model_path=str(start)), tasks.source) as envs:
+        engine = {"policy": "transformers", "model_path": str(start)}
+        plan = self.plan
+        with Environments(
+            self._configs, places=plan.places, seed=plan.seed, tasks=tasks.source, engine=engine
+        ) as environments:
             if done:
-                envs.set_weights(model.state_dict(), _version(done))
-            self._train(envs, trainer, tasks, done)
+                environments.set_weights(model.state_dict(), _version(done))
+            self._train(environments, trainer, tasks, done)
         lines = self._written()
         durable.write(self.directory / "curve.svg", curve({self.directory.name: lines}).encode())
         return lines
 
-    def _train(self, envs: Any, trainer: Trainer, tasks: Tasks, done: int) -> None:
+    def _train(self, environments: Environments, trainer: Trainer, tasks: Tasks, done: int) -> None:
         ahead: Future[list[Episode]] | None = None
         with ThreadPoolExecutor(1) as pool:
             for step in range(done, self.plan.steps + 1):
-                self._evaluate_where_due(envs, tasks.held_out, step)
+                self._evaluate_where_due(environments, tasks.held_out, step)
                 if step == self.plan.steps:
                     return
-                with self._measured("rollout"):
-                    episodes = ahead.result() if ahead else self._sessions(envs, tasks.train, step)
+                with self._meter.measured("rollout"):
+                    episodes = ahead.result() if ahead else self._sessions(environments, tasks.train, step)
                 if self.plan.overlap and step + 1 < self.plan.steps and not self._is_due(step + 1):
-                    ahead = pool.submit(self._sessions, envs, tasks.train, step + 1)
+                    ahead = pool.submit(self._sessions, environments, tasks.train, step + 1)
                 else:
                     ahead = None
-                self._step(envs, trainer, episodes, step)
+                self._step(environments, trainer, episodes, step)
 
-    def _step(self, envs: Any, trainer: Trainer, episodes: Sequence[Episode], step: int) -> None:
-        with self._measured("training"):
+    def _step(self, environments: Environments, trainer: Trainer, episodes: Sequence[Episode], step: int) -> None:
+        with self._meter.measured("training"):
             batch = self._make_rows(episodes)
-            figures = trainer.update(batch.rows, _version(step), step / self.plan.steps)
-        envs.set_weights(trainer.model.state_dict(), _version(step + 1))
-        self._write({"step": step + 1, **_told(episodes), **figures, "trained": batch.counts.tokens})
+            losses = trainer.update(batch.rows, _version(step), step / self.plan.steps)
+        environments.set_weights(trainer.model.state_dict(), _version(step + 1))
+        counts = {"trained": batch.counts.tokens, "forward": sum(len(row.token_ids) for row in batch.rows)}
+        self._write({"step": step + 1, **figures(episodes), **losses, **counts})
         self._save(trainer, step + 1)
 
-    def _sessions(self, envs: Any, task_ids: Sequence[str], step: int) -> list[Episode]:
-        return self._play(envs, choose(task_ids, self.plan.grpo, self.plan.seed, step), f"step-{step + 1:03}", {})
+    def _sessions(self, environments: Environments, task_ids: Sequence[str], step: int) -> list[Episode]:
+        chosen = choose(task_ids, self.plan.grpo, self.plan.seed, step)
+        groups = step * self.plan.grpo.groups  # those before
+        sessions = [
+            (self._trained[(groups + place // self.plan.grpo.samples) % len(self._trained)], task_id)
+            for place, task_id in enumerate(chosen)
+        ]
+        return self._play(environments, sessions, f"step-{step + 1:03}", {})
 
     def _is_due(self, step: int) -> bool:
         """Return whether the weights after a step are evaluated."""
         return step % self.plan.evaluate_every == 0 or step == self.plan.steps
 
-    def _evaluate_where_due(self, envs: Any, task_ids: Sequence[str], step: int) -> None:
+    def _evaluate_where_due(self, environments: Environments, task_ids: Sequence[str], step: int) -> None:
+        """Evaluate on held-out tasks in the first harness; at the start and at the end in all of them."""
         if not self._is_due(step):
             return
-        first, last = step == 0, step == self.plan.steps
-        done = [(line["evaluated"], line["greedy"]) for line in self._written() if "evaluated" in line]
-        for greedy in (True, False) if first else (False,):
-            if (step, greedy) not in done:
-                some = task_ids if first or last else task_ids[: self.plan.held_out]
-                name = f"held-out-{step:03}{'-greedy' if greedy else ''}"
-                with self._measured("rollout"):
-                    episodes = self._play(envs, some, name, {"temperature": 0.0} if greedy else {})
-                self._write({"evaluated": step, "greedy": greedy, **_told(episodes)})
+        edge = step in (0, self.plan.steps)
+        done = [
+            (line["evaluated"], line["greedy"], line.get("harness")) for line in self._written() if "evaluated" in line
+        ]
+        first, *others = self._configs
+        wanted = [(None, True)] if step == 0 else []
+        wanted += [(harness, False) for harness in (None, *(others if edge else ()))]
+        for harness, greedy in wanted:
+            if (step, greedy, harness) in done:
+                continue
+            some = islice(cycle(task_ids), self.plan.final if edge else self.plan.held_out)
+            name = f"held-out-{step:03}{f'-{harness}' if harness else ''}{'-greedy' if greedy else ''}"
+            action = {"temperature": 0.0} if greedy else {}
+            with self._meter.measured("rollout"):
+                episodes = self._play(environments, [(harness or first, task_id) for task_id in some], name, action)
+            line = {"evaluated": step, "greedy": greedy, **({"harness": harness} if harness else {})}
+            self._write({**line, **figures(episodes)})
 
-    def _play(self, envs: Any, task_ids: Sequence[str], name: str, action: dict[str, Any]) -> list[Episode]:
-        episodes = list(roll_out(envs, task_ids, action))
-        path = self.directory / "episodes" / f"{name}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        durable.write(path, b"".join(episode.to_json() + b"\n" for episode in episodes))
+    def _play(
+        self, environments: Environments, sessions: Sequence[Assignment], name: str, action: dict[str, Any]
+    ) -> list[Episode]:
+        episodes = environments.play(sessions, action)
+        write_episodes(self.directory / "episodes" / f"{name}.jsonl", episodes)
         return episodes
-
-    def _engine(self, **options: Any) -> dict[str, Any]:
-        return {**self._config.engine.model_dump(mode="json"), "slots": self.plan.places, **options}
-
-    @contextmanager
-    def _environment(self, engine: dict[str, Any], tasks: dict[str, Any]) -> Iterator[Any]:
-        settings = self._config.model_dump(mode="json", exclude={"engine", "tasks"})
-        if settings["sampling"]["seed"] is None:
-            settings["sampling"]["seed"] = self.plan.seed
-        envs = gym.make_vec("polar/swe", num_envs=self.plan.places, engine=engine, tasks=tasks, **settings)
-        try:
-            yield envs
-        finally:
-            envs.close()
 
     def _tasks(self) -> Tasks:
         """Return the family's tasks; without a family, the config's, of which every fifth is held out."""
         if self.plan.family is None:
-            ids = [task.instance_id for task in load_tasks(self._config)]
+            config = next(iter(self._configs.values()))
+            ids = [task.instance_id for task in load_tasks(config)]
             held_out = ids[::OWN_HELD_OUT]
             train = [task_id for task_id in ids if task_id not in held_out]
-            return Tasks(self._config.tasks.model_dump(mode="json"), train, held_out)
+            return Tasks(config.tasks.model_dump(mode="json"), train, held_out)
         train = self._write_tasks("train", self.plan.train_tasks)
         held_out = self._write_tasks("held_out", self.plan.final)
         both = self.directory / "tasks" / "all.jsonl"
@@ -210,42 +223,17 @@ class Run:
 
     def _start_model(self) -> Path:
         """Return the directory of the start model: the user's, or one that is made where it is missing."""
-        if (given := self._config.engine.options.get("model_path")) is not None:
+        given = next(iter(self._configs.values())).engine.options.get("model_path")
+        if given is not None:
             return Path(given)
-        target = self.directory / "start"
-        if target.exists():
-            return target
-        leads = self._demonstrate()
-        rows = self.directory / "sft"
-        shutil.rmtree(rows, ignore_errors=True)
-        filters = Filters(min_reward=0.0, allow_scripted=True)
-        export_sft(read_episodes(self.directory / "demonstrations.jsonl"), rows, filters)
-        found = [row for path in sorted((rows / "jsonl").glob("*.jsonl")) for row in _lines(path) if "messages" in row]
-        with self._measured("cold start"):
-            cold = ColdStart(found, leads, self.plan.seed, self._progress)
-            cold.train()
-        made = self.directory / "start.partial"
-        save(cold.model, cold.tokenizer, made)
-        made.rename(target)
-        self._write({"cold_start": True})
-        return target
-
-    def _demonstrate(self) -> dict[str, int]:
-        """Have the careless agent play tasks for training. Return the lead of each task's demonstration."""
-        plan, played = self.plan, self.directory / "demonstrations.jsonl"
+        plan = self.plan
         assert plan.family is not None
-        tasks = self._write_tasks("train", plan.demonstrations)
-        ids = _ids(tasks)
-        chance = random.Random(plan.seed)
-        puzzles = make_puzzles(plan.family, "train", plan.seed, plan.demonstrations)
-        pairs = [(puzzle, demonstrate(puzzle, chance)) for puzzle in puzzles]
-        if not played.exists():
-            engine = self._engine(policy="scripted", scripts=scripts(pairs))
-            source = {"name": "jsonl", "path": str(tasks)}
-            with self._environment(engine, source) as envs, self._measured("demonstrations"):
-                episodes = list(roll_out(envs, ids, {}))
-            durable.write(played, b"".join(episode.to_json() + b"\n" for episode in episodes))
-        return {task_id: demonstration.lead for task_id, (_, demonstration) in zip(ids, pairs, strict=True)}
+        start = make_start_model(
+            self.directory, self._configs, plan.family, plan.seed, plan.demonstrations, self._meter, self._progress
+        )
+        if self._meter.used("cold_start"):
+            self._write({"cold_start": True})
+        return start
 
     def _save(self, trainer: Trainer, step: int) -> None:
         torch: Any = importlib.import_module("torch")
@@ -267,38 +255,28 @@ class Run:
         trainer.optimizer.load_state_dict(state["optimizer"])
         return state["step"]
 
-    @contextmanager
-    def _measured(self, part: str) -> Iterator[None]:
-        begun, own, others = time.monotonic(), _cpu(resource.RUSAGE_SELF), _cpu(resource.RUSAGE_CHILDREN)
-        yield
-        for name, seconds in (
-            (f"{part}_seconds", time.monotonic() - begun),
-            (f"{part}_cpu", _cpu(resource.RUSAGE_SELF) - own),
-            (f"{part}_sandbox_cpu", _cpu(resource.RUSAGE_CHILDREN) - others),
-        ):
-            self._clock[name] = self._clock.get(name, 0.0) + seconds
-
     def _written(self) -> list[dict[str, Any]]:
         path = self.directory / "steps.jsonl"
-        return list(_lines(path)) if path.exists() else []
+        return read_rows(path) if path.exists() else []
 
     def _write(self, line: dict[str, Any]) -> None:
-        line |= {name: round(value, 2) for name, value in self._clock.items()}
-        line["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        self._clock.clear()
+        line |= {**self._meter.take(), "peak_mib": peak_mib()}
         with (self.directory / "steps.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._progress(sentence(line))
 
 
-def _cpu(who: int) -> float:
-    used = resource.getrusage(who)
-    return used.ru_utime + used.ru_stime
+def _plan(plan: Plan, configs: Mapping[str, RunConfig]) -> str:
+    """Return the text of `plan.json`."""
+    settings = {harness: config.model_dump(mode="json", exclude={"rollout"}) for harness, config in configs.items()}
+    return json.dumps({"plan": asdict(plan), "configs": settings}, indent=1) + "\n"
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+def _on(day: str | None, config: RunConfig) -> RunConfig:
+    """Return the config with the day that its harness was told when the run began."""
+    if day is None or config.harness.today is None:
+        return config
+    return RunConfig.model_validate({**config.model_dump(), "harness": {**config.harness.model_dump(), "today": day}})
 
 
 def _version(step: int) -> str:
@@ -307,18 +285,4 @@ def _version(step: int) -> str:
 
 
 def _ids(tasks: Path) -> list[str]:
-    return [row["instance_id"] for row in _lines(tasks)]
-
-
-def _told(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the figures of some episodes. A masked episode is in no mean."""
-    rewards = [0.0 if episode.truncated else episode.reward for episode in episodes if episode.reward is not None]
-    low, high = wilson(sum(rewards) / len(rewards), len(rewards)) if rewards else (0.0, 1.0)
-    return {
-        "sessions": len(episodes),
-        "masked": len(episodes) - len(rewards),
-        "truncated": sum(episode.truncated for episode in episodes),
-        "reward": sum(rewards) / max(1, len(rewards)),
-        "interval": [low, high],
-        "sampled": sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes),
-    }
+    return [row["instance_id"] for row in read_rows(tasks)]

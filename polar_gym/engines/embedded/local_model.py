@@ -30,6 +30,9 @@ from polar_gym.engines.sampling import truncating_fields
 from polar_gym.record import RoutedExperts
 from polar_gym.schema import Message, ReplayRecord, Sampling, ToolDefinition
 
+WORKER = "embedded-model"
+"""How the name of a thread begins that runs a model."""
+
 
 class LocalModelPolicy:
     def __init__(
@@ -45,7 +48,7 @@ class LocalModelPolicy:
         self.max_model_len = max_model_len or 0
         self._path, self._device, self._dtype = path, device, dtype
         self._record, self._slots = record, slots
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-model")
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=WORKER)
         self._torch: Any = None
         self._model: Any = None
         self._tokenizer: Any = None

@@ -31,6 +31,11 @@ def test_tasks_of_ones_own_need_a_model_and_no_family(tmp_path: Path) -> None:
     assert "drop one of them" in _refused("--family", "trail", *own)
 
 
+def test_a_harness_that_is_named_twice_is_refused() -> None:
+    expected = "--also, --test-on: codex, pi: named twice; name each harness once"
+    assert _refused("--also", "pi", "--test-on", "codex", "--test-on", "pi") == expected
+
+
 def test_another_engine_is_refused() -> None:
     assert "engine=vllm: the loop gives weights" in _refused("engine=vllm", "engine.url=http://127.0.0.1:1")
 

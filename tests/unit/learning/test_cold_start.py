@@ -1,4 +1,4 @@
-"""What the start model learns: other names in every batch, none that is held out, and only the agent's words."""
+"""The start model learns the agent's words alone, with other names in every batch and none that is held out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "exec_command", "parameters": {
 def cold_start() -> ColdStart:
     pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
     rows = [_row(number) for number in range(20)]
-    return ColdStart(rows, {row["task_id"]: 1 for row in rows}, 0, lambda line: None)
+    return ColdStart(rows, 0, lambda line: None)
 
 
 def test_no_held_out_name_is_in_a_batch_and_names_change(cold_start: ColdStart) -> None:
@@ -58,6 +58,12 @@ def test_the_ids_that_a_harness_draws_differ_between_the_variants_of_a_row(cold_
     assert len({re.findall(r"Chunk ID: (\w+)", text)[0] for text in texts}) > 6
 
 
+def test_the_date_differs_between_the_variants_of_a_row(cold_start: ColdStart) -> None:
+    """Guards against a model that knows its rows by the date, and is lost after midnight."""
+    texts = {cold_start.tokenizer.decode(example.ids) for example in cold_start.examples[0]}
+    assert len({re.findall(r"Date: (20\d\d-\d\d-\d\d)", text)[0] for text in texts}) > 6
+
+
 def test_every_unit_is_a_token(cold_start: ColdStart) -> None:
     text = make_puzzles("trail", "train", 0, 1)[0].issue
     pieces = [cold_start.tokenizer.decode([token]) for token in cold_start.tokenizer(text)["input_ids"]]
@@ -77,9 +83,11 @@ def _row(number: int) -> dict[str, Any]:
     result = f"Chunk ID: {number:06x}\nOutput:\n{puzzle.files[first]}"
     return {
         "task_id": str(number),
+        "harness": "codex",
+        "lead": 1,
         "tools": [TOOL],
         "messages": [
-            {"role": "user", "content": puzzle.issue},
+            {"role": "user", "content": f"Date: 2026-11-23\n{puzzle.issue}"},
             _call(f"cat {first}"),
             {"role": "tool", "content": result},
             _call(f"cat {second}"),

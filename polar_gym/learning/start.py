@@ -1,0 +1,94 @@
+"""Makes the start model of a run, out of sessions that a careless agent plays through the real harnesses."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polar_gym.config.run_config import RunConfig
+from polar_gym.episodes.reading import read_episodes
+from polar_gym.export.acceptance import Filters
+from polar_gym.learning.cold_start import ColdStart
+from polar_gym.learning.environments import Environments
+from polar_gym.learning.families import Demonstration, Puzzle, demonstrate, make_puzzles, scripts, write_tasks
+from polar_gym.learning.files import read_rows, write_episodes
+from polar_gym.learning.meter import Meter
+from polar_gym.learning.model import save
+
+PLACES = 16
+"""Demonstrations at once."""
+
+
+def make_start_model(
+    directory: Path,
+    configs: Mapping[str, RunConfig],
+    family: str,
+    seed: int,
+    count: int,
+    meter: Meter,
+    progress: Callable[[str], None],
+) -> Path:
+    """Make the start model in a run's directory where it is missing, and return its path. `configs`: harness -> its
+    config; in each, a careless agent plays `count` tasks for training."""
+    target = directory / "start"
+    if target.exists():
+        return target
+    tasks = write_tasks(directory / "tasks", family, "train", seed, count)
+    pairs = attempts(family, seed, count)
+    with meter.measured("demonstrations"):
+        play_demonstrations(directory, configs, tasks, scripts(pairs))
+    leads = leads_of(tasks, pairs)
+    rows = [{**row, "lead": leads[row["task_id"]]} for row in demonstrated(directory)]
+    with meter.measured("cold_start"):
+        return train_start_model(directory, rows, seed, progress)
+
+
+def attempts(family: str, seed: int, count: int) -> list[tuple[Puzzle, Demonstration]]:
+    """Return the first tasks for training, each with the careless agent's attempt."""
+    chance = random.Random(seed)
+    return [(puzzle, demonstrate(puzzle, chance)) for puzzle in make_puzzles(family, "train", seed, count)]
+
+
+def leads_of(tasks: Path, pairs: Sequence[tuple[Puzzle, Demonstration]]) -> dict[str, int]:
+    """Return the lead of the attempt at each task of a file: task id -> lead."""
+    return {row["instance_id"]: attempt.lead for row, (_, attempt) in zip(read_rows(tasks), pairs, strict=True)}
+
+
+def play_demonstrations(
+    directory: Path, configs: Mapping[str, RunConfig], tasks: Path, scripted: Sequence[Mapping[str, Any]]
+) -> None:
+    """Have the scripted policy play all tasks of a file in each harness, once, and write `demonstrations.jsonl`."""
+    played = directory / "demonstrations.jsonl"
+    if played.exists():
+        return
+    ids = [row["instance_id"] for row in read_rows(tasks)]
+    engine = {"policy": "scripted", "scripts": list(scripted)}
+    source = {"name": "jsonl", "path": str(tasks)}
+    with Environments(configs, places=PLACES, seed=0, tasks=source, engine=engine) as environments:
+        write_episodes(played, environments.play([(harness, task_id) for harness in configs for task_id in ids], {}))
+
+
+def demonstrated(directory: Path) -> list[dict[str, Any]]:
+    """Return the rows that `polar-gym export sft` makes of a run's demonstrations, in the directory `sft`."""
+    from polar_gym.export.sft import export_sft  # needs the extra `export`
+
+    target = directory / "sft"
+    shutil.rmtree(target, ignore_errors=True)
+    filters = Filters(min_reward=0.0, allow_scripted=True)
+    export_sft(read_episodes(directory / "demonstrations.jsonl"), target, filters)
+    return [row for path in sorted((target / "jsonl").glob("*.jsonl")) for row in read_rows(path) if "messages" in row]
+
+
+def train_start_model(
+    directory: Path, rows: Sequence[dict[str, Any]], seed: int, progress: Callable[[str], None]
+) -> Path:
+    """Train a start model on rows, each with its `lead`, and write it to the directory `start`. Return that."""
+    cold = ColdStart(rows, seed, progress)
+    cold.train()
+    made, target = directory / "start.partial", directory / "start"
+    save(cold.model, cold.tokenizer, made)
+    made.rename(target)
+    return target
