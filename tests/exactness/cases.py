@@ -43,7 +43,7 @@ class Case:
     orders: bool = False
     """Whether the case orders answers that only the stand-in gives."""
     slow: bool = False
-    """Whether a real engine must be slow, else a small model has sampled all tokens before its call is left."""
+    """Slow a real engine down: a small model would have sampled all tokens before its call is left."""
 
 
 CASES: list[Case] = []
