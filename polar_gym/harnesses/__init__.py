@@ -80,13 +80,10 @@ class Harness:
     """None: nothing is installed or mounted; `launch` starts a program that the sandbox has."""
     version: str = ""
     script: str = ""
-    """The program's entry file inside the npm package, run by node."""
-    native_packages: Mapping[str, str] = field(default_factory=dict)
-    """Machine, as `platform.machine()` names it -> the npm package with the native program for that machine.
-
-    npm installs this package together with `npm_package`. `script` is then a path inside this package, and is started
-    directly. Empty: `script` is a program for node.
-    """
+    """The program's entry file inside the npm package, run by node. Empty: the program is native."""
+    native_programs: Mapping[str, str] = field(default_factory=dict)
+    """Machine, as `platform.machine()` names it -> the native program for that machine, below `node_modules`: npm
+    installs its package together with `npm_package`."""
     launch: Callable[[LaunchContext], Launch]
     classify: Callable[[Mapping[str, str], Mapping[str, object]], dict[str, str]] = no_hints
     """(request headers, request body) -> `ModelCall.hints`."""

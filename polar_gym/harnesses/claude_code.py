@@ -100,10 +100,9 @@ def _compacts(messages: object) -> bool:
 HARNESS = Harness(
     npm_package="@anthropic-ai/claude-code",
     version="2.1.197",
-    script="claude",
-    native_packages={
-        "x86_64": "@anthropic-ai/claude-code-linux-x64",
-        "aarch64": "@anthropic-ai/claude-code-linux-arm64",
+    native_programs={
+        "x86_64": "@anthropic-ai/claude-code-linux-x64/claude",
+        "aarch64": "@anthropic-ai/claude-code-linux-arm64/claude",
     },
     launch=launch,
     told_today_by="bun",

@@ -53,7 +53,7 @@ def toolchain_mounts(harness: Harness, cache: Path) -> tuple[list[Mount], list[s
         return [], []
     inside, node = f"{TOOLCHAIN}/{_slug(harness)}/node_modules", f"{TOOLCHAIN}/bin/node"
     mounts = [Mount(install(harness, cache), inside)]
-    if not harness.native_packages:
+    if not harness.native_programs:
         mounts.append(Mount(_node(), node))
     if rg := shutil.which("rg"):
         mounts.append(Mount(Path(rg).resolve(), f"{TOOLCHAIN}/bin/rg"))
@@ -63,7 +63,7 @@ def toolchain_mounts(harness: Harness, cache: Path) -> tuple[list[Mount], list[s
 def executable(harness: Harness, node_modules: str, node: str) -> list[str]:
     """Return the first arguments of argv for the harness installed in `node_modules`. Raises `InstallError`."""
     program = f"{node_modules}/{_program(harness)}"
-    return [program] if harness.native_packages else [node, program]
+    return [program] if harness.native_programs else [node, program]
 
 
 def missing() -> list[str]:
@@ -84,13 +84,13 @@ def _slug(harness: Harness) -> str:
 
 def _program(harness: Harness) -> str:
     """Return the program's path below `node_modules`. Raises `InstallError`."""
-    if not harness.native_packages:
+    if not harness.native_programs:
         return f"{harness.npm_package}/{harness.script}"
     machine = platform.machine()
-    if machine not in harness.native_packages:
-        built_for = ", ".join(sorted(harness.native_packages))
+    if machine not in harness.native_programs:
+        built_for = ", ".join(sorted(harness.native_programs))
         raise InstallError(f"{harness.npm_package} is a native program, and none is built for {machine}: {built_for}")
-    return f"{harness.native_packages[machine]}/{harness.script}"
+    return harness.native_programs[machine]
 
 
 def _node() -> Path:
@@ -137,7 +137,7 @@ def _install_into(scratch: Path, harness: Harness, npm: str) -> Path:
         raise InstallError(f"npm install {wanted} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
     program = _program(harness)
     if not (scratch / "node_modules" / program).is_file():
-        raise InstallError(f"{wanted} has no {program}: the harness's `script` does not fit its version")
+        raise InstallError(f"{wanted} has no {program}: the harness's description does not fit its version")
     # npm's own files stay behind; a sandbox's user must be able to read the rest.
     ready = scratch / "ready"
     ready.mkdir(mode=0o755)

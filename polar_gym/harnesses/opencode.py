@@ -100,8 +100,10 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
 HARNESS = Harness(
     npm_package="opencode-ai",
     version="1.18.33",
-    script="bin/opencode",
-    native_packages={"x86_64": "opencode-linux-x64-baseline", "aarch64": "opencode-linux-arm64"},
+    native_programs={
+        "x86_64": "opencode-linux-x64-baseline/bin/opencode",
+        "aarch64": "opencode-linux-arm64/bin/opencode",
+    },
     launch=launch,
     classify=classify,
 )

@@ -142,14 +142,14 @@ async def test_the_mounts_and_the_argv_fit_together(registry: NpmRegistry, tmp_p
 
 
 async def test_a_native_program_is_started_without_node(registry: NpmRegistry, tmp_path: Path):
-    native = replace(TINY, native_packages={platform.machine(): "@tiny/harness"})
+    native = replace(TINY, native_programs={platform.machine(): "@tiny/harness/bin/tiny.js"})
     mounts, argv = await asyncio.to_thread(toolchain_mounts, native, tmp_path)
     assert argv == ["/opt/polar-gym/tiny-harness/node_modules/@tiny/harness/bin/tiny.js"]
     assert "/opt/polar-gym/bin/node" not in [mount.inside for mount in mounts]
 
 
 async def test_a_machine_without_a_native_program_is_named(registry: NpmRegistry, tmp_path: Path):
-    native = replace(TINY, native_packages={"pdp11": "@tiny/harness-pdp11"})
+    native = replace(TINY, native_programs={"pdp11": "@tiny/harness-pdp11/tiny"})
     with pytest.raises(InstallError, match=f"none is built for {platform.machine()}: pdp11"):
         await asyncio.to_thread(toolchain_mounts, native, tmp_path)
 
