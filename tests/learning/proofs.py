@@ -1,0 +1,93 @@
+"""Writes the finished units of `make show-learning` to docs/proofs: their lines, pictures, and a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from polar_gym.learning.report import curve, evaluations
+from tests.learning.units import UNITS, Lines, Unit
+
+HEADS = (
+    *("unit", "start, greedy", "start", "end (95 %)", "sessions", "masked"),
+    *("tokens sampled", "trained", "forward", "s: sessions", "training"),
+)
+PROOFS = Path("docs/proofs")
+
+PAGE = """# Proofs that a policy learns
+
+Written by `make show-learning` (tests/show/learning.py), which trains each unit with `polar-gym learn`'s loop through
+the real harness, and goes on where it was. A unit's name is harness, family, seed and control; the file of this name
+has the lines of its run. Evaluations: 200 held-out tasks at the start and at the end, 32 on the way, sampled at
+temperature 1, with 95 % intervals. [Train your first agent](../learn.md) explains the tasks and the controls.
+"""
+
+
+def write_proofs(done: Mapping[str, Lines]) -> None:
+    """Write the lines of each finished unit, a picture for each set of units, and a page with all of them."""
+    PROOFS.mkdir(parents=True, exist_ok=True)
+    for name, lines in done.items():
+        (PROOFS / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    units = {unit: done[unit.name] for unit in UNITS if unit.name in done}
+    page = [PAGE]
+    for title, chosen in _sets(units).items():
+        file = f"{title.replace(' ', '-')}.svg"
+        (PROOFS / file).write_text(curve({unit.name: units[unit] for unit in chosen}), encoding="utf-8")
+        page += [f"\n## {title}\n\n![mean reward on held-out tasks]({file})\n\n", *_rows({u: units[u] for u in chosen})]
+    both = [unit for unit in units if unit.control in ("", "overlap") and _against(unit, "overlap") in units]
+    if both:
+        svg = curve({unit.name: units[unit] for unit in both}, by_time=True)
+        (PROOFS / "overlap-by-time.svg").write_text(svg, encoding="utf-8")
+        page.append("\nBy time:\n\n![mean reward on held-out tasks by time](overlap-by-time.svg)\n")
+    (PROOFS / "README.md").write_text("".join(page), encoding="utf-8")
+
+
+def _sets(units: Mapping[Unit, Lines]) -> dict[str, list[Unit]]:
+    """Return the units of each picture: all seeds of a harness and a family, and a control beside what it controls."""
+    sets: dict[str, list[Unit]] = {}
+    for unit in units:
+        sets.setdefault(unit.control or f"{unit.harness} {unit.family}", []).append(unit)
+    for control, chosen in sets.items():
+        chosen[:0] = [
+            base
+            for base in units
+            if not base.control and control == chosen[0].control and _against(base, control) in chosen
+        ]
+    return sets
+
+
+def _against(unit: Unit, control: str) -> Unit:
+    return replace(unit, control=control)
+
+
+def _rows(units: Mapping[Unit, Lines]) -> list[str]:
+    """Return a table of units in Markdown, and a line for each evaluation in another harness."""
+    table = [f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n"]
+    table += [f"| {unit.name} | {' | '.join(map(str, _cells(lines)))} |\n" for unit, lines in units.items()]
+    for unit, line in [(unit, line) for unit, lines in units.items() for line in lines if "harness" in line]:
+        low, high = line["interval"]
+        reward = f"{line['reward']:.3f} ({low:.3f} to {high:.3f})"
+        table.append(f"\n{unit.name} in {line['harness']}, step {line['evaluated']}: {reward}\n")
+    return table
+
+
+def _cells(lines: Lines) -> list[object]:
+    """Return the figures of a unit under `HEADS`."""
+    points, steps = evaluations(lines), [line for line in lines if "step" in line]
+    greedy = [f"{line['reward']:.3f}" for line in lines if line.get("greedy")]
+    played = [line for line in lines if "sessions" in line]
+    low, high = points[-1]["interval"]
+
+    def total(name: str) -> float:
+        return sum(line.get(name, 0) for line in steps)
+
+    return [
+        *(greedy or [""]),
+        f"{points[0]['reward']:.3f}",
+        f"{points[-1]['reward']:.3f} ({low:.3f} to {high:.3f})",
+        *(sum(line[name] for line in played) for name in ("sessions", "masked")),
+        *(total(name) for name in ("sampled", "trained", "forward")),
+        *(round(total(name)) for name in ("rollout_seconds", "training_seconds")),
+    ]

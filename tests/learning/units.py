@@ -1,0 +1,199 @@
+"""The units of `make show-learning`: training runs of a harness, a family of tasks and a seed, and their controls.
+
+A control spoils or changes one thing, and begins with the start model of the unit that it controls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polar_gym.config.loading import load_config
+from polar_gym.config.run_config import RunConfig
+from polar_gym.learning import cold_start, families, model
+from polar_gym.learning.files import read_rows
+from polar_gym.learning.grpo import MakeRows, Settings, rows_of
+from polar_gym.learning.meter import Meter
+from polar_gym.learning.report import curve
+from polar_gym.learning.run import Plan, Run
+from polar_gym.learning.start import make_start_model
+from polar_gym.schema import Episode
+from polar_gym.training import Batch
+from tests.learning import relay
+
+QUICK = Plan(family="repair", steps=8, evaluate_every=100, final=48, grpo=Settings(learning_rate=4e-4))
+"""The plan of a quick run. Its rate falls faster than that of a long run, so it begins higher."""
+DEMONSTRATIONS = QUICK.demonstrations
+
+Lines = Sequence[dict[str, Any]]
+"""The lines of a run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unit:
+    """One training run."""
+
+    harness: str
+    family: str
+    seed: int
+    control: str = ""
+
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, (self.harness, self.family, str(self.seed), self.control)))
+
+
+def shuffled(episodes: Sequence[Episode]) -> Batch:
+    """Return the rows with the rewards of the step's sessions dealt out at random."""
+    chance = random.Random(episodes[0].session.session_id)
+    rewards = chance.sample([episode.reward for episode in episodes], len(episodes))
+    pairs = zip(episodes, rewards, strict=True)
+    return rows_of([episode.model_copy(update={"reward": reward}) for episode, reward in pairs])
+
+
+def tool_output(episodes: Sequence[Episode]) -> Batch:
+    """Return the rows with a loss on everything after the first prompt: on the tools' output, too."""
+    batch = rows_of(episodes)
+    rows = []
+    for row in batch.rows:
+        mask = row.loss_mask.copy()
+        mask[row.prompt_length :] = 1
+        weights = mask * (row.weights.max() if len(row.weights) else 0)
+        rows.append(dataclasses.replace(row, loss_mask=mask, weights=weights.astype(row.weights.dtype)))
+    total = sum(float(row.weights.sum()) for row in rows) or 1.0
+    return Batch([dataclasses.replace(row, weights=row.weights / total) for row in rows], batch.counts)
+
+
+def shifted(episodes: Sequence[Episode]) -> Batch:
+    """Return the rows with each captured logprob at the token after its own."""
+    batch = rows_of(episodes)
+    return Batch([dataclasses.replace(row, logprobs=np.roll(row.logprobs, 1)) for row in batch.rows], batch.counts)
+
+
+def main_trace(episodes: Sequence[Episode]) -> Batch:
+    """Return the rows of each session's last trace, which is all that a trainer sees of a session's last request."""
+    return rows_of([relay.main_trace(episode) for episode in episodes])
+
+
+CONTROL_ROWS: dict[str, MakeRows] = {
+    "shuffled": shuffled,
+    "shifted": shifted,
+    "tool_output": tool_output,
+    "main_trace": main_trace,
+}
+CONTROL_SETTINGS = {"per_request": ["builder=per_request"], "text": ["proxy.splice=off"]}
+SAME_START = (*CONTROL_ROWS, "per_request", "overlap")
+"""Controls that change nothing before the first update."""
+HARNESSES = ("codex", "claude_code", "pi", "qwen_code")
+MIXTURE, TRANSFER = "mixture", "transfer"
+TODAY = "2026-11-23"
+"""The date that harnesses are told, so that a unit of another day has the prompts of its start model."""
+
+UNITS = (
+    *(Unit("codex", family, seed) for family in ("trail", "repair") for seed in range(5)),
+    *(Unit("claude_code", "trail", seed) for seed in range(5)),
+    Unit("pi", "trail", 0),
+    Unit("qwen_code", "trail", 0),
+    *(
+        Unit("codex", "trail", seed, control)
+        for control in ("shuffled", "shifted", "tool_output", *CONTROL_SETTINGS, "overlap")
+        for seed in range(3)
+    ),
+    *(Unit("codex", relay.FAMILY, seed, control) for control in ("", "main_trace") for seed in range(3)),
+    Unit("codex", "trail", 0, "trl"),
+    Unit(MIXTURE, "trail", 0),
+    *(Unit(harness, "trail", 0, TRANSFER) for harness in HARNESSES[:3]),
+)
+
+
+def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
+    """Run a unit to its end. A control begins with the start model of the unit that it controls."""
+    if unit.control == "trl":
+        return play_trl(start_model(unit, directory, say).parent, directory / unit.name, say)
+    harnesses = HARNESSES if unit.control == TRANSFER or unit.harness == MIXTURE else (unit.harness,)
+    first = sorted(harnesses, key=lambda harness: harness != unit.harness)
+    more = list(CONTROL_SETTINGS.get(unit.control, []))
+    if unit.control or unit.family == relay.FAMILY:
+        more.append(f"engine.model_path={start_model(unit, directory, say)}")
+    more += [f"engine.max_model_len={relay.TINY_CONTEXT}"] if unit.family == relay.FAMILY else []
+    plan = Plan(
+        family=unit.family,
+        seed=unit.seed,
+        overlap=unit.control == "overlap",
+        final=100 if len(harnesses) > 1 else 200,
+        only_tested=tuple(first[1:]) if unit.control == TRANSFER else (),
+        # The loop would refuse logprobs that are not its own.
+        grpo=Settings(tolerance=math.inf) if unit.control == "shifted" else Settings(),
+    )
+    make_rows = CONTROL_ROWS.get(unit.control, rows_of)
+    if unit.control in SAME_START:
+        copy_start(directory / dataclasses.replace(unit, control="").name, directory / unit.name)
+    return Run(directory / unit.name, plan, configs(first, more), say, make_rows).go()
+
+
+def copy_start(base: Path, target: Path) -> None:
+    """Give a control that has not begun the evaluations of its start model, which are those of the unit beside it."""
+    if (base / "steps.jsonl").exists() and not (target / "steps.jsonl").exists():
+        lines = [line for line in read_rows(base / "steps.jsonl") if line.get("evaluated") == 0]
+        target.mkdir(exist_ok=True)
+        (target / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def start_model(unit: Unit, directory: Path, say: Callable[[str], None]) -> Path:
+    """Return the start model of a unit, and of its controls; it is made where it is missing."""
+    base = dataclasses.replace(unit, control="", harness=MIXTURE if unit.control == TRANSFER else unit.harness)
+    (directory / base.name).mkdir(parents=True, exist_ok=True)
+    if unit.family == relay.FAMILY:
+        return relay.make_start(directory / base.name, unit.seed, DEMONSTRATIONS, say)
+    own = configs(HARNESSES if base.harness == MIXTURE else (base.harness,), [])
+    return make_start_model(directory / base.name, own, unit.family, unit.seed, DEMONSTRATIONS, Meter(), say)
+
+
+def configs(harnesses: Sequence[str], settings: Sequence[str]) -> dict[str, RunConfig]:
+    """Return the recipe for each harness, with these settings."""
+    days = {harness: [] if harness == "codex" else [f"harness.today={TODAY}"] for harness in harnesses}
+    return {name: load_config("learn", [f"harness={name}", *day, *settings]) for name, day in days.items()}
+
+
+def play_trl(base: Path, directory: Path, say: Callable[[str], None]) -> Lines:
+    """Train a unit's start model on its tasks with TRL, by the recipe, in a program of its own."""
+    directory.mkdir(exist_ok=True)
+    command = [sys.executable, "recipes/trl/grpo.py", str(base), "--out", str(directory / "trainer")]
+    with (
+        (directory / "steps.jsonl").open("w", encoding="utf-8") as file,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                file.write(line)
+            say(line.strip())
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed (exit code {process.returncode})")
+    lines = read_rows(directory / "steps.jsonl")
+    (directory / "curve.svg").write_text(curve({directory.name: lines}), encoding="utf-8")
+    return lines
+
+
+def play_quickly(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
+    """Run a unit for a few steps. Its start model is made once on a machine, and again when its sources change."""
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (cold_start, families, model))
+    start = directory / f"start-{unit.name}-{sha256(sources).hexdigest()[:16]}"
+    settings = [f"harness={unit.harness}", *([f"engine.model_path={start}"] if start.exists() else [])]
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        lines = Run(Path(name), QUICK, {unit.harness: load_config("learn", settings)}, say).go()
+        if not start.exists():
+            (Path(name) / "start").rename(start)
+    return lines
