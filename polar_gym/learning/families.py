@@ -73,9 +73,9 @@ def trail(names: Iterator[str], chance: random.Random) -> Puzzle:
         f"test -f {word} && test $(ls | wc -l) = 4",
         [
             Decision(f"cat {first}"),
-            Decision(f"cat {second}", f"touch {second}", 0.3),
-            Decision(f"cat {third}", f"touch {third}", 0.55),
-            Decision(f"touch {word}", f"cat {word}", 0.8),
+            Decision(f"cat {second}", f"touch {second}", 0.2),
+            Decision(f"cat {third}", f"touch {third}", 0.7),
+            Decision(f"touch {word}", f"cat {word}", 0.85),
         ],
     )
 

@@ -37,8 +37,8 @@ def relay(names: Iterator[str], chance: random.Random) -> Puzzle:
         f"test -f {word} && test $(ls | wc -l) = 2",
         [
             Decision(f"cat {note}"),
-            Decision(f"word {word}", EMPTY, 0.3),  # the summary
-            Decision(f"touch {word}", f"cat {word}", 0.5),
+            Decision(f"word {word}", EMPTY, 0.2),  # the summary
+            Decision(f"touch {word}", f"cat {word}", 0.7),
         ],
     )
 
