@@ -1,4 +1,4 @@
-"""Writes the instruction of a task that was made from two releases.
+"""Writes the instruction of a task that was made from two releases; `statement` writes that of a commit.
 
 The maintainers' words are best: the entries that only the new release's changelog has, without headings, dates, credits
 and links. Without a changelog, the names of the failing tests state the expected behaviour, as phrases, with the errors
@@ -28,7 +28,7 @@ _HEADING = re.compile(
     r"\W*((version|release|v)?\W*\d+\.\d+[\w.]*\b.*|[=~^*+_#\"'-]{3,}|(release|released|date)\b.{0,40}\d{4}.*)",
     re.IGNORECASE,
 )
-_NOISE = (
+NOISE = (
     (re.compile(r"\[([^\]\n]+)\]\([^)\n]*\)"), r"\1"),  # Markdown links keep their text
     (re.compile(r"`([^`<\n]+?)\s*<[^>\n]*>`__?"), r"\1"),  # links of reStructuredText keep their text too
     (re.compile(r":(?:issue|pr|pull|user|gh|bug):`[^`\n]*`"), ""),
@@ -60,17 +60,25 @@ def write_issue(
         body = "The next release of this library is to bring the changes below, which are not in its sources yet.\n\n"
         body += "\n".join(entries)
     else:
-        phrases = dict[str, str]()
-        for test, error in failing.items():
-            phrases[phrase(test)] = phrases.get(phrase(test)) or error
-        title = f"{package}: {shorten(next(iter(phrases)), 90, placeholder=' …')}"
-        lines = (f"- {text}" + (f": today `{error}`" if error else "") for text, error in phrases.items())
-        body = "These behaviours do not work as they should:\n\n" + "\n".join(lines)
+        title = f"{package}: {shorten(phrase(next(iter(failing))), 90, placeholder=' …')}"
+        body = behaviours(failing)
+    return f"{title}\n\n{body}{callers(old, new, test_patch)}\n", "changelog" if entries else "test names"
+
+
+def behaviours(failing: Mapping[str, str]) -> str:
+    """Return the names of failing tests as phrases, each with the error that the test ends with."""
+    phrases = dict[str, str]()
+    for test, error in failing.items():
+        phrases[phrase(test)] = phrases.get(phrase(test)) or error
+    lines = (f"- {text}" + (f": today `{error}`" if error else "") for text, error in phrases.items())
+    return "These behaviours do not work as they should:\n\n" + "\n".join(lines)
+
+
+def callers(old: Path, new: Path, test_patch: str) -> str:
+    """Return the paragraph that names what the hidden tests call and the old sources lack; "" where that is nothing."""
     names = interface(old, new, test_patch)
-    if names:
-        body += "\n\nCallers will use these, which are new or take other arguments than today:\n\n"
-        body += "\n".join(f"- `{name}`" for name in names)
-    return f"{title}\n\n{body}\n", "changelog" if entries else "test names"
+    head = "\n\nCallers will use these, which are new or take other arguments than today:\n\n"
+    return head + "\n".join(f"- `{name}`" for name in names) if names else ""
 
 
 def changelog_entries(old: Path, new: Path) -> list[str]:
@@ -99,7 +107,7 @@ def _cleaned(lines: Iterable[str]) -> list[str]:
             skipping = bool(_DOCUMENTATION_ONLY.match(line))
         if skipping or _HEADING.fullmatch(line.strip()):
             continue
-        for pattern, replacement in _NOISE:
+        for pattern, replacement in NOISE:
             line = pattern.sub(replacement, line)
         line = line.rstrip()
         if (line or (kept and kept[-1])) and (re.search(r"\w", line) or not line):
@@ -146,10 +154,10 @@ def phrase(test_id: str) -> str:
 
 
 def interface(old: Path, new: Path, test_patch: str) -> list[str]:
-    """Return the public functions, classes and methods that the added tests mention and that are new or take other
-    arguments."""
+    """Return the functions, classes and methods that the added tests mention and that are new or take other arguments:
+    private ones, too, because tests that import them fail without."""
     added = "\n".join(line[1:] for line in test_patch.splitlines() if line.startswith("+") and line[:3] != "+++")
-    mentioned = {name for name in re.findall(r"[A-Za-z_]\w*", added) if not name.startswith("_")}
+    mentioned = {name for name in re.findall(r"[A-Za-z_]\w*", added) if not name.startswith("__")}
     changed = set(_definitions(new)) - set(_definitions(old))
     return sorted(each for each in changed if each.partition("(")[0].rpartition(".")[2] in mentioned)
 

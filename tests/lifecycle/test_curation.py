@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from polar_gym.cli import app
 from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.from_pypi import Release, resolve
+from polar_gym.curation.from_pypi import Release, pinned
+from polar_gym.curation.pins import resolve
 from polar_gym.curation.validation import validate
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes.bubblewrap import Bubblewrap
@@ -110,7 +112,7 @@ def test_nothing_is_written_for_releases_that_no_test_tells_apart(made):
     before = sorted(made.parent.rglob("*"))
     code, said = run("tasks", "from-pypi", "doubler", "1.1", "1.2", "--out", str(made))
     assert code != 0
-    assert "none fails before it" in said
+    assert "no test fails before the change" in said
     assert sorted(made.parent.rglob("*")) == before
 
 
@@ -176,6 +178,11 @@ def test_no_row_runs_its_tests_output_on_the_gateways_machine(tmp_path: Path) ->
 def test_the_environment_does_not_have_the_release_with_the_solution(made: Path) -> None:
     """pytest itself needs this package, and would bring the newest release."""
     release = Release(package="packaging", old="24.0", new="24.1")
-    assert "packaging==24.0" in resolve(release, [], cache_dir())
-    with pytest.raises(CurationError, match=r"with packaging==24\.0, as a newer release holds the solution"):
-        resolve(release, ["packaging>=24.1"], cache_dir())
+    assert "packaging==24.0" in pinned(release, [], cache_dir())
+    with pytest.raises(CurationError, match=r"no wheels for pytest<9, packaging>=24\.1 with packaging==24\.0"):
+        pinned(release, ["packaging>=24.1"], cache_dir())
+
+
+def test_pins_of_a_date_have_nothing_that_was_uploaded_later() -> None:
+    """Guards against newer versions from sources on the machine's disk, whose files tell no date."""
+    assert "pytest==7.4.3" in resolve([], cache_dir(), before=datetime(2023, 12, 9, tzinfo=UTC))

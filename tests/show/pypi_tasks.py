@@ -25,7 +25,7 @@ from rich.table import Table
 from polar_gym.console import make_console
 from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.from_pypi import Release, make_task
+from polar_gym.curation.from_pypi import Release, from_releases
 from polar_gym.curation.validation import Verdict, validate
 from polar_gym.paths import cache_dir
 from polar_gym.schema import RuntimeSpec
@@ -101,7 +101,7 @@ async def make(out: Path, console: Console, releases: Sequence[Release] = RELEAS
         for release in releases:
             started = time.monotonic()
             try:
-                await make_task(release, bench, out, lambda text: None)
+                await from_releases(release, bench, out, lambda text: None)
             except CurationError as error:
                 console.print(f"{release.instance_id}: {error}", style="red", markup=False)
                 continue

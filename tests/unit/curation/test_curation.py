@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from polar_gym.curation import CurationError
-from polar_gym.curation.from_pypi import UNSTABLE, stable
 from polar_gym.curation.issue import changelog_entries, interface, phrase, write_issue
+from polar_gym.curation.making import UNSTABLE, sort_tests, stable
 from polar_gym.curation.pypi import fetch_sdist, requirements, unpack
 from polar_gym.curation.releases import compare, is_test
 
@@ -200,7 +200,7 @@ def test_signatures_that_tests_call_and_nobody_could_guess_are_listed(tmp_path):
         ),
     )
     patch = "--- a/t\n+++ b/t\n+Dog().sit(reason=1).run(2)._hide()\n+bark()\n-Dog().roll()\n"
-    assert interface(old, new, patch) == ["dog.Dog.sit(self, *, reason=None)"]
+    assert interface(old, new, patch) == ["dog.Dog._hide(self)", "dog.Dog.sit(self, *, reason=None)"]
 
 
 def test_a_test_that_is_not_the_same_in_every_run_is_unstable():
@@ -210,6 +210,21 @@ def test_a_test_that_is_not_the_same_in_every_run_is_unstable():
         {"a": "PASSED", "b": "PASSED"},
     ]
     assert stable(runs) == {"a": "PASSED", "b": UNSTABLE, "c": UNSTABLE}
+
+
+def test_only_tests_with_the_same_result_in_every_run_are_in_a_list():
+    before = [{"a": "PASSED", "b": "FAILED", "c": "PASSED"}, {"a": "PASSED", "b": "ERROR", "c": "PASSED"}]
+    after = [
+        {"a": "PASSED", "b": "PASSED", "c": "PASSED", "d": "PASSED"},
+        {"a": "PASSED", "b": "PASSED", "d": "PASSED"},
+    ]
+    assert sort_tests(before, after) == (["d"], ["a"])
+
+
+def test_ids_with_spaces_count_only_where_there_are_no_others():
+    """Guards against a commit that fell, although its new tests failed before: all of their ids had spaces."""
+    assert sort_tests([{"a[1 k]": "FAILED"}], [{"a[1 k]": "PASSED"}]) == (["a[1 k]"], [])
+    assert sort_tests([{"a[1 k]": "FAILED"}], [{"a[1 k]": "PASSED", "b": "PASSED"}]) == (["b"], [])
 
 
 # The index ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""Pins what the tests of a package need: each package at one version that has a wheel, so that no foreign build code
+runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from polar_gym.curation import CurationError
+from polar_gym.workspaces.requirements import check_requirement
+from polar_gym.workspaces.venv import INTERPRETER, VenvError, ensure_venv
+
+PYTEST = "pytest<9"
+"""Version 9 rejects code that is still in many packages' conftest.py."""
+PIP = "pip>=26"
+"""The first pip that leaves out what was uploaded after a date."""
+
+
+def resolve(
+    wanted: Sequence[str], cache: Path, *, constraints: Sequence[str] = (), before: datetime | None = None
+) -> list[str]:
+    """Return pytest, `wanted` and their dependencies, pinned. `before`: leave out versions that were uploaded later.
+
+    Raises `CurationError` where no wheels fit; with `before`, also where the index does not tell dates.
+    """
+    for requirement in wanted:
+        try:
+            check_requirement(requirement)
+        except ValueError as error:
+            raise CurationError(f"the tests need {requirement!r}: {error}") from error
+    try:
+        python = ensure_venv([PIP], cache) / "bin" / "python"
+    except VenvError as error:
+        raise CurationError(str(error)) from error
+    options = ["--dry-run", "--ignore-installed", "--only-binary", ":all:", "--quiet", "--no-input"]
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="polar-gym-pins-") as scratch:
+        if before is not None:
+            options += ["--uploaded-prior-to", before.isoformat()]
+            environment |= _dated_sources(python, scratch)
+        limits, report = Path(scratch, "constraints.txt"), Path(scratch, "report.json")
+        limits.write_text("".join(f"{constraint}\n" for constraint in constraints))
+        options += ["--constraint", str(limits), "--report", str(report)]
+        asked = [*wanted] if any(_names_versions_of_pytest(each) for each in wanted) else [PYTEST, *wanted]
+        command = [str(python), "-I", "-m", "pip", "install", *options, "--", *asked]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            told = "".join(f" with {constraint}" for constraint in constraints)
+            told += f" from before {before.date()}" if before else ""
+            raise CurationError(f"no wheels for {', '.join(asked)}{told}: {done.stderr.strip()[-1000:]}")
+        packages = [item["metadata"] for item in json.loads(report.read_text())["install"]]
+    return sorted(f"{package['name']}=={package['version']}" for package in packages)
+
+
+def _names_versions_of_pytest(text: str) -> bool:
+    requirement = Requirement(text)
+    return requirement.name == "pytest" and bool(requirement.specifier)
+
+
+def _dated_sources(python: Path, empty: str) -> dict[str, str]:
+    """Return variables that take pip's sources on this machine's disk away: pip takes their files at any date.
+    `empty`: a directory without packages."""
+    command = [str(python), "-I", "-m", "pip", "config", "list"]
+    listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    settings = dict(re.findall(r"^\S+\.([\w-]+)='(.*)'$", listing, re.MULTILINE))  # those of variables come last
+    index = settings.get("index-url", "https://pypi.org/simple")
+    more = [url for url in settings.get("extra-index-url", "").replace("\\n", " ").split() if url.startswith("http")]
+    return {"PIP_FIND_LINKS": empty, "PIP_EXTRA_INDEX_URL": " ".join(more or [index])}  # an empty value sets nothing
+
+
+def python_version() -> str:
+    """Return the version of the Python that tests run with, e.g. `3.11.2`."""
+    command = [INTERPRETER, "-c", "import platform; print(platform.python_version())"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
