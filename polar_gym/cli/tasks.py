@@ -1,4 +1,4 @@
-"""`polar-gym tasks from-pypi | prepare | validate | twins | audit`: make tasks, and prove what they are worth."""
+"""`polar-gym tasks from-git | from-pypi | prepare | validate | twins | audit`: make tasks, and prove their worth."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import orjson
 import typer
 from rich.text import Text
 
+from polar_gym.cli.from_git import from_git
 from polar_gym.config.loading import load_config
 from polar_gym.console import console, errors, table
 from polar_gym.curation import CurationError
@@ -55,7 +56,7 @@ def from_pypi(
 ) -> None:
     """Make a task from two releases: validated, then added to a JSONL file."""
     try:
-        from polar_gym.curation.from_pypi import Release, make_task
+        from polar_gym.curation.from_pypi import Release, from_releases
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[swe]'") from error
 
@@ -65,11 +66,14 @@ def from_pypi(
 
     async def run() -> None:
         async with Bench(config.runtime, cache_dir()) as bench:
-            task = await make_task(release, bench, out, lambda text: errors.print(Text(text, "dim")))
+            task = await from_releases(release, bench, out, lambda text: errors.print(Text(text, "dim")))
         counts = f"{len(task.FAIL_TO_PASS)} FAIL_TO_PASS, {len(task.PASS_TO_PASS)} PASS_TO_PASS"
         console.print(f"{task.instance_id}: {counts}, in {out}", soft_wrap=True)
 
     asyncio.run(run())
+
+
+app.command()(from_git)
 
 
 @app.command("prepare")

@@ -8,8 +8,12 @@ A task is valid if its reference solution resolves it and an empty change does n
   tests on many patches in one sandbox. `equivalence` compares two patches by altered tests. `leaks` looks for the
   solution in the sandbox;
 - `twins`: finds the places at which hidden tests can be altered; `alone` makes tests with one assertion;
-- `from_pypi`: makes a task out of two releases of a package. `pypi` fetches the releases, `releases` compares them,
-  `issue` writes the instruction;
+- `from_pypi`: makes a task out of two releases of a package. `pypi` fetches the releases, `issue` writes the
+  instruction;
+- `from_git`: makes tasks out of the commits of a repository. `declared` reads what its tests need, `statement` writes
+  the instruction;
+- `making`: makes a task out of the sources before and after a change, for both. `releases` compares the sources,
+  `pins` pins what tests need;
 - `prepare`: adds the way of grading to rows of SWE-bench, SWE-Gym and SWE-smith. `swebench_specs` asks swebench 4 (by
   the program `swebench_4`), `pytest_script` writes a script, `reverse` reverses a patch;
 The room uses evaluators, tasks, workspaces, runtimes and schema.

@@ -165,8 +165,10 @@ async def _run(task: Task, bench: Bench, patch: str) -> str:
     log = full_log(result)
     if patch and PASSED not in get_parser(task.log_parser)(log).values():
         missing = sorted(set(re.findall(r"ModuleNotFoundError: No module named '([\w.]+)", log)))
-        advice = f"name the packages of these modules with --require: {', '.join(missing)}" if missing else log[-2000:]
-        raise CurationError(f"{task.instance_id}: no test passes after the change either; {advice}")
+        error = re.search(r"^E +(\w*(?:Error|Exception|Failed)\b.*)$", log, re.MULTILINE)
+        advice = f"name the packages of these modules with --require: {', '.join(missing)}"
+        why = advice if missing else error[1] if error else log[-2000:]
+        raise CurationError(f"{task.instance_id}: no test passes after the change either: {why}")
     return log
 
 
@@ -186,7 +188,8 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 def make_known(tree: Path, name: str, metadata: str) -> None:
     """Let `importlib.metadata` find a package without an installation, as archives made by setuptools do."""
-    root = tree / "src" if (tree / "src").is_dir() else tree
+    source = tree / "src"
+    root = source if source.is_dir() and not source.is_symlink() else tree
     if not list(root.glob("*.egg-info")):
         directory = root / f"{re.sub(r'[-_.]+', '_', name)}.egg-info"
         directory.mkdir()

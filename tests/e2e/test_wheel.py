@@ -21,7 +21,7 @@ from tests.support.requirements import need_bubblewrap, need_node
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-NEEDS_MORE = ("engine.url=", "runtime=docker", "FILE", "from-pypi", " -m ", "polar-gym learn")
+NEEDS_MORE = ("engine.url=", "runtime=docker", "FILE", "REPOSITORY", "from-pypi", " -m ", "polar-gym learn")
 """Marks of the README's command lines that need a model server, a daemon, torch, or minutes."""
 
 pytestmark = pytest.mark.timeout(600)

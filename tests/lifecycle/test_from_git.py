@@ -1,0 +1,181 @@
+"""Tasks made out of the commits of a small repository, with real git, real sandboxes and real grading."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polar_gym.cli import app
+from polar_gym.runtimes.bubblewrap import Bubblewrap
+from polar_gym.tasks.rows import Selection, load_tasks
+from tests.support.requirements import need
+
+MARK = Path("/tmp/polar-gym-test-from-git-ran")
+"""What the package leaves where it is imported."""
+PROJECT = '[project]\nname = "doubler"\nversion = "1.0"\ndependencies = []\n'
+SOURCE = f"import pathlib\npathlib.Path('{MARK}').touch()\n\ndef double(x):\n    return x + 2\n"
+TEST = "from doubler import double\n\ndef test_two():\n    assert double(2) == 4\n"
+COMMITS: list[tuple[str, dict[str, str]]] = [
+    ("Begin", {"pyproject.toml": PROJECT, "src/doubler/__init__.py": SOURCE, "tests/test_doubler.py": TEST}),
+    ("Describe it", {"README.md": "It doubles.\n"}),
+    ("Rename a thing", {"src/doubler/__init__.py": SOURCE + "\nNAME = 'doubler'\n"}),
+    ("Test a thing", {"tests/test_doubler.py": TEST + "\ndef test_four():\n    assert double(2) + 0 == 4\n"}),
+    (
+        "Double numbers other than two\n\nThree was five. Fixes #7\n\nSigned-off-by: A <a@example.org>\n",
+        {
+            "src/doubler/__init__.py": SOURCE.replace("x + 2", "x * 2"),
+            "tests/test_doubler.py": TEST + "\ndef test_three():\n    assert double(3) == 6\n",
+            ".gitattributes": "tests export-ignore\n",
+        },
+    ),
+    (
+        "Name the doubler, and test what was right before",
+        {
+            "src/doubler/__init__.py": SOURCE.replace("x + 2", "x * 2") + "\nNAME = 'doubler'\n",
+            "tests/test_doubler.py": TEST + "\ndef test_five():\n    assert double(5) == 10\n",
+        },
+    ),
+    (
+        "Halve, too, with a package that is nowhere",
+        {
+            "src/doubler/__init__.py": SOURCE.replace("x + 2", "x * 2") + "\ndef halve(x):\n    return x / 2\n",
+            "tests/test_doubler.py": "import no_such_package_here\n" + TEST,
+        },
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Searched:
+    repository: Path
+    out: Path
+    said: str
+
+
+def git(directory: Path, *arguments: str) -> str:
+    names = {f"GIT_{who}_{what}": "a@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    names |= {"GIT_COMMITTER_DATE": "2025-03-01T12:00:00Z", "GIT_AUTHOR_DATE": "2025-03-01T12:00:00Z"}
+    command = ["git", "-C", str(directory), *arguments]
+    return subprocess.run(command, env={**os.environ, **names}, check=True, capture_output=True, text=True).stdout
+
+
+def commit(repository: Path, message: str, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = repository / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(repository, "add", "--all")
+    git(repository, "commit", "-q", "-m", message)
+
+
+def search(repository: Path, out: Path, *options: str) -> tuple[int, str]:
+    arguments = ["tasks", "from-git", str(repository), "runtime=bubblewrap", "--out", str(out), *options]
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, f"{result.output}{result.exception or ''}"
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """The repository and the file that `polar-gym tasks from-git` wrote, and its output."""
+    missing = Bubblewrap(Bubblewrap.Options()).check()
+    need(not missing, "a working bubblewrap", "; ".join(missing))
+    directory = tmp_path_factory.mktemp("from-git")
+    repository = directory / "doubler"
+    repository.mkdir()
+    git(repository, "init", "-q", "-b", "main")
+    git(repository, "remote", "add", "origin", "https://example.org/some/doubler.git")
+    for message, files in COMMITS:
+        commit(repository, message, files)
+    out = directory / "tasks" / "git.jsonl"
+    code, said = search(repository, out)
+    assert code == 0, said
+    return Searched(repository, out, said)
+
+
+def test_a_commit_that_mends_what_its_tests_show_becomes_a_task(searched: Searched) -> None:
+    (task,) = load_tasks(searched.out, Selection())
+    sha = git(searched.repository, "rev-parse", "HEAD~2").strip()
+    assert task.instance_id == f"some__doubler-{sha[:12]}"
+    assert task.FAIL_TO_PASS == ["tests/test_doubler.py::test_three"]
+    assert task.PASS_TO_PASS == ["tests/test_doubler.py::test_two"]
+    assert task.problem_statement.startswith("Double numbers other than two\n\nThree was five.")
+    assert "Signed-off-by" not in task.problem_statement
+    assert "x * 2" in task.patch
+    assert "x * 2" not in task.problem_statement
+    row = json.loads(searched.out.read_text())
+    assert (row["commit"], row["problem_statement_source"]) == (sha, "commit message")
+
+
+def test_the_workspace_is_the_commit_before_without_what_came_later(searched: Searched) -> None:
+    (task,) = load_tasks(searched.out, Selection())
+    workspace = Path(task.workspace or "")
+    assert "x + 2" in (workspace / "src/doubler/__init__.py").read_text()
+    assert "test_three" not in (workspace / "tests/test_doubler.py").read_text()
+    assert not (workspace / ".git").exists()
+    assert "Version: 0" in (workspace / "src/doubler.egg-info/PKG-INFO").read_text()
+
+
+def test_the_table_says_why_commits_are_no_tasks(searched: Searched) -> None:
+    for reason, count in (
+        ("it changes no test file", 2),
+        ("it changes no source file", 1),
+        ("it is the first commit", 1),
+        ("fell: running the tests before and after the change", 2),
+        ("not tried", 0),
+        ("tasks", 1),
+    ):
+        assert any(reason in line and str(count) in line for line in searched.said.splitlines()), (
+            reason,
+            searched.said,
+        )
+    assert "none fails before it" in searched.said
+    assert "name the packages of these modules with --require: no_such_package_here" in searched.said
+
+
+def test_a_search_goes_on_where_it_was(searched: Searched) -> None:
+    """The task's line is there and the journal's is not, as after a kill between the two: no second task is made."""
+    tasks, journal = searched.out.read_bytes(), searched.out.with_suffix(".tried.jsonl")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(line for line in lines if b"some__doubler" not in line))
+    code, said = search(searched.repository, searched.out)
+    assert code == 0, said
+    assert "3 candidates, 1 not tried yet" in said
+    assert searched.out.read_bytes() == tasks
+    assert "0 not tried yet" in search(searched.repository, searched.out)[1]
+
+
+def test_code_of_a_repository_runs_in_sandboxes_only(searched: Searched) -> None:
+    assert not MARK.exists()
+
+
+def test_validation_accepts_the_task(searched: Searched) -> None:
+    result = CliRunner().invoke(app, ["tasks", "validate", str(searched.out), "runtime=bubblewrap"])
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 tasks valid in bubblewrap" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--head", "no-such-branch"], "no git history here"),
+        (["--issues", "/nowhere.jsonl"], "cannot read the issues"),
+        (["--writer", "model"], "expected MODEL@URL"),
+        (["--writer", "m@http://127.0.0.1:1/v1", "--writer-key-env", "NO_SUCH_KEY"], "there is no such variable"),
+        (["--name", "?"], "expected OWNER/NAME"),
+    ],
+)
+def test_bad_input_is_named_before_anything_starts(searched: Searched, options: list[str], problem: str) -> None:
+    code, said = search(searched.repository, searched.out.with_name("other.jsonl"), *options)
+    assert code != 0
+    assert problem in said
+
+
+def test_a_directory_without_a_history_is_named(tmp_path: Path) -> None:
+    code, said = search(tmp_path, tmp_path / "tasks.jsonl")
+    assert code != 0
+    assert f"{tmp_path}: no git history here" in said
