@@ -76,9 +76,10 @@ def rows_of(episodes: Sequence[Episode]) -> Batch:
     """Return the rows of a step. A session that a budget ended has the reward 0: it must learn to end by itself.
 
     Groups whose sessions all have one reward keep their weight, and differences of rewards are not scaled: so the
-    update becomes small when little is left to learn. Without both, a policy that was right went on to change.
+    update becomes small when little is left to learn. Without both, a policy that was right went on to change. All
+    sessions have the same weight: by tokens, one that repeats itself up to its budget would outweigh ten others.
     """
-    return make_batch(episodes, scale="none", zero_variance="keep", truncated="zero")
+    return make_batch(episodes, scale="none", zero_variance="keep", truncated="zero", weighting="session")
 
 
 class Trainer:

@@ -75,7 +75,7 @@ def main() -> None:
             epsilon=SETTINGS.clip_below,
             epsilon_high=SETTINGS.clip_above,
             beta=0.0,
-            loss_type="dapo",
+            loss_type="grpo",
             temperature=1.0,
             report_to="none",
             save_strategy="no",

@@ -69,10 +69,9 @@ def tool_output(episodes: Sequence[Episode]) -> Batch:
     for row in batch.rows:
         mask = row.loss_mask.copy()
         mask[row.prompt_length :] = 1
-        weights = mask * (row.weights.max() if len(row.weights) else 0)
+        weights = mask * (row.weights.sum() / max(1, mask.sum()))
         rows.append(dataclasses.replace(row, loss_mask=mask, weights=weights.astype(row.weights.dtype)))
-    total = sum(float(row.weights.sum()) for row in rows) or 1.0
-    return Batch([dataclasses.replace(row, weights=row.weights / total) for row in rows], batch.counts)
+    return Batch(rows, batch.counts)
 
 
 def shifted(episodes: Sequence[Episode]) -> Batch:
