@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from polar_gym.learning.report import curve, evaluations
+from polar_gym.learning.report import cpu, curve, evaluations
 from tests.learning.units import UNITS, Lines, Unit
 
 HEADS = (
     *("unit", "start, greedy", "start", "end (95 %)", "sessions", "masked"),
     *("tokens sampled", "trained", "forward", "s: sessions", "training"),
+    *("CPU s: sampling", "training", "the rest of the process", "MiB"),
 )
 PROOFS = Path("docs/proofs")
 
@@ -21,7 +22,8 @@ PAGE = """# Proofs that a policy learns
 Written by `make show-learning` (tests/show/learning.py), which trains each unit with `polar-gym learn`'s loop through
 the real harness, and goes on where it was. A unit's name is harness, family, seed and control; the file of this name
 has the lines of its run. Evaluations: 200 held-out tasks at the start and at the end, 32 on the way, sampled at
-temperature 1, with 95 % intervals. [Train your first agent](../learn.md) explains the tasks and the controls.
+temperature 1, with 95 % intervals. Seconds, tokens and CPU seconds are those of the steps, without evaluations; some
+units shared the machine with another. [Train your first agent](../learn.md) explains the tasks and the controls.
 """
 
 
@@ -90,4 +92,6 @@ def _cells(lines: Lines) -> list[object]:
         *(sum(line[name] for line in played) for name in ("sessions", "masked")),
         *(total(name) for name in ("sampled", "trained", "forward")),
         *(round(total(name)) for name in ("rollout_seconds", "training_seconds")),
+        *(round(sum(cpu(line)[part] for line in steps)) for part in (1, 2, 3)),
+        max(line.get("peak_mib", 0) for line in lines),
     ]

@@ -23,7 +23,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.learning import cold_start, families, model
 from polar_gym.learning.files import read_rows
-from polar_gym.learning.grpo import MakeRows, Settings, rows_of
+from polar_gym.learning.grpo import LogprobsDifferError, MakeRows, Settings, rows_of
 from polar_gym.learning.meter import Meter
 from polar_gym.learning.report import curve
 from polar_gym.learning.run import Plan, Run
@@ -138,7 +138,21 @@ def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
     make_rows = CONTROL_ROWS.get(unit.control, rows_of)
     if unit.control in SAME_START:
         copy_start(directory / dataclasses.replace(unit, control="").name, directory / unit.name)
+    if unit.control == "shifted":
+        refuse(directory / unit.name, dataclasses.replace(plan, grpo=Settings()), configs(first, more), say)
     return Run(directory / unit.name, plan, configs(first, more), say, make_rows).go()
+
+
+def refuse(directory: Path, plan: Plan, own: dict[str, RunConfig], say: Callable[[str], None]) -> None:
+    """Raise `AssertionError` if the loop trains on shifted logprobs when its check is on."""
+    with tempfile.TemporaryDirectory(dir=directory.parent) as name:
+        copy_start(directory, Path(name))
+        try:
+            Run(Path(name), plan, own, say, shifted).go()
+        except LogprobsDifferError as error:
+            say(f"refused before the first update: {error}")
+            return
+    raise AssertionError("the loop did not refuse shifted logprobs")
 
 
 def copy_start(base: Path, target: Path) -> None:

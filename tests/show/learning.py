@@ -13,9 +13,11 @@ import importlib.util
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -31,12 +33,35 @@ from tests.show.result import Result, make_parser, parse
 START = "a start model is right on at most 20 % of held-out tasks, and greedy on less than 2 %"
 RISES = "every seed ends at 90 % or more of held-out tasks, with 95 % intervals apart"
 RISES_QUICKLY = "the reward on held-out tasks rises by 20 points in a few steps"
-CONTROLS = "a control without a signal stays below 30 %"
 COMPLETE = "every unit is finished"
-LAWS = (START, RISES, CONTROLS, COMPLETE)
 QUICK_LAWS = (START, RISES_QUICKLY, COMPLETE)
-SILENT = ("shuffled",)
-"""Controls that have no signal left."""
+
+
+def end(lines: Lines) -> dict[str, Any]:
+    return evaluations(lines)[-1]
+
+
+def worse(base: Lines, own: Lines) -> bool:
+    """Return whether a control ends below the unit that it controls, with 95 % intervals apart."""
+    return end(own)["interval"][1] < end(base)["interval"][0]
+
+
+def same_for_more(base: Lines, own: Lines) -> bool:
+    """Return whether the intervals at the end overlap, and a control has 5 times the tokens in forward passes."""
+    together = end(own)["interval"][0] <= end(base)["interval"][1] and not worse(base, own)
+    tokens = [sum(line.get("forward", 0) for line in lines) for lines in (base, own)]
+    return together and tokens[1] >= 5 * tokens[0]
+
+
+CONTROLS: dict[str, tuple[str, Callable[[Lines, Lines], bool]]] = {
+    "shuffled": ("rewards that are dealt out at random teach nothing", lambda base, own: end(own)["reward"] < 0.3),
+    "shifted": ("logprobs at the wrong tokens teach less", worse),
+    "tool_output": ("training the tools' output, too, is worse", worse),
+    "per_request": ("per_request ends where prefix_merging does, for 5 times the forward tokens", same_for_more),
+    "main_trace": ("training the last trace alone is worse than training all", worse),
+}
+"""Control -> its law, which compares the unit that is controlled with the control."""
+LAWS = (START, RISES, *(law for law, _ in CONTROLS.values()), COMPLETE)
 
 
 def check(result: Result, unit: Unit, lines: Lines) -> None:
@@ -44,8 +69,6 @@ def check(result: Result, unit: Unit, lines: Lines) -> None:
     points = evaluations(lines)
     first, last = points[0], points[-1]
     result.figures[unit.name] = {line["evaluated"]: [line["reward"], *line["interval"]] for line in points}
-    if unit.control in SILENT:
-        result.check(CONTROLS, [f"{unit.name}: {last['reward']:.3f}"] if last["reward"] >= 0.3 else [])
     if unit.control:
         return
     # A quick run has few tasks: there, only the lower ends of the intervals count.
@@ -59,6 +82,16 @@ def check(result: Result, unit: Unit, lines: Lines) -> None:
         return
     risen = last["reward"] >= 0.9 and last["interval"][0] > first["interval"][1]
     result.check(RISES, [] if risen else [f"{unit.name}: {first['reward']:.3f} to {last['reward']:.3f}"])
+
+
+def check_control(result: Result, unit: Unit, lines: Lines, base: Lines | None) -> None:
+    """Check a finished control against the unit that it controls."""
+    law, holds = CONTROLS[unit.control]
+    if base is None:
+        result.check(law, [f"{unit.name}: the unit without the control is not finished"])
+    else:
+        told = f"{unit.name}: {end(lines)['reward']:.3f}, without the control {end(base)['reward']:.3f}"
+        result.check(law, [] if holds(base, lines) else [told])
 
 
 def finished(unit: Unit, directory: Path, *, anew: bool = False) -> Lines | None:
@@ -98,6 +131,8 @@ def show(options: argparse.Namespace, units: Sequence[Unit]) -> int:
             missing.append(f"{unit.name} is not finished")
             continue
         check(result, unit, lines)
+        if unit.control in CONTROLS:
+            check_control(result, unit, lines, finished(replace(unit, control=""), options.directory))
         done[unit.name] = lines
     result.check(COMPLETE, missing)
     if not options.quick:
