@@ -1,9 +1,6 @@
 """Tasks made out of the commits of a small repository, with real git, real sandboxes and real grading."""
 
 import json
-import os
-import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,43 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli import app
+from polar_gym.curation.bench import Bench
+from polar_gym.curation.from_git import commits, open_history, try_commit
+from polar_gym.paths import cache_dir
 from polar_gym.runtimes.bubblewrap import Bubblewrap
+from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks.rows import Selection, load_tasks
+from tests.support.history import MARK, PROJECT, SOURCE, TEST, commit, git, make_history
 from tests.support.requirements import need
-
-MARK = Path("/tmp/polar-gym-test-from-git-ran")
-"""What the package leaves where it is imported."""
-PROJECT = '[project]\nname = "doubler"\nversion = "1.0"\ndependencies = []\n'
-SOURCE = f"import pathlib\npathlib.Path('{MARK}').touch()\n\ndef double(x):\n    return x + 2\n"
-TEST = "from doubler import double\n\ndef test_two():\n    assert double(2) == 4\n"
-COMMITS: list[tuple[str, dict[str, str]]] = [
-    ("Begin", {"pyproject.toml": PROJECT, "src/doubler/__init__.py": SOURCE, "tests/test_doubler.py": TEST}),
-    ("Describe it", {"README.md": "It doubles.\n"}),
-    ("Rename a thing", {"src/doubler/__init__.py": SOURCE + "\nNAME = 'doubler'\n"}),
-    ("Test a thing", {"tests/test_doubler.py": TEST + "\ndef test_four():\n    assert double(2) + 0 == 4\n"}),
-    (
-        "Double numbers other than two\n\nThree was five. Fixes #7\n\nSigned-off-by: A <a@example.org>\n",
-        {
-            "src/doubler/__init__.py": SOURCE.replace("x + 2", "x * 2"),
-            "tests/test_doubler.py": TEST + "\ndef test_three():\n    assert double(3) == 6\n",
-            ".gitattributes": "tests export-ignore\n",
-        },
-    ),
-    (
-        "Name the doubler, and test what was right before",
-        {
-            "src/doubler/__init__.py": SOURCE.replace("x + 2", "x * 2") + "\nNAME = 'doubler'\n",
-            "tests/test_doubler.py": TEST + "\ndef test_five():\n    assert double(5) == 10\n",
-        },
-    ),
-    (
-        "Halve, too, with a package that is nowhere",
-        {
-            "src/doubler/__init__.py": SOURCE.replace("x + 2", "x * 2") + "\ndef halve(x):\n    return x / 2\n",
-            "tests/test_doubler.py": "import no_such_package_here\n" + TEST,
-        },
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -55,22 +23,6 @@ class Searched:
     repository: Path
     out: Path
     said: str
-
-
-def git(directory: Path, *arguments: str) -> str:
-    names = {f"GIT_{who}_{what}": "a@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    names |= {"GIT_COMMITTER_DATE": "2025-03-01T12:00:00Z", "GIT_AUTHOR_DATE": "2025-03-01T12:00:00Z"}
-    command = ["git", "-C", str(directory), *arguments]
-    return subprocess.run(command, env={**os.environ, **names}, check=True, capture_output=True, text=True).stdout
-
-
-def commit(repository: Path, message: str, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        path = repository / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    git(repository, "add", "--all")
-    git(repository, "commit", "-q", "-m", message)
 
 
 def search(repository: Path, out: Path, *options: str) -> tuple[int, str]:
@@ -86,11 +38,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     need(not missing, "a working bubblewrap", "; ".join(missing))
     directory = tmp_path_factory.mktemp("from-git")
     repository = directory / "doubler"
-    repository.mkdir()
-    git(repository, "init", "-q", "-b", "main")
-    git(repository, "remote", "add", "origin", "https://example.org/some/doubler.git")
-    for message, files in COMMITS:
-        commit(repository, message, files)
+    make_history(repository)
     out = directory / "tasks" / "git.jsonl"
     code, said = search(repository, out)
     assert code == 0, said
@@ -133,7 +81,7 @@ def test_the_table_says_why_commits_are_no_tasks(searched: Searched) -> None:
             reason,
             searched.said,
         )
-    assert "none fails before it" in searched.said
+    assert "no test fails before the change" in searched.said
     assert "name the packages of these modules with --require: no_such_package_here" in searched.said
 
 
@@ -179,3 +127,18 @@ def test_a_directory_without_a_history_is_named(tmp_path: Path) -> None:
     code, said = search(tmp_path, tmp_path / "tasks.jsonl")
     assert code != 0
     assert f"{tmp_path}: no git history here" in said
+
+
+async def test_a_link_that_leads_out_of_the_repository_is_not_followed(tmp_path: Path) -> None:
+    """Guards against a file with the version that is written through a link to a directory of this machine."""
+    repository, elsewhere = tmp_path / "doubler", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    make_history(repository)
+    (repository / "linked").symlink_to(elsewhere)
+    commit(repository, "Link", {"pyproject.toml": PROJECT.replace("src/doubler", "linked")})
+    commit(repository, "Change both", {"src/doubler/__init__.py": SOURCE + "\n", "tests/test_doubler.py": TEST + "\n"})
+    history = open_history(repository, None)
+    async with Bench(RuntimeSpec(name="bubblewrap"), cache_dir()) as bench:
+        result = await try_commit(history, next(commits(history)), bench, tmp_path / "tasks.jsonl", lambda text: None)
+    assert "linked/_version.py: " in result.why
+    assert not list(elsewhere.iterdir())

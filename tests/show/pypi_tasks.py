@@ -110,12 +110,13 @@ async def make(out: Path, console: Console, releases: Sequence[Release] = RELEAS
 
 
 async def grade(tasks: Sequence[Task], runtime: str, cache: Path) -> list[Graded]:
-    """Grade both changes of each task, and have swebench grade the same logs."""
+    """Grade both changes of each task, and have swebench grade the same logs: without twins, whose tests have other
+    names."""
     graded: list[Graded] = []
     async with Bench(RuntimeSpec(name=runtime), cache) as bench:
         for task in tasks:
             started = time.monotonic()
-            verdict = await validate(task, bench)
+            verdict = await validate(task.model_copy(update={"twins": {}}), bench)
             seconds = time.monotonic() - started
             logs = [each.log for each in (verdict.gold, verdict.no_op) if each is not None]
             graded.append(Graded(verdict, [swebench_resolves(task, log) for log in logs], seconds))
