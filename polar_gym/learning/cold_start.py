@@ -7,8 +7,8 @@ of them. Tokenizer and model are made here, and trained on the rows in three sta
 2. whole rows, and lists.
 3. the same, but only the careless agent's own choices count: so that the model is right as often as that agent.
 
-Of a row, names count more than other words. Otherwise the model learns last which of several names a command needs, and
-a policy that always decides right still fails at that.
+Of a row, names and the word after each count more than other words. Otherwise the model learns last which of several
+names a command needs, and where a name ends: a policy that always decides right still fails at that.
 
 In every batch the names of a row are replaced by other names for training: names that are held out are in none.
 """
@@ -43,7 +43,7 @@ SHORT, LONG = 4, 12
 """Names in a list."""
 LIST_STEPS = 2000
 NAME_WEIGHT = 2.0
-"""The weight of the mean loss of names, beside the mean loss of all tokens."""
+"""The weight of the mean loss of names and of the words after them, beside the mean loss of all tokens."""
 RARE = 5
 """A place of a name counts as known only where a batch has as many examples of it."""
 
@@ -191,10 +191,11 @@ class ColdStart:
         return self._torch.from_numpy(ids), self._torch.from_numpy(labels)
 
     def _loss(self, ids: Any, labels: Any, name_weight: float = 0.0) -> Any:
-        hidden = self.model.model(input_ids=ids).last_hidden_state[:, :-1]
-        wanted, logits = ids[:, 1:][labels[:, 1:]], self.model.lm_head(hidden[labels[:, 1:]])
-        losses = self._torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-        of_names = losses[self._torch.from_numpy(self._is_unit)[wanted]]
+        hidden, chosen = self.model.model(input_ids=ids).last_hidden_state[:, :-1], labels[:, 1:]
+        wanted, before = ids[:, 1:][chosen], ids[:, :-1][chosen]
+        losses = self._torch.nn.functional.cross_entropy(self.model.lm_head(hidden[chosen]), wanted, reduction="none")
+        is_unit = self._torch.from_numpy(self._is_unit)
+        of_names = losses[is_unit[wanted] | is_unit[before]]
         return losses.mean() + name_weight * of_names.sum() / max(1, len(of_names))
 
     def _recalled(self, ids: Any, labels: Any) -> float:
