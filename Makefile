@@ -33,7 +33,7 @@ test: ## Run every test. Missing parts skip tests; with CI=true they fail them
 	@.ci/needs test
 	@$(MAKE) --no-print-directory $(if $(CI),vllm nemo,dev)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.e2e.vllm_server pytest tests/unit --ignore=tests/unit/setup/test_setup.py -q)
+	$(if $(ARGS),,$(BIN)/python -m tests.e2e.vllm_server pytest tests/unit --ignore=tests/unit/setup/test_setup.py -q -n $(WORKERS) --dist loadfile)
 
 test-e2e: ## Run only the tests with real harnesses, sandboxes and engines
 	@.ci/needs test

