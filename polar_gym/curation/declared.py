@@ -1,8 +1,8 @@
 """Reads what a source tree declares: its name, and what its tests need. Files are read as text, and none is run.
 
-Read are `pyproject.toml` (PEP 621, PEP 735, Poetry), `setup.cfg`, the literals in `setup.py`, `tox.ini`, and files such
-as `requirements-test.txt`. Of requirements for development in general, only those count that tests import, and pytest's
-plug-ins: the rest are linters and builders of documentation.
+Read are `PKG-INFO` of a source release, `pyproject.toml` (PEP 621, PEP 735, Poetry), `setup.cfg`, the literals in
+`setup.py`, `tox.ini`, and files such as `requirements-test.txt`. Of requirements for development in general, only those
+count that tests import, and pytest's plug-ins: the rest are linters and builders of documentation.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from configparser import ConfigParser, Error
 from pathlib import Path
 from typing import Any
 
+from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -31,6 +32,7 @@ def package_name(tree: Path) -> str | None:
     """Return the name under which the tree is published; None: the tree does not say."""
     project = _toml(tree)
     names = [
+        _released(tree).get("name"),
         project.get("project", {}).get("name"),
         project.get("tool", {}).get("poetry", {}).get("name"),
         _cfg(tree / "setup.cfg").get("metadata", "name", fallback=None),
@@ -70,13 +72,19 @@ def requirements(tree: Path, python_version: str) -> list[str]:
 
 def _holds(requirement: Requirement, python_version: str) -> bool:
     python = {"python_version": ".".join(python_version.split(".")[:2]), "python_full_version": python_version}
-    return requirement.marker is None or requirement.marker.evaluate({**python, "extra": ""})
+    return requirement.marker is None or any(
+        requirement.marker.evaluate({**python, "extra": extra}) for extra in ("", *TEST_GROUPS, *_GENERAL)
+    )
 
 
 def _declared(tree: Path) -> Iterator[tuple[str, str]]:
     """Yield the name of a group, `""` for run time, and a requirement in it. Poetry's have no versions."""
     project = _toml(tree)
     standard, poetry = project.get("project", {}), project.get("tool", {}).get("poetry", {})
+    for text in _released(tree).get("requires_dist", []):
+        extra = re.search(r"""extra *== *["']([\w.-]+)["']""", text)
+        kind = _kind(extra[1]) if extra else ""
+        yield from [(kind, text)] if kind or not extra else []
     yield from (("", each) for each in _texts(standard.get("dependencies")))
     yield from (("", name) for name in _table(poetry.get("dependencies")) if name != "python")
     cfg, setup = _cfg(tree / "setup.cfg"), _setup(tree)
@@ -101,6 +109,12 @@ def _declared(tree: Path) -> Iterator[tuple[str, str]]:
         if (match := _REQUIREMENTS.fullmatch(relative)) and path.is_file() and not path.is_symlink():
             kind = (_kind(match[2]) or "dev") if match[2] else "dev"
             yield from ((kind, line) for line in path.read_text(errors="replace").splitlines())
+
+
+def _released(tree: Path) -> RawMetadata:
+    """Return the core metadata of a source release."""
+    path = tree / "PKG-INFO"
+    return parse_email(path.read_text(errors="replace") if path.is_file() else "")[0]
 
 
 def _kind(name: str) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
+from polar_gym.curation.declared import requirements
 from polar_gym.curation.issue import write_issue
 from polar_gym.curation.making import Say, Trees, instance_ids, make_known, make_task
 from polar_gym.curation.pins import python_version, resolve
-from polar_gym.curation.pypi import fetch_sdist, metadata, requirements, unpack
+from polar_gym.curation.pypi import fetch_sdist, metadata, unpack
 from polar_gym.curation.releases import Comparison
 from polar_gym.tasks import Task
 

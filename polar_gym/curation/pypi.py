@@ -7,21 +7,15 @@ import os
 import shutil
 import tarfile
 import tempfile
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import requests
 from packaging.metadata import RawMetadata, parse_email
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, DigestMismatchError, NoSuchProjectError, PyPISimple
 
 from polar_gym.curation import CurationError
 from polar_gym.runtimes import tar
-
-TEST_EXTRAS = ("test", "tests", "testing")
-"""Extras and dependency groups in which packages list the requirements of their tests."""
 
 
 def fetch_sdist(package: str, version: str, cache: Path) -> Path:
@@ -74,43 +68,3 @@ def metadata(tree: Path) -> RawMetadata:
     if not path.is_file():
         raise CurationError(f"{tree.name}: the sdist has no PKG-INFO")
     return parse_email(path.read_text(errors="replace"))[0]
-
-
-def requirements(tree: Path, python_version: str) -> list[str]:
-    """Return the requirements of the package and its tests with this Python, from the package's metadata.
-
-    These are run-time requirements, and the extras and dependency groups that are named after tests.
-    """
-    found = metadata(tree)
-    package = canonicalize_name(found.get("name", ""))
-    needed: list[str] = []
-    for text in (*found.get("requires_dist", ()), *_groups(tree)):
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue  # a malformed line of foreign metadata; the tests will show whether the requirement is needed
-        if canonicalize_name(requirement.name) == package or not _wanted(requirement, python_version):
-            continue
-        requirement.marker = None
-        needed.append(str(requirement))
-    return list(dict.fromkeys(needed))
-
-
-def _wanted(requirement: Requirement, python_version: str) -> bool:
-    marker = requirement.marker
-    if marker is None:
-        return True
-    short = ".".join(python_version.split(".")[:2])
-    python = {"python_version": short, "python_full_version": python_version}
-    return any(marker.evaluate({**python, "extra": extra}) for extra in ("", *TEST_EXTRAS))
-
-
-def _groups(tree: Path) -> list[str]:
-    path = tree / "pyproject.toml"
-    if not path.is_file():
-        return []
-    try:
-        groups: dict[str, list[Any]] = tomllib.loads(path.read_text()).get("dependency-groups", {})
-    except tomllib.TOMLDecodeError as error:
-        raise CurationError(f"{path.name} of {tree.name}: {error}") from error
-    return [entry for name in TEST_EXTRAS for entry in groups.get(name, []) if isinstance(entry, str)]

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from polar_gym.curation import CurationError
+from polar_gym.curation.declared import requirements
 from polar_gym.curation.issue import changelog_entries, interface, phrase, write_issue
 from polar_gym.curation.making import UNSTABLE, sort_tests, stable
-from polar_gym.curation.pypi import fetch_sdist, requirements, unpack
+from polar_gym.curation.pypi import fetch_sdist, unpack
 from polar_gym.curation.releases import compare, is_test
 
 
