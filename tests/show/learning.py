@@ -64,6 +64,13 @@ CONTROLS: dict[str, tuple[str, Callable[[Lines, Lines], bool]]] = {
 LAWS = (START, RISES, *(law for law, _ in CONTROLS.values()), COMPLETE)
 
 
+def laws_of(units: Sequence[Unit]) -> list[str]:
+    """Return the laws that some of the units are under."""
+    idle = {law for control, (law, _) in CONTROLS.items() if all(unit.control != control for unit in units)}
+    idle |= {START, RISES} if all(unit.control for unit in units) else set()
+    return [law for law in LAWS if law not in idle]
+
+
 def check(result: Result, unit: Unit, lines: Lines) -> None:
     """Check a finished unit."""
     points = evaluations(lines)
@@ -120,7 +127,7 @@ def main() -> int:
 
 def show(options: argparse.Namespace, units: Sequence[Unit]) -> int:
     begun, console = time.monotonic(), make_console()
-    result = Result("learning", QUICK_LAWS if options.quick else LAWS, options)
+    result = Result("learning", QUICK_LAWS if options.quick else laws_of(units), options)
     missing, done = [], {}
     for unit in units:
         lines = None if options.quick else finished(unit, options.directory, anew=options.anew)
