@@ -117,12 +117,10 @@ async def _search(
     finally:
         fell = Counter(f"fell: {each.fell}" for each in done.values() if not each.task)
         lacking = Counter(f"no candidate: {commit.lacks}" for commit in every if commit.lacks)
-        counts = table(
-            f"{history.name}: {sum(bool(each.task) for each in done.values())} tasks in {out}", "", "commits"
-        )
-        tasks = {"tasks": sum(bool(each.task) for each in done.values())}
-        left = {"not tried": sum(commit.sha not in done for commit in candidates)}
-        for reason, count in {**lacking, **fell, **left, **tasks}.items():
+        tasks = sum(bool(each.task) for each in done.values())
+        counts = table(f"{history.name}: {tasks} tasks in {out}", "", "commits")
+        left = sum(commit.sha not in done for commit in candidates)
+        for reason, count in {**lacking, **fell, "not tried": left, "tasks": tasks}.items():
             counts.add_row(reason, str(count))
         console.print(counts)
 

@@ -13,7 +13,7 @@ A task is valid if its reference solution resolves it and an empty change does n
 - `from_git`: makes tasks out of the commits of a repository. `declared` reads what its tests need, `statement` writes
   the instruction;
 - `making`: makes a task out of the sources before and after a change, for both. `releases` compares the sources,
-  `pins` pins what tests need;
+  `pins` pins what tests need, `git` runs git;
 - `prepare`: adds the way of grading to rows of SWE-bench, SWE-Gym and SWE-smith. `swebench_specs` asks swebench 4 (by
   the program `swebench_4`), `pytest_script` writes a script, `reverse` reverses a patch;
 The room uses evaluators, tasks, workspaces, runtimes and schema.

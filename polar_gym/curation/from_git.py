@@ -10,15 +10,13 @@ beside the tasks, so that a search that was stopped goes on.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
@@ -26,17 +24,16 @@ from packaging.utils import canonicalize_name
 from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.declared import package_name, requirements, version_file
+from polar_gym.curation.git import run_git
 from polar_gym.curation.making import Say, Trees, append_line, instance_ids, make_known, make_task
 from polar_gym.curation.pins import python_version, resolve
-from polar_gym.curation.releases import Comparison, is_test
+from polar_gym.curation.releases import Comparison, is_test, is_test_module
 from polar_gym.curation.statement import Writer, write_statement
 from polar_gym.curation.validation import GRADING_ERRORS
 from polar_gym.durable import json_lines
 from polar_gym.errors import ConfigError
 from polar_gym.tasks import Task
 from polar_gym.tasks.confined import confined
-
-_TEST_MODULE = re.compile(r"(test_.*|.*_tests?)\.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +62,11 @@ class Commit:
 
     @property
     def lacks(self) -> str:
-        """Return why the commit is no candidate; "": it is one."""
+        """Return the reason for which the commit is no candidate, or "" for a candidate."""
         python = [path for path in self.files if path.endswith(".py")]
         if not self.parent:
             return "it is the first commit"
-        if not any(_TEST_MODULE.fullmatch(PurePosixPath(path).name) for path in python):
+        if not any(map(is_test_module, python)):
             return "it changes no test file"
         return "" if any(not is_test(path) for path in python) else "it changes no source file"
 
@@ -186,7 +183,7 @@ def _write_tree(git_dir: Path, sha: str, tree: Path) -> None:
     tree.mkdir()
     index = {"GIT_INDEX_FILE": str(tree.with_suffix(".index"))}
     _git(git_dir, "read-tree", sha, more=index)
-    _git(git_dir, f"--work-tree={tree}", "checkout-index", "--all", more=index, directory=tree)
+    _git(tree, f"--git-dir={git_dir}", f"--work-tree={tree}", "checkout-index", "--all", more=index)
 
 
 def _build(history: History, commit: Commit, old: Path, new: Path) -> None:
@@ -222,13 +219,6 @@ def _needs(history: History, commit: Commit, new: Path, cache: Path) -> dict[str
     return {"python_requirements": pins, "requirements_of": when}
 
 
-def _git(git_dir: Path, *arguments: str, more: Mapping[str, str] | None = None, directory: Path | None = None) -> str:
+def _git(directory: Path, *arguments: str, more: Mapping[str, str] | None = None) -> str:
     """Run git on a repository. Raises `CurationError`."""
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", **(more or {})}
-    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "1"}
-    environment |= {"GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
-    where = ["-C", str(directory), f"--git-dir={git_dir}"] if directory else ["-C", str(git_dir)]
-    done = subprocess.run(["git", *where, *arguments], env=environment, capture_output=True, check=False)
-    if done.returncode:
-        raise CurationError(f"git {arguments[0]}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode(errors="replace")
+    return run_git(directory, *arguments, more=more).decode(errors="replace")

@@ -71,9 +71,8 @@ def _dated_sources(python: Path, empty: str) -> dict[str, str]:
     command = [str(python), "-I", "-m", "pip", "config", "list"]
     listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     settings = dict(re.findall(r"^\S+\.([\w-]+)='(.*)'$", listing, re.MULTILINE))  # those of variables come last
-    index = settings.get("index-url", "https://pypi.org/simple")
     more = [url for url in settings.get("extra-index-url", "").replace("\\n", " ").split() if url.startswith("http")]
-    return {"PIP_FIND_LINKS": empty, "PIP_EXTRA_INDEX_URL": " ".join(more or [index])}  # an empty value sets nothing
+    return {"PIP_FIND_LINKS": empty, "PIP_EXTRA_INDEX_URL": " ".join(more) or empty}  # "" would set nothing
 
 
 def python_version() -> str:

@@ -7,9 +7,7 @@ the instruction.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from polar_gym.curation import CurationError
+from polar_gym.curation.git import run_git
 from polar_gym.workspaces.repository import make_repository
 
 _TEST_DIRECTORIES = {"test", "tests", "testing"}
@@ -52,8 +51,7 @@ def compare(old: Path, new: Path) -> Comparison:
         changed = [path for path in diff("--name-only", "-z").split("\0") if path and not _IGNORED.search(path)]
         tests = [path for path in changed if is_test(path)]
         sources = [path for path in changed if path not in tests and _below(path, packages)]
-        modules = [path for path in tests if re.fullmatch(r"(test_.*|.*_tests?)\.py", PurePosixPath(path).name)]
-        modules = [path for path in modules if (new / path).is_file()]
+        modules = [path for path in tests if is_test_module(path) and (new / path).is_file()]
         if not sources:
             raise CurationError("no source file changed between these releases; choose others")
         if not modules:
@@ -71,6 +69,11 @@ def is_test(path: str) -> bool:
     """Return whether a file belongs to the tests, by the name of the file or of a directory above it."""
     pure = PurePosixPath(path)
     return bool(_TEST_DIRECTORIES & set(pure.parts[:-1])) or _TEST_FILE.fullmatch(pure.name) is not None
+
+
+def is_test_module(path: str) -> bool:
+    """Return whether a file is one that pytest runs, by its name."""
+    return re.fullmatch(r"(test_.*|.*_tests?)\.py", PurePosixPath(path).name) is not None
 
 
 def _packages(tree: Path) -> set[str]:
@@ -92,12 +95,7 @@ def _below(path: str, packages: Iterable[str]) -> bool:
 
 def _git(directory: Path, *arguments: str) -> str:
     """Run git in a directory. Raises `CurationError`."""
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"}
-    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    done = subprocess.run(["git", *arguments], cwd=directory, env=environment, capture_output=True, check=False)
-    if done.returncode:
-        raise CurationError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
     try:
-        return done.stdout.decode()
+        return run_git(directory, *arguments).decode()
     except UnicodeDecodeError as error:
         raise CurationError("the releases differ in text that is not UTF-8; choose others") from error

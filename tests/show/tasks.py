@@ -1,7 +1,8 @@
 """Make tasks out of git histories, and grade them in two runtimes and by swebench: `make show-tasks`.
 
-Name the histories: `make show-tasks ARGS="--histories DIR DIR"`, each a git repository, bare or with a work tree. Tasks
-and journals stay in the cache, and a search goes on where it was. `--quick` makes a small history of its own.
+Name the histories: `make show-tasks ARGS="--histories DIR OWNER/NAME=DIR"`, each a git repository, bare or with a work
+tree. Tasks and journals stay in the cache, and a search goes on where it was. `--quick` makes a small history of its
+own.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ FOUND, SOLVED, SAME = LAWS = (
 )
 
 
-async def search(repository: Path, out: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+async def search(
+    repository: Path, name: str | None, out: Path, options: argparse.Namespace, console: Console
+) -> dict[str, Any]:
     """Search one history until it has given `--limit` tasks, and return the figures of the whole search."""
-    history = open_history(repository, options.names.get(repository), since=options.since)
+    history = open_history(repository, name, since=options.since)
     every = list(commits(history))
     candidates, done, seconds = [each for each in every if not each.lacks], tried(out), list[float]()
     async with Bench(RuntimeSpec(name="bubblewrap"), cache_dir()) as bench:
@@ -95,7 +98,7 @@ def check(graded: Sequence[Graded], runtime: str, result: Result) -> None:
 
 def main() -> int:
     parser = make_parser("tasks", __doc__, quick="docker, and all histories but a small one of its own")
-    parser.add_argument("--histories", nargs="*", type=Path, default=[], help="git repositories")
+    parser.add_argument("--histories", nargs="*", default=[], help="git repositories: DIR, or OWNER/NAME=DIR")
     parser.add_argument("--limit", type=int, default=2, help="tasks of each history")
     parser.add_argument("--since", type=datetime.fromisoformat, help="leave out commits before this day")
     parser.add_argument("--directory", type=Path, default=cache_dir() / "git-tasks", help="where tasks are kept")
@@ -109,20 +112,19 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         if options.quick:
             options.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            options.histories = [options.directory / "doubler"]
-            make_history(options.histories[0])
+            make_history(options.directory / "doubler")
+            options.histories = [str(options.directory / "doubler")]
         return show(options, stack)
 
 
 def show(options: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     result, console = Result("tasks", LAWS, options), make_console()
-    options.names = {
-        path: path.resolve().parent.name.replace("+", "/") for path in options.histories if path.name == "repo"
-    }
     figures, tasks = list[dict[str, Any]](), list[Task]()
-    for path in options.histories:
-        out = options.directory / f"{options.names.get(path, path.resolve().name).replace('/', '__')}.jsonl"
-        figures.append(asyncio.run(search(path, out, options, console)))
+    for text in options.histories:
+        name, _, directory = text.rpartition("=")
+        path = Path(directory)
+        out = options.directory / f"{(name or path.resolve().name).replace('/', '__')}.jsonl"
+        figures.append(asyncio.run(search(path, name or None, out, options, console)))
         tasks += load_tasks(out, Selection()) if out.exists() else []
     console.print(searched(figures))
     result.figures["histories"] = figures

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MARK = Path("/tmp/polar-gym-test-from-git-ran")
-"""What the package leaves where it is imported."""
+"""The file that the package creates when it is imported."""
 PROJECT = '[project]\nname = "doubler"\ndynamic = ["version"]\n[tool.setuptools_scm]\n'
 PROJECT += 'version_file = "src/doubler/_version.py"\n'
 SOURCE = f"import pathlib\npathlib.Path('{MARK}').touch()\nfrom doubler._version import version\n\n"

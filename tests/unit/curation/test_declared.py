@@ -1,4 +1,4 @@
-"""What the files of a repository say that its tests need."""
+"""The requirements that the files of a repository declare."""
 
 from pathlib import Path
 
