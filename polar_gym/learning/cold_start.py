@@ -16,7 +16,6 @@ In every batch the names of a row are replaced by other names for training: name
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import re
 from collections import defaultdict
@@ -31,9 +30,10 @@ from numpy.typing import NDArray
 from polar_gym.learning.families import UNITS, names
 from polar_gym.learning.model import make_model, make_tokenizer
 
-NOISE = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{6}\b|\b20\d\d-\d\d-\d\d\b")
-"""Parts of a prompt that differ between sessions for no reason: the random ids that codex gives to tool results, and
-the date. A model must not know a row by its ids, and a run may last beyond midnight."""
+NOISE = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{6,40}\b|\b20\d\d-\d\d-\d\d\b")
+"""Parts of a prompt that differ between sessions for no reason: the ids that codex gives to tool results, the base
+commit's id in claude_code's prompt, and the date. A model must not know a row by its ids, and a run may last beyond
+midnight."""
 DAYS = (date(2020, 1, 1).toordinal(), date(2040, 1, 1).toordinal())
 VARIANTS = 12
 """How often each row is tokenised, with other noise."""
@@ -151,7 +151,7 @@ class ColdStart:
                 return str(date.fromordinal(self._chance.randrange(*DAYS)))
             return "".join(self._chance.choices("0123456789abcdef", k=len(match[0])))
 
-        return {**row, "messages": json.loads(NOISE.sub(other, json.dumps(row["messages"])))}
+        return {**row, "messages": [{**each, "content": NOISE.sub(other, each["content"])} for each in row["messages"]]}
 
     def labelled(self, example: Example, choices_only: bool) -> Labelled:
         """Return an example's ids with other names, and which of them are labels."""

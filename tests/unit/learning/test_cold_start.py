@@ -54,8 +54,10 @@ def test_a_lead_is_not_imitated(cold_start: ColdStart) -> None:
 
 
 def test_the_ids_that_a_harness_draws_differ_between_the_variants_of_a_row(cold_start: ColdStart) -> None:
+    """Guards against a model that knows by an id how a row was decided: by claude_code's base commit, 23 % greedily."""
     texts = {cold_start.tokenizer.decode(example.ids) for example in cold_start.examples[0]}
-    assert len({re.findall(r"Chunk ID: (\w+)", text)[0] for text in texts}) > 6
+    for id_of in (r"Chunk ID: (\w{6})", r"(\w{7}) Base commit"):
+        assert len({re.findall(id_of, text)[0] for text in texts}) > 6
 
 
 def test_the_date_differs_between_the_variants_of_a_row(cold_start: ColdStart) -> None:
@@ -87,7 +89,7 @@ def _row(number: int) -> dict[str, Any]:
         "lead": 1,
         "tools": [TOOL],
         "messages": [
-            {"role": "user", "content": f"Date: 2026-11-23\n{puzzle.issue}"},
+            {"role": "user", "content": f"Date: 2026-11-23\n49d59d6 Base commit\n{puzzle.issue}"},
             _call(f"cat {first}"),
             {"role": "tool", "content": result},
             _call(f"cat {second}"),
