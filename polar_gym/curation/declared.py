@@ -2,7 +2,8 @@
 
 Read are `PKG-INFO` of a source release, `pyproject.toml` (PEP 621, PEP 735, Poetry), `setup.cfg`, the literals in
 `setup.py`, `tox.ini`, and files such as `requirements-test.txt`. Of requirements for development in general, only those
-count that tests import, and pytest's plug-ins: the rest are linters and builders of documentation.
+count that tests import, and pytest's plug-ins but those that check sources: the rest are linters and builders of
+documentation.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from polar_gym.curation.releases import is_test
 TEST_GROUPS = ("test", "tests", "testing")
 """Extras, groups and files that list the requirements of tests."""
 _GENERAL = ("dev", "develop", "development", "all")
+_LINTERS = {f"pytest-{name}" for name in ("black", "checkdocs", "enabler", "flake8", "isort", "mypy", "pylint", "ruff")}
+"""Plug-ins that check sources, or switch on those that do. Some break pytest although no test uses them."""
 _REQUIREMENTS = re.compile(r"(.*[-_/])?(tests?|testing|dev|develop|development)([-_].*)?\.(txt|in)|requirements\.txt")
 
 
@@ -62,7 +65,8 @@ def requirements(tree: Path, python_version: str) -> list[str]:
             continue  # an option of pip, or a malformed line; the tests will show whether it was needed
         name = canonicalize_name(requirement.name)
         modules = {name.replace("-", "_"), name.removeprefix("python-").removeprefix("py")}  # PyYAML: `import yaml`
-        tool = group in _GENERAL and not modules & imported and not name.startswith("pytest-")
+        plugin = name.startswith("pytest-") and name not in _LINTERS
+        tool = name in _LINTERS or (group in _GENERAL and not modules & imported and not plugin)
         if tool or name == own or requirement.url is not None or not _holds(requirement, python_version):
             continue
         requirement.marker = None

@@ -26,7 +26,7 @@ from polar_gym.curation.bench import Bench
 from polar_gym.curation.declared import package_name, requirements, version_file
 from polar_gym.curation.git import run_git
 from polar_gym.curation.making import Say, Trees, append_line, instance_ids, make_known, make_task
-from polar_gym.curation.pins import python_version, resolve
+from polar_gym.curation.pins import python_version, resolve_available
 from polar_gym.curation.releases import Comparison, is_test, is_test_module
 from polar_gym.curation.statement import Writer, write_statement
 from polar_gym.curation.validation import GRADING_ERRORS
@@ -207,16 +207,19 @@ def _build(history: History, commit: Commit, old: Path, new: Path) -> None:
 
 
 def _needs(history: History, commit: Commit, new: Path, cache: Path) -> dict[str, Any]:
-    """Return what the tests need, pinned at the commit's date, and that date; else at today's, and "today"."""
+    """Return what the tests need, pinned at the commit's date, and that date; else at today's, and "today".
+
+    A requirement that has no wheel is left out: the tests show whether they need it.
+    """
     wanted = [*requirements(new, python_version()), *history.extra_requirements]
     try:
-        pins, when = resolve(wanted, cache, before=commit.when), commit.when.date().isoformat()
+        (pins, left_out), when = resolve_available(wanted, cache, before=commit.when), commit.when.date().isoformat()
     except CurationError:  # no wheels of that time for this Python, or an index that tells no dates
-        pins, when = resolve(wanted, cache), "today"
+        (pins, left_out), when = resolve_available(wanted, cache), "today"
     own = canonicalize_name(package_name(new) or history.name.rpartition("/")[2])
     if any(canonicalize_name(pin.partition("==")[0]) == own for pin in pins):
         raise CurationError(f"what the tests need, needs {own} itself: its release would be tested, not these sources")
-    return {"python_requirements": pins, "requirements_of": when}
+    return {"python_requirements": pins, "requirements_of": when, "requirements_left_out": left_out}
 
 
 def _git(directory: Path, *arguments: str, more: Mapping[str, str] | None = None) -> str:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from polar_gym.curation import CurationError
 from polar_gym.workspaces.requirements import check_requirement
@@ -22,6 +23,33 @@ PYTEST = "pytest<9"
 """Version 9 rejects code that is still in many packages' conftest.py."""
 PIP = "pip>=26"
 """The first pip that leaves out what was uploaded after a date."""
+
+
+class NoWheelError(CurationError):
+    """No wheel fits one of the requirements."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+        """The package that has none, which may be a dependency of a requirement."""
+
+
+def resolve_available(
+    wanted: Sequence[str], cache: Path, *, before: datetime | None = None
+) -> tuple[list[str], list[str]]:
+    """Return what `resolve` returns, and the requirements that it had to leave out because no wheel fits.
+
+    Raises `CurationError` as `resolve` does, also where a dependency has no wheel that fits.
+    """
+    left = list(wanted)
+    while True:
+        try:
+            return resolve(left, cache, before=before), [each for each in wanted if each not in left]
+        except NoWheelError as error:
+            rest = [each for each in left if canonicalize_name(Requirement(each).name) != error.name]
+            if len(rest) == len(left):
+                raise
+            left = rest
 
 
 def resolve(
@@ -55,7 +83,9 @@ def resolve(
         if done.returncode:
             told = "".join(f" with {constraint}" for constraint in constraints)
             told += f" from before {before.date()}" if before else ""
-            raise CurationError(f"no wheels for {', '.join(asked)}{told}: {done.stderr.strip()[-1000:]}")
+            message = f"no wheels for {', '.join(asked)}{told}: {done.stderr.strip()[-1000:]}"
+            missing = re.search(r"^ERROR: No matching distribution found for ([\w.-]+)", done.stderr, re.MULTILINE)
+            raise NoWheelError(message, canonicalize_name(missing[1])) if missing else CurationError(message)
         packages = [item["metadata"] for item in json.loads(report.read_text())["install"]]
     return sorted(f"{package['name']}=={package['version']}" for package in packages)
 

@@ -57,6 +57,7 @@ def test_a_commit_that_mends_what_its_tests_show_becomes_a_task(searched: Search
     assert "x * 2" not in task.problem_statement
     row = json.loads(searched.out.read_text())
     assert (row["commit"], row["problem_statement_source"]) == (sha, "commit message")
+    assert row["requirements_left_out"] == ["polar-gym-no-such-package"]
 
 
 def test_the_workspace_is_the_commit_before_without_what_came_later(searched: Searched) -> None:

@@ -11,6 +11,7 @@ MARK = Path("/tmp/polar-gym-test-from-git-ran")
 """The file that the package creates when it is imported."""
 PROJECT = '[project]\nname = "doubler"\ndynamic = ["version"]\n[tool.setuptools_scm]\n'
 PROJECT += 'version_file = "src/doubler/_version.py"\n'
+PROJECT += '[dependency-groups]\ntest = ["polar-gym-no-such-package"]\n'
 SOURCE = f"import pathlib\npathlib.Path('{MARK}').touch()\nfrom doubler._version import version\n\n"
 SOURCE += "def double(x):\n    return x + 2\n"
 TEST = "from doubler import double\n\ndef test_two():\n    assert double(2) == 4\n"
