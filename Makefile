@@ -11,7 +11,7 @@ SOURCES := polar_gym tests benchmarks docs recipes
 
 SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-honest show-law show-learning \
 	show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray show-rewrites show-sandboxes show-search \
-	show-sft show-splice show-tasks show-utilisation
+	show-sft show-splice show-swe-ground show-tasks show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
@@ -72,12 +72,13 @@ show-sandboxes: ## Start and stop 200 sandboxes of each runtime, and kill gatewa
 show-search: ## Search for combinations of attacks that are rewarded (60 min)
 show-sft: ## Export SFT data, and compare its ids with the captured ones (10 min)
 show-splice: ## Prove token-in/token-out on a real vLLM, with and without splicing (10 min)
+show-swe-ground: ## Grade rebuilt SWE-bench tasks by us and by swebench (2 h)
 show-tasks: ## Make tasks out of git histories: ARGS="--histories DIR..." (1 h)
 show-utilisation: ## Compare staged pools with one pool for everything (3 min)
 
-show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-tasks: NEEDS := test
+show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-swe-ground show-tasks: NEEDS := test
 show-splice show-nemo: NEEDS := python
-show-honest show-pypi-tasks show-sft show-tasks: PARTS := dev,swe
+show-honest show-pypi-tasks show-sft show-swe-ground show-tasks: PARTS := dev,swe
 show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
 show-nemo: PARTS := vllm nemo
 

@@ -9,7 +9,7 @@ import re
 import subprocess
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import docker
@@ -38,36 +38,37 @@ _FILES = {
 
 
 @contextlib.contextmanager
-def image_with_testbed(host: str, repository: Path) -> Iterator[str]:
-    """An image with this git repository at `/testbed`; its tag."""
+def image_with_testbed(
+    host: str, repository: Path, requirements: Sequence[str] = ("pytest<9",), tag: str | None = None
+) -> Iterator[str]:
+    """An image with this git repository at `/testbed`, whose modules can be imported; its tag, by default a new one."""
     need(BUSYBOX.exists(), "a static busybox", "apt-get install busybox-static")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, target in (("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64"), ("sbin", "usr/bin")):
             _link(tar, name, target)
-        _add_programs(tar)
-        for name, text in _FILES.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(text), 0o755
-            tar.addfile(entry, io.BytesIO(text.encode()))
-        for name in ("tmp", "var/tmp"):
+        _add_programs(tar, requirements)
+        for path, text in _FILES.items():
+            _write(tar, path, text)
+        for name in ("root", "tmp", "var/tmp"):
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
             tar.addfile(entry)
         tar.add(repository, "testbed")
-    tag = uuid.uuid4().hex
+    tag = tag or f"polar-gym/test:{uuid.uuid4().hex}"
+    name, _, version = tag.rpartition(":")
     with contextlib.closing(docker.DockerClient(base_url=host)) as client:
         client.api.import_image_from_data(
-            buffer.getvalue(), repository="polar-gym/test", tag=tag, changes=["ENV PATH=/usr/bin:/bin"]
+            buffer.getvalue(), repository=name, tag=version, changes=["ENV PATH=/usr/bin:/bin"]
         )
         try:
-            yield f"polar-gym/test:{tag}"
+            yield tag
         finally:
-            client.images.remove(f"polar-gym/test:{tag}", force=True)
+            client.images.remove(tag, force=True)
 
 
-def _add_programs(tar: tarfile.TarFile) -> None:
-    """bash, git and Python with its library, all that they are linked with, pytest, and busybox for the rest."""
+def _add_programs(tar: tarfile.TarFile, requirements: Sequence[str]) -> None:
+    """bash, git and Python with its library and packages, all that they are linked with, and busybox for the rest."""
     python = Path(INTERPRETER).resolve()
     library = Path(
         subprocess.check_output([python, "-c", "import os; print(os.path.dirname(os.__file__))"], text=True)[:-1]
@@ -81,8 +82,9 @@ def _add_programs(tar: tarfile.TarFile) -> None:
         name = str(path) if str(path).startswith("/usr/") else f"/usr{path}"
         tar.add(path.resolve(), name.lstrip("/"))
     tar.add(library, str(library).lstrip("/"), filter=_wanted)
-    venv = ensure_venv(["pytest<9"], cache_dir())
+    venv = ensure_venv(list(requirements), cache_dir())
     tar.add(venv / "lib" / library.name / "site-packages", site, filter=_wanted)
+    _write(tar, f"{site}/testbed.pth", "/testbed\n/testbed/src\n")
     for name in (f"{CONDA}/envs/testbed/bin/python", "usr/bin/python3"):
         _link(tar, name, str(python))
     tar.add(BUSYBOX, "usr/bin/busybox")
@@ -93,6 +95,12 @@ def _add_programs(tar: tarfile.TarFile) -> None:
 
 def _wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if _LEFT_OUT.search(f"/{entry.name}") else entry
+
+
+def _write(tar: tarfile.TarFile, name: str, text: str) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(text), 0o755
+    tar.addfile(entry, io.BytesIO(text.encode()))
 
 
 def _link(tar: tarfile.TarFile, name: str, target: str) -> None:
