@@ -29,6 +29,8 @@ class EpisodeEntry(Record):
     task_id: str
     repo: str
     reward: float | None
+    seconds: float = 0.0
+    """How long the harness worked."""
     refused: str | None = None
     """Why the episode was refused; its traces were not examined. None: the episode was accepted."""
     left_out: dict[str, int] = Field(default_factory=dict)

@@ -51,6 +51,7 @@ class _Part:
             task_id=session.task_id,
             repo=repository(episode),
             reward=episode.reward,
+            seconds=session.timing.running or 0.0,
             refused=refusal(episode, self._filters),
         )
         self.entries.append(entry)
