@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
@@ -55,6 +56,24 @@ class _Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and _load(str(name)), rest
 
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        with _interruptible():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _interruptible():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Print one line where the user interrupts; typer itself would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        raise typer.Exit(130) from None
+
 
 def _summary(place: str) -> str:
     """Return the first paragraph of the docstring of a function of this room, without importing its module."""
@@ -74,11 +93,21 @@ def _load(name: str) -> Any:
     return family.commands.get(name, family)
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"polar-gym {metadata.version('polar-gym')}")
+        raise typer.Exit
 
 
 @app.callback()
-def polar_gym() -> None:
+def polar_gym(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Reinforcement learning over unmodified agent command-line harnesses."""
 
 

@@ -61,6 +61,8 @@ def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Conso
     """Return the episodes of files, or of a recipe that is run now. Raises `ConfigError` for a mix of both."""
     if arguments and all(_is_file(argument) for argument in arguments):
         return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
+    if not arguments:
+        raise ConfigError("give files of episodes, e.g. outputs/demo.jsonl, or a recipe that is rolled out, e.g. demo")
     if any(_is_file(argument) for argument in arguments):
         raise ConfigError(f"{' '.join(arguments)}: give files of episodes, or a recipe and settings, not both")
     from polar_gym.cli.rollout import episodes_of

@@ -25,10 +25,11 @@ T = TypeVar("T")
 Server = Annotated[
     str, typer.Option(envvar="POLAR_GYM_SERVER", help="The rollout server; its key is in POLAR_GYM_SERVICE_KEY.")
 ]
-KEEP_TRYING_SECONDS = 20.0
-"""How long a command waits for a server that does not answer, in seconds."""
-FOLLOWING_SECONDS = 300.0
-"""How long a command that follows tasks waits: the server may be restarted meanwhile."""
+Wait = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="How long a server that does not answer may take to start.")
+]
+KEEP_TRYING_SECONDS = 300.0
+"""How long a command waits for a server that answered before: it may be restarted meanwhile."""
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -47,6 +48,7 @@ def submit(
         ),
     ] = None,
     server: Server = DEFAULT_URL,
+    wait: Wait = 0,
     prefix: Annotated[str, typer.Option(help="Put before every task id, e.g. run7-: ids are used once.")] = "",
     output: Output = None,
 ) -> None:
@@ -61,15 +63,16 @@ def submit(
             if output is None:
                 typer.echo(request.task_id)
 
-    _run(server, work)
+    _run(server, wait, work)
     if output is not None:
-        _follow(server, [request.task_id for request in requests], output)
+        _follow(server, wait, [request.task_id for request in requests], output)
 
 
 @app.command()
 def status(
     task_id: Annotated[str | None, typer.Argument(help="One task; none: the newest tasks, and the nodes.")] = None,
     server: Server = DEFAULT_URL,
+    wait: Wait = 0,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many tasks.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
 ) -> None:
@@ -80,7 +83,7 @@ def status(
             return [await client.task(task_id)]
         return [await client.tasks(limit), await client.nodes()]
 
-    found = _run(server, work)
+    found = _run(server, wait, work)
     if json:
         typer.echo(found[0].to_json().decode())
     elif task_id is not None:
@@ -93,6 +96,7 @@ def status(
 def cancel(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID", help="Tasks, as `submit` named them.")],
     server: Server = DEFAULT_URL,
+    wait: Wait = 0,
 ) -> None:
     """Cancel tasks: stop running sessions, and keep their captured calls, excluded from training."""
 
@@ -104,23 +108,24 @@ def cancel(
             else:
                 typer.echo(f"{task_id} {(await client.cancel(task_id)).status}")
 
-    _run(server, work)
+    _run(server, wait, work)
 
 
 @app.command()
 def watch(
     task_ids: Annotated[list[str], typer.Argument(metavar="TASK_ID", help="Tasks, as `submit` named them.")],
     server: Server = DEFAULT_URL,
+    wait: Wait = 0,
     output: Output = None,
 ) -> None:
     """Watch tasks until they have ended. Exit code 1: some are not completed."""
     if output is not None:
         check_writable("--output", output)
-    _follow(server, task_ids, output)
+    _follow(server, wait, task_ids, output)
 
 
-def _follow(server: str, task_ids: list[str], output: Path | None) -> None:
-    ended = _run(server, lambda client: follow(client, task_ids, output, console), FOLLOWING_SECONDS)
+def _follow(server: str, wait: float, task_ids: list[str], output: Path | None) -> None:
+    ended = _run(server, wait, lambda client: follow(client, task_ids, output, console))
     console.print(task_table(ended))
     if any(task.status != "COMPLETED" or task.failures for task in ended):
         raise typer.Exit(1)
@@ -140,12 +145,10 @@ def _requests(arguments: list[str] | None) -> list[TaskRequest]:
     return [make_request(config, task) for task in load_tasks(config)]
 
 
-def _run(
-    server: str, work: Callable[[RolloutClient], Coroutine[Any, Any, T]], keep_trying: float = KEEP_TRYING_SECONDS
-) -> T:
+def _run(server: str, wait: float, work: Callable[[RolloutClient], Coroutine[Any, Any, T]]) -> T:
     """Return the result of `work` with a client. Raises `ConfigError` where the service refuses or does not answer."""
     try:
-        connection = RolloutClient(server, keep_trying_seconds=keep_trying, notice=_complain)
+        connection = RolloutClient(server, keep_trying_seconds=KEEP_TRYING_SECONDS, wait_seconds=wait, notice=_complain)
     except ValueError as error:
         raise ConfigError(f"--{error}") from error
 

@@ -73,11 +73,13 @@ class RolloutClient:
         key: str | None = None,
         *,
         keep_trying_seconds: float = 120.0,
+        wait_seconds: float | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> None:
         """`key` None: the key in POLAR_GYM_SERVICE_KEY, or in the file that POLAR_GYM_SERVICE_KEY_FILE names.
-        `keep_trying_seconds`: how long the server may be away. `notice` is called with a message when the server is
-        away, and when it is back.
+        `keep_trying_seconds`: how long the server may be away. `wait_seconds`: how long the server may take to answer
+        for the first time; None: as long. `notice` is called with a message when the server is away, and when it is
+        back.
 
         Raises `ValueError` for a bad URL, and `polar_gym.errors.ConfigError` for a bad key."""
         if not is_http_url(url):
@@ -88,6 +90,7 @@ class RolloutClient:
         key = key or read_key(SERVICE_KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._keep_trying = keep_trying_seconds
+        self._patience = keep_trying_seconds if wait_seconds is None else wait_seconds
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> RolloutClient:
@@ -232,21 +235,24 @@ class RolloutClient:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TryAgainError),
             wait=wait_random_exponential(0.2, max=5.0),
-            stop=stop_after_delay(self._keep_trying),
+            stop=stop_after_delay(self._patience),
             before_sleep=lambda state: self._note(state.outcome.exception() if state.outcome else None),
             reraise=True,
         )
         try:
             answer = await retrying(once)
         except _TryAgainError as error:
-            raise UnreachableError(f"{error} (tried for {self._keep_trying:g} s)") from error
+            raise UnreachableError(
+                f"{error} (tried for {self._patience:g} s)" if self._patience else str(error)
+            ) from error
         self._note(None)
+        self._patience = self._keep_trying
         return answer
 
     def _note(self, problem: BaseException | None) -> None:
         """Tell the caller that the server is away (`problem`), or back (None), once for each change."""
         if problem is not None and not self._away:
-            self._notice(f"{problem}; trying again for {self._keep_trying:g} s")
+            self._notice(f"{problem}; trying again for {self._patience:g} s")
         elif problem is None and self._away:
             self._notice(f"{self.url} answers again")
         self._away = problem is not None

@@ -64,6 +64,24 @@ async def test_watching_a_server_that_stays_away_ends_with_an_error(tmp_path: Pa
     assert "ssl" not in str(gone.value)
 
 
+async def test_only_a_server_that_answered_before_is_waited_for(tmp_path: Path) -> None:
+    """Guards against commands that wait for minutes where no server was started."""
+    async with AsyncExitStack() as stack:
+        said = list[str]()
+        async with rollout_server(tmp_path) as (_, client):
+            own = RolloutClient(client.url, SERVICE_KEY, keep_trying_seconds=0.5, wait_seconds=0, notice=said.append)
+            await stack.enter_async_context(own)
+            await own.tasks()
+        with pytest.raises(UnreachableError, match=r"tried for 0\.5 s"):
+            await own.tasks()
+        assert len(said) == 1
+        other = RolloutClient(client.url, SERVICE_KEY, keep_trying_seconds=60, wait_seconds=0, notice=said.append)
+        await stack.enter_async_context(other)
+        with pytest.raises(UnreachableError, match=r"serve` running there\?$"):
+            await other.tasks()
+        assert len(said) == 1
+
+
 async def test_a_connection_that_died_without_a_word_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against clients that wait for ever where a machine or a network went away."""
     monkeypatch.setattr(client_module, "SILENT_SECONDS", 0.2)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.paths import check_writable
 from polar_gym.service.settings import ServeSettings
-from tests.support.processes import running
+from tests.support.processes import free_port, running
 from tests.support.requirements import need_bubblewrap
 
 
@@ -195,7 +196,9 @@ def test_a_reader_that_left_does_not_end_the_work() -> None:
             console.print("to nobody")
 
 
-@pytest.mark.parametrize("command", [["eval"], ["rollout"], ["rollout", "-m", "harness.model_name=a,b"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["eval", "tasks=bundled"], ["rollout"], ["rollout", "-m", "harness.model_name=a,b"]], ids=" ".join
+)
 def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, command: list[str]) -> None:
     """Guards against an end without a word."""
     need_bubblewrap()
@@ -216,6 +219,45 @@ def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, c
     assert process.returncode == 130
     assert said.startswith("interrupted: ")
     assert "no sandbox is left" in said
+
+
+@pytest.mark.parametrize("module", ["typer", "pydantic", "polar_gym.cli.rollout", "hydra"])
+def test_an_interrupt_while_modules_are_loaded_is_one_line(module: str) -> None:
+    """Guards against a traceback in the first second."""
+    program = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from polar_gym.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "rollout", "demo", "--cfg", "job"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("command", [["status"], ["watch", "t"], ["cancel", "t"]], ids=" ".join)
+def test_a_missing_server_is_named_at_once(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a wait of minutes where no server runs."""
+    url = f"http://127.0.0.1:{free_port()}"
+    assert said([*command, "--server", url], capsys) == (
+        f"error: {url}: Connection refused; is `polar-gym serve` running there?\n"
+    )
+
+
+def test_eval_without_arguments_rolls_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give files of episodes" in said(["eval"], capsys)
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"polar-gym {version('polar-gym')}\n"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
