@@ -22,6 +22,14 @@ from polar_gym.runtimes.docker.sandbox import SESSION_LABEL, DockerSandbox, remo
 from polar_gym.runtimes.skeleton import import_skeleton, skeleton_tag
 
 
+def _reason(error: BaseException) -> str:
+    """Describe an error of the SDK by the operating system's error that it hides, or else by its own text."""
+    first = error
+    while (cause := first.__cause__ or first.__context__) is not None:
+        first = cause
+    return first.strerror if isinstance(first, OSError) and first.strerror else str(error)
+
+
 class Docker:
     """Starts sandboxes as containers of a daemon on this machine."""
 
@@ -35,7 +43,7 @@ class Docker:
             self._daemon.connected().ping()
         except (errors.DockerException, requests.RequestException) as error:
             return [
-                f"no Docker daemon answers at {self._daemon.host} ({error}); install and start one with: "
+                f"no Docker daemon answers at {self._daemon.host} ({_reason(error)}); install and start one with: "
                 "apt-get install docker.io && (systemctl start docker || dockerd &)"
             ]
         if not self._daemon.options.host_usr:
