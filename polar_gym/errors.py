@@ -1,9 +1,11 @@
-"""The error of a bad config, and its message: every problem names the key, its value and what is allowed."""
+"""The error of a bad config, and its message: the key, its value, and what is allowed or must be installed."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +21,17 @@ _TYPE = re.compile(r"(str|int|float|bool|(list|dict)\[.*\])")
 
 class ConfigError(ValueError):
     """A config that cannot be run. The message names the key, the value and what is allowed."""
+
+
+def how_to_install(*extras: str) -> str:
+    """Return the command that installs the packages of some extras. No index has this package itself."""
+    try:
+        lines = metadata.requires("polar-gym") or []
+    except metadata.PackageNotFoundError:  # a source tree on the path
+        return f"pip install '.[{','.join(extras)}]', in the checkout"
+    named = [f"extra == '{extra}'" for extra in extras]
+    wanted = {line.partition(";")[0].strip() for line in lines if line.replace('"', "'").endswith(tuple(named))}
+    return f"pip install {shlex.join(sorted(wanted))}"
 
 
 def validated(model: type[M], values: Any, prefix: str = "") -> M:

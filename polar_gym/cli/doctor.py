@@ -33,7 +33,7 @@ from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import CHAT
 from polar_gym.engines.vllm.generate import STAND_IN
 from polar_gym.engines.vllm.own_grammar import CURE, TOOL, own_grammar
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.harnesses import HARNESSES, install
 from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir
@@ -236,5 +236,5 @@ def _torch() -> Check:
     try:
         found, fix = version("torch"), ""
     except PackageNotFoundError:
-        found, fix = "not installed", "optional: pip install 'polar-gym[torch]'"
+        found, fix = "not installed", f"optional: {how_to_install('torch')}"
     return Check("torch", found, "engine.policy=transformers", fix)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from polar_gym.console import console
 from polar_gym.episodes.reading import read_episodes
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.summary import acceptance_table, splits_line, statistics_table
 
@@ -42,7 +42,7 @@ def sft(
     try:
         from polar_gym.export.sft import export_sft
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[export]'") from error
+        raise ConfigError(f"{error.name} is missing; install it with: {how_to_install('export')}") from error
 
     filters = Filters(
         min_reward=min_reward, max_tokens=max_tokens, allow_truncated=truncated, allow_scripted=allow_scripted

@@ -18,7 +18,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.console import console, errors, table
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.statement import Writer, read_issues
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.http.keys import read_key
 from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir, check_writable
@@ -58,7 +58,7 @@ def from_git(
     try:
         from polar_gym.curation.from_git import commits, open_history
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[swe]'") from error
+        raise ConfigError(f"{error.name} is missing; install it with: {how_to_install('swe')}") from error
 
     config = load_config(None, settings or [])
     check_writable("--out", out)

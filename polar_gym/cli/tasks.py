@@ -21,7 +21,7 @@ from polar_gym.curation.prepare import prepare, read_overrides
 from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import GRADING_ERRORS, Verdict, validate
 from polar_gym.durable import write
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.evaluators.twins import weak_tests
 from polar_gym.paths import cache_dir, check_writable
 from polar_gym.schema import RuntimeSpec
@@ -58,7 +58,7 @@ def from_pypi(
     try:
         from polar_gym.curation.from_pypi import Release, from_releases
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing; install it with: pip install 'polar-gym[swe]'") from error
+        raise ConfigError(f"{error.name} is missing; install it with: {how_to_install('swe')}") from error
 
     config = load_config(None, settings or [])
     check_writable("--out", out)

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from polar_gym.errors import how_to_install
 from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, hidden_tests
 from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.canary_javascript import is_javascript_test
@@ -30,7 +31,7 @@ from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.parsers import MISSING, PASSED, get_parser
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
-from polar_gym.evaluators.swebench_report import END, INSTALL, START, known_parsers
+from polar_gym.evaluators.swebench_report import END, START, known_parsers
 from polar_gym.evaluators.twins import Twins, draw_twins, of_tests, rounds, weak_tests
 from polar_gym.evaluators.verdict import Verdict, read_reports
 from polar_gym.evaluators.witness import Testimony, Witness
@@ -93,9 +94,9 @@ class SweOptions(Options):
         if value.startswith("parse_log_"):
             if value not in known_parsers():
                 why = f"swebench has none of this name; it has {sorted(known_parsers())}"
-                raise ValueError(
-                    f"unknown log parser {value!r}: {why if known_parsers() else f'install it: {INSTALL}'}"
-                )
+                if not known_parsers():
+                    why = f"swebench is missing; install it with: {how_to_install('swe')}"
+                raise ValueError(f"unknown log parser {value!r}: {why}")
         else:
             get_parser(value)
         return value

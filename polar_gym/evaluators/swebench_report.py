@@ -24,7 +24,6 @@ START, END, EXIT_CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>
 """swebench's marks in a log: around the output of the tests, and before their command's exit code."""
 
 TIMEOUT_SECONDS = 300.0
-INSTALL = "pip install 'polar-gym[swe]'"
 
 
 _PARSER = re.compile(r"^(?:def )?(parse_log_\w+)(?:\(| = parse_log_)", re.MULTILINE)

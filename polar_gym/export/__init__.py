@@ -7,6 +7,6 @@
     ledger        the record of the episodes that a directory has seen
     summary       tables of what was accepted
 
-This room uses builders, chat, evaluators and the modules at the root, and needs pyarrow (`pip install
-'polar-gym[export]'`). The room cli uses it. It has no plug-ins.
+This room uses builders, chat, evaluators and the modules at the root, and needs pyarrow (the extra
+`export`). The room cli uses it. It has no plug-ins.
 """

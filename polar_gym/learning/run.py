@@ -26,7 +26,7 @@ from typing import Any
 from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines.weights import INITIAL
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.learning.environments import Assignment, Environments
 from polar_gym.learning.families import Split, write_tasks
@@ -95,7 +95,7 @@ class Run:
         self._trained = [harness for harness in configs if harness not in plan.only_tested]
         self._configs = self._checked(configs)
         if missing := [name for name in ("torch", "transformers", "pyarrow") if importlib.util.find_spec(name) is None]:
-            raise ConfigError(f"{', '.join(missing)}: missing; install with: pip install 'polar-gym[torch,export]'")
+            raise ConfigError(f"{', '.join(missing)}: missing; install with: {how_to_install('torch', 'export')}")
         directory.mkdir(parents=True, exist_ok=True)
         durable.write(directory / "plan.json", _plan(plan, self._configs).encode())
 

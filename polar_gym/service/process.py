@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.process import unless
@@ -71,7 +71,7 @@ async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, s
     Raises `ConfigError`, or the error that stopped the service, e.g. a `StoreError`.
     """
     if settings.cluster.name == "ray" and importlib.util.find_spec("ray") is None:
-        raise ConfigError("cluster=ray: needs Ray; pip install 'polar-gym[ray]'")
+        raise ConfigError(f"cluster=ray: needs Ray; install it with: {how_to_install('ray')}")
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)

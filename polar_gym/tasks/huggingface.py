@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from polar_gym.errors import how_to_install
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import FileSelection, PlacedRow, select
 
@@ -34,8 +35,8 @@ class HuggingFaceTasks:
             import datasets
         except ImportError as error:
             raise ValueError(
-                "tasks=huggingface needs `datasets`; install it with: pip install 'polar-gym[export]', or download the "
-                "data set's Parquet file and set tasks=parquet"
+                f"tasks=huggingface needs `datasets`; install it with: {how_to_install('export')}; "
+                "or download the data set's Parquet file and set tasks=parquet"
             ) from error
         try:
             loaded = datasets.load_dataset(name, split=split, revision=self._options.revision)

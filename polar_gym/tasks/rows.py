@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from polar_gym.durable import json_lines
+from polar_gym.errors import how_to_install
 from polar_gym.registry import Options
 from polar_gym.runtimes.image_names import image_file
 from polar_gym.tasks import Task
@@ -148,7 +149,7 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise ValueError(
-            f"{path}: reading Parquet needs pyarrow; install it with: pip install 'polar-gym[swe]'"
+            f"{path}: reading Parquet needs pyarrow; install it with: {how_to_install('export')}"
         ) from error
     try:
         with pq.ParquetFile(path) as file:

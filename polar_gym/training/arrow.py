@@ -1,4 +1,4 @@
-"""Rows of a batch as an Arrow table. Needs pyarrow (`polar-gym[export]`).
+"""Rows of a batch as an Arrow table. Needs pyarrow (the extra `export`).
 
     feather.write_feather(to_table(batch.rows), "step.arrow", compression="uncompressed")
     table = feather.read_table("step.arrow", memory_map=True)

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from polar_gym.errors import how_to_install
 from tests.lifecycle import grading_bench
 from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, adaptive, copies, javascript, task_for
 from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
@@ -43,7 +44,7 @@ def needs(ground: Ground, bench: Bench) -> None:
     elif ground != "unittest":
         bench.offer_pytest()
     if ground == "swebench":
-        need(importlib.util.find_spec("swebench"), "swebench", "pip install 'polar-gym[swe]'")
+        need(importlib.util.find_spec("swebench"), "swebench", how_to_install("swe"))
 
 
 def grounds(attack: Attack) -> list[Ground]:

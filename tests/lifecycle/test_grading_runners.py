@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from polar_gym.errors import how_to_install
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.tasks import Task
 from tests.lifecycle.grading_bench import Bench, bench, make_patch
@@ -143,7 +144,7 @@ def task_for(runner: Runner, directory: Path, hidden: dict[str, str] = HIDDEN) -
 
 @pytest.fixture(params=RUNNERS)
 def runner(request: pytest.FixtureRequest) -> Runner:
-    need(importlib.util.find_spec("swebench"), "swebench", "pip install 'polar-gym[swe]'")
+    need(importlib.util.find_spec("swebench"), "swebench", how_to_install("swe"))
     return RUNNERS[request.param]
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from polar_gym.cli import app
 from polar_gym.curation.bench import Bench as CurationBench
 from polar_gym.curation.twins import find_twins
+from polar_gym.errors import how_to_install
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.swe import Swe
 from polar_gym.schema import RuntimeSpec
@@ -47,7 +48,7 @@ async def test_object_that_equals_everything_is_worth_nothing(bench: Bench, scri
     """It got the reward 1 from tests that compare with `==`."""
     bench.offer_pytest()
     if script:
-        need(importlib.util.find_spec("swebench"), "swebench", "pip install 'polar-gym[swe]'")
+        need(importlib.util.find_spec("swebench"), "swebench", how_to_install("swe"))
     task = prices_task(bench.directory)
     task = scripted(task) if script else task
     diff = await bench.diff_after(task, f"cat > prices/__init__.py <<'E'\n{ALWAYS_EQUAL}E")

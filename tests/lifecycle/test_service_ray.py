@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from polar_gym.errors import how_to_install
 from polar_gym.protocol import TaskStatus
 from tests.lifecycle.cluster import TAKES_A_WHILE, machines_registered, on_ray
 from tests.support.requirements import need, need_bubblewrap
@@ -22,7 +23,7 @@ RAY = importlib.util.find_spec("ray")
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    need(RAY, "ray", "pip install 'polar-gym[ray]'")
+    need(RAY, "ray", how_to_install("ray"))
     need_bubblewrap()
     from ray.cluster_utils import Cluster
 

@@ -27,6 +27,7 @@ from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.from_pypi import Release, from_releases
 from polar_gym.curation.validation import Verdict, validate
+from polar_gym.errors import how_to_install
 from polar_gym.paths import cache_dir
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Task
@@ -171,7 +172,7 @@ def main() -> int:
     parser.set_defaults(runtime=RUNTIMES)
     options = parse(parser, quick={"runtime": ["bubblewrap"]})
     if importlib.util.find_spec("swebench") is None:
-        sys.exit("swebench is missing; install it with: pip install 'polar-gym[swe]'")
+        sys.exit(f"swebench is missing; install it with: {how_to_install('swe')}")
     result, console = Result("pypi-tasks", LAWS, options), make_console()
     tasks = tasks_of(options, console)
     with contextlib.ExitStack() as stack:

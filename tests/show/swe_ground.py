@@ -40,6 +40,7 @@ from polar_gym.curation.prepare import prepare
 from polar_gym.curation.releases import is_test
 from polar_gym.curation.validation import GRADING_ERRORS, NO_OP
 from polar_gym.curation.wrong import wrong_patches
+from polar_gym.errors import how_to_install
 from polar_gym.paths import cache_dir
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Task
@@ -341,7 +342,7 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=cache_dir() / "swe-ground", help="where results are kept")
     options = parse(parser, quick={"limit": 1, "wrong": 2})
     if importlib.util.find_spec("swebench") is None:
-        sys.exit("swebench is missing; install it with: pip install 'polar-gym[swe]'")
+        sys.exit(f"swebench is missing; install it with: {how_to_install('swe')}")
     if unknown := [text for text in options.histories if text.partition("=")[0] not in GROUNDS]:
         sys.exit(f"--histories: {', '.join(unknown)}: expected OWNER/NAME=DIR of {', '.join(GROUNDS)}")
     if not options.histories and not options.quick:

@@ -28,6 +28,7 @@ from rich.table import Table
 from polar_gym.console import make_console
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.from_git import commits, open_history, tried, try_commit
+from polar_gym.errors import how_to_install
 from polar_gym.paths import cache_dir
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Task
@@ -105,7 +106,7 @@ def main() -> int:
     parser.set_defaults(runtime=RUNTIMES)
     options = parse(parser, quick={"runtime": ["bubblewrap"]})
     if importlib.util.find_spec("swebench") is None:
-        sys.exit("swebench is missing; install it with: pip install 'polar-gym[swe]'")
+        sys.exit(f"swebench is missing; install it with: {how_to_install('swe')}")
     if not options.histories and not options.quick:
         sys.exit("--histories: name at least one git repository")
     options.since = options.since and options.since.astimezone()

@@ -27,6 +27,7 @@ from polar_gym.engines.embedded.decoding import Answer, Decoder
 from polar_gym.engines.embedded.experts import Routers, find_routers
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.engines.sampling import truncating_fields
+from polar_gym.errors import how_to_install
 from polar_gym.record import RoutedExperts
 from polar_gym.schema import Message, ReplayRecord, Sampling, ToolDefinition
 
@@ -63,7 +64,7 @@ class LocalModelPolicy:
             transformers = importlib.import_module("transformers")
         except ImportError as error:
             raise EngineError(
-                503, f"engine.policy=transformers needs torch ({error}); pip install 'polar-gym[torch]'", kind="server"
+                503, f"engine.policy=transformers needs torch ({error}); {how_to_install('torch')}", kind="server"
             ) from error
         self._device = self._device or ("cuda" if self._torch.cuda.is_available() else "cpu")
         try:

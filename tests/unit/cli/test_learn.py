@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polar_gym.cli.learn import app
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 
 
 def _refused(*arguments: str) -> str:
@@ -53,7 +53,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     parts, find = ("torch", "transformers", "pyarrow"), importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name in parts else find(name, *rest))
     assert _refused("--out", os.fspath(tmp_path / "run")) == (
-        "torch, transformers, pyarrow: missing; install with: pip install 'polar-gym[torch,export]'"
+        f"torch, transformers, pyarrow: missing; install with: {how_to_install('torch', 'export')}"
     )
 
 
@@ -62,7 +62,7 @@ def test_a_package_that_is_missing_at_import_is_named() -> None:
     program = "import sys; sys.modules['pyarrow'] = None; from polar_gym.cli import main; main(['learn'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'polar-gym[torch,export]'" in done.stderr
+    assert how_to_install("torch", "export") in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from polar_gym.errors import how_to_install
 from polar_gym.evaluators import witness
 from polar_gym.evaluators.junit import parse_junit
 from polar_gym.evaluators.swe import SweOptions
@@ -138,7 +139,7 @@ def test_altered_machinery_is_a_problem():
 
 
 def swebench() -> None:
-    need(importlib.util.find_spec("swebench"), "swebench", "pip install 'polar-gym[swe]'")
+    need(importlib.util.find_spec("swebench"), "swebench", how_to_install("swe"))
 
 
 async def test_swebench_itself_reports():

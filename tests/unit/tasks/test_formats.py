@@ -179,5 +179,7 @@ def test_a_data_set_of_a_local_directory_loads(tmp_path, monkeypatch):
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'polar-gym\[export\]'.*tasks=parquet"):
+    with pytest.raises(
+        ValueError, match=r"pip install .*; or download the data set.s Parquet file and set tasks=parquet"
+    ):
         load("huggingface", dataset="somebody/something")
