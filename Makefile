@@ -14,7 +14,7 @@ SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz s
 	show-sft show-splice show-swe-ground show-tasks show-utilisation
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-e2e lint format $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
+.PHONY: help demo test test-e2e lint format docs $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^##@ / { print "\n" substr($$0, 5) } \
@@ -49,6 +49,9 @@ lint: dev ## Check format, style, types and the imports between rooms
 format: dev ## Format the code
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+
+docs: dev ## Build the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 ##@ Show (all take ARGS=--quick, ARGS=--help; see tests/show/README.md)
 

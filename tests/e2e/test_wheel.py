@@ -1,4 +1,4 @@
-"""What `pip install polar-gym` gives: the README's own examples, in a new environment, far from the checkout."""
+"""What the wheel gives: the examples of the README and of docs/, in a new environment, far from the checkout."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from polar_gym.paths import cache_dir, shipped_dir
 from tests.support.requirements import need_bubblewrap, need_node
 
 CHECKOUT = Path(__file__).parents[2]
-README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+README, COMMANDS = ((CHECKOUT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/command_line.md"))
 NEEDS_MORE = ("engine.url=", "runtime=docker", "FILE", "REPOSITORY", "from-pypi", " -m ", "polar-gym learn")
-"""Marks of the README's command lines that need a model server, a daemon, torch, or minutes."""
+"""Marks of the page's command lines that need a model server, a daemon, torch, or minutes."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -76,11 +76,11 @@ def test_the_readmes_python_example_runs(installed: Installed) -> None:
     assert "reward 1.0" in installed.run([installed.binaries / "python", "example.py"])
 
 
-def test_the_readmes_command_lines_run(installed: Installed) -> None:
-    section = README.partition("## From the command line")[2].partition("\n## ")[0]
+def test_the_command_lines_of_their_page_run(installed: Installed) -> None:
+    section = COMMANDS.partition("\n## ")[0]
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^    (polar-gym .*)$", section, re.MULTILINE)]
     able = [line for line in lines if not any(mark in " ".join([*line, ""]) for mark in NEEDS_MORE)]
-    assert len(able) >= 4, "the README shows what runs on any machine"
+    assert len(able) >= 4, "the page shows what runs on any machine"
     said = {" ".join(line): installed.run([installed.binaries / line[0], *line[1:]]) for line in able}
     assert "mean reward 1.000 over 5 of 5 episodes" in said["polar-gym rollout demo"]
 

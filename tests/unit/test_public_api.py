@@ -15,7 +15,7 @@ from polar_gym.schema import Episode, TaskRequest, Trace
 from polar_gym.training import make_batch, padded
 
 CHECKOUT = Path(__file__).parents[2]
-README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+PAGE = (CHECKOUT / "docs" / "python.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -41,6 +41,6 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("name", polar_gym.__all__)
-def test_the_readme_names_each_of_them(name: str) -> None:
-    section = README.partition("### The public names\n")[2].partition("\n##")[0]
+def test_the_page_names_each_of_them(name: str) -> None:
+    section = PAGE.partition("## The public names\n")[2].partition("\n##")[0]
     assert f"`{name}`" in section

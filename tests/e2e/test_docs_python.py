@@ -1,4 +1,4 @@
-"""The README's Python on vector environments, tasks of one's own and the hand-off runs as it stands there."""
+"""The Python of docs/ runs as it stands there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tests.support.requirements import need_bubblewrap, need_node
 
 
 def block(says: str) -> str:
-    """The README's only Python block with these words."""
-    blocks = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    """Return the only Python block of docs/ with these words."""
+    pages = "".join(page.read_text() for page in Path("docs").glob("*.md"))
+    blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
     (found,) = [text for text in blocks if says in text]
     return found
 
@@ -28,7 +29,7 @@ def test_the_vector_environment_and_a_grpo_batch(tmp_path: Path) -> None:
     """With four sessions instead of sixteen."""
     need_node()
     need_bubblewrap()
-    program = block("make_vec")
+    program = block("envs = gym.make_vec(")
     for words, fewer in (("num_envs=16", "num_envs=4"), ("tasks[:4]", "tasks[:1]"), ("multiple_of=8", "multiple_of=3")):
         assert words in program
         program = program.replace(words, fewer)
@@ -45,3 +46,7 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "my-project").mkdir()
     made = run(f"import gymnasium as gym, polar_gym\n{block('polar/task')}print(env.unwrapped)", tmp_path)
     assert "TaskEnv" in made
+
+
+def test_a_request_in_polars_form(tmp_path: Path) -> None:
+    assert run(block("TaskRequest.model_validate"), tmp_path) == "fix-1 16\n"
