@@ -11,6 +11,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +27,8 @@ from polar_gym.service.task import Sample, Task
 
 T = TypeVar("T")
 
-SCHEMA = """
+MIGRATIONS = (
+    """
 CREATE TABLE IF NOT EXISTS tasks (
     number INTEGER PRIMARY KEY AUTOINCREMENT, task_id TEXT NOT NULL UNIQUE, request BLOB NOT NULL,
     status TEXT NOT NULL, created_at REAL NOT NULL, finished_at REAL, cancelled INTEGER NOT NULL,
@@ -52,7 +54,10 @@ CREATE TABLE IF NOT EXISTS outbox (
 CREATE INDEX IF NOT EXISTS outbox_by_due ON outbox (due_at);
 CREATE TABLE IF NOT EXISTS weights (step INTEGER PRIMARY KEY AUTOINCREMENT, version TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL);
-"""
+""",
+)
+"""The scripts that make the schema, in order; `PRAGMA user_version` counts those that a database has had. A script is
+never changed: another schema is one script more. A database of version 0 may have the tables of the first."""
 
 
 class StoreError(Exception):
@@ -81,17 +86,31 @@ class Store:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = durable.locked(directory / "lock", wait=False)
-            durable.remove_partial(self.files.directory)
-            self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level="IMMEDIATE", timeout=1)
-            self._db.row_factory = sqlite3.Row
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(SCHEMA)
+            with ExitStack() as opened:
+                self._lock = opened.enter_context(durable.locked(directory / "lock", wait=False))
+                durable.remove_partial(self.files.directory)
+                self._db = sqlite3.connect(self.path, check_same_thread=False, isolation_level="IMMEDIATE", timeout=1)
+                opened.callback(self._db.close)
+                self._db.row_factory = sqlite3.Row
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._migrate()
+                opened.pop_all()
         except BlockingIOError as error:
             raise StoreError(f"{directory} is in use by another rollout server; give each its own") from error
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"{self.path}: {error}") from error
+
+    def _migrate(self) -> None:
+        """Run the scripts that the database lacks, each in one transaction. Raise `StoreError` for a newer database."""
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise StoreError(
+                f"{self.path}: a newer polar-gym wrote it (schema {version}, this one knows {len(MIGRATIONS)}); "
+                "start that version, or name another directory with state="
+            )
+        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+            self._db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)

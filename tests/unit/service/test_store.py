@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import pytest
 from polar_gym.protocol import Event, Generation
 from polar_gym.service.book import event
 from polar_gym.service.change import Change, NewEpisode, OutboxEntry
-from polar_gym.service.store import Store, StoreError
+from polar_gym.service.store import MIGRATIONS, Store, StoreError
 from polar_gym.service.task import Task
 from polar_gym.service.weights import WeightHistory
 from tests.lifecycle.peer_node import make_request
@@ -161,3 +162,49 @@ def test_how_far_a_session_lies_behind() -> None:
         history.add(step, version)
     assert (history.behind("a"), history.behind("b"), history.behind(None)) == (0, 1, 3)
     assert history.behind("never heard of") is None
+
+
+async def test_a_database_without_a_version_goes_on(tmp_path: Path) -> None:
+    """Databases of before the versions have the tables of the first script."""
+    await Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "service.sqlite") as db:
+        db.execute("PRAGMA user_version = 0")
+        db.execute("INSERT INTO settings VALUES ('kept', 'x')")
+    store = Store(tmp_path)
+    await store.close()
+    with sqlite3.connect(tmp_path / "service.sqlite") as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+        assert db.execute("SELECT name FROM settings").fetchall() == [("kept",)]
+
+
+async def test_scripts_that_a_database_lacks_are_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await Store(tmp_path).close()
+    more = (*MIGRATIONS, "CREATE TABLE added (number INTEGER); INSERT INTO added VALUES (1)")
+    monkeypatch.setattr("polar_gym.service.store.MIGRATIONS", more)
+    for _ in range(2):
+        await Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "service.sqlite") as db:
+        assert db.execute("SELECT number FROM added").fetchall() == [(1,)]
+
+
+async def test_a_script_that_fails_leaves_the_database_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await Store(tmp_path).close()
+    more = (*MIGRATIONS, "CREATE TABLE half (number INTEGER); INSERT INTO nowhere VALUES (1)")
+    monkeypatch.setattr("polar_gym.service.store.MIGRATIONS", more)
+    with pytest.raises(StoreError, match="no such table: nowhere"):
+        Store(tmp_path)
+    monkeypatch.undo()
+    await Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "service.sqlite") as db:
+        assert db.execute("SELECT * FROM sqlite_master WHERE name = 'half'").fetchall() == []
+
+
+async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    """Guards against an older program that writes into tables which it does not know."""
+    await Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "service.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match=r"service\.sqlite: a newer polar-gym wrote it \(schema 99, .*state="):
+        Store(tmp_path)
