@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from polar_gym.learning.report import cpu, curve, evaluations
-from tests.learning.units import UNITS, Lines, Unit
+from tests.learning.units import QUICK, UNITS, Lines, Unit
 
 HEADS = (
     *("unit", "start, greedy", "start", "end (95 %)", "sessions", "masked"),
-    *("tokens sampled", "trained", "forward", "s: sessions", "training"),
+    *("tokens sampled", "trained", "forward", "s: sessions", "training", "places busy"),
     *("CPU s: sampling", "training", "the rest of the process", "MiB"),
 )
 PROOFS = Path("docs/proofs")
@@ -23,7 +23,8 @@ Written by `make show-learning` (tests/show/learning.py), which trains each unit
 the real harness, and goes on where it was. A unit's name is harness, family, seed and control; the file of this name
 has the lines of its run. Evaluations: 200 held-out tasks at the start and at the end, 32 on the way, sampled at
 temperature 1, with 95 % intervals. Seconds, tokens and CPU seconds are those of the steps, without evaluations; some
-units shared the machine with another. [Train your first agent](../learn.md) explains the tasks and the controls.
+units shared the machine with other work. Places busy: the share of the 16 places' time, while a step's sessions ran, in
+which a harness worked. [Train your first agent](../learn.md) explains the tasks and the controls.
 """
 
 
@@ -92,6 +93,7 @@ def _cells(lines: Lines) -> list[object]:
         *(sum(line[name] for line in played) for name in ("sessions", "masked")),
         *(total(name) for name in ("sampled", "trained", "forward")),
         *(round(total(name)) for name in ("rollout_seconds", "training_seconds")),
+        f"{total('run_seconds') / max(1.0, total('rollout_seconds') * QUICK.places):.0%}",
         *(round(sum(cpu(line)[part] for line in steps)) for part in (1, 2, 3)),
         max(line.get("peak_mib", 0) for line in lines),
     ]
