@@ -152,10 +152,10 @@ def _runtime(name: str) -> Check:
 def _harness(name: str, cache: Path) -> Check:
     harness = HARNESSES.get(name)
     found, fix = "needs no installation", ""
-    if harness.npm_package is not None:
+    if harness.package is not None:
         installed = install.place(harness, cache).exists()
         found = f"{harness.version}, {'installed' if installed else 'will be installed at its first use'}"
-        fix = "needs node and npm" if not installed and install.missing() else ""
+        fix = "needs node and npm" if harness.npm_package and not installed and install.missing() else ""
     return Check(f"harness {name}", found, f"harness={name}", fix, "harness")
 
 

@@ -1,9 +1,10 @@
 """One module for each harness: how to install, configure and launch it. No other room knows the name of a harness.
 
 A harness is a plug-in: a module that defines one `HARNESS`, an object of the class `Harness` below. Only `launch` is
-required. A harness that is an npm package is installed unmodified, at a pinned version, into a cache on the gateway's
-machine (`install`), and mounted read-only into the sandbox. A harness that writes the date into its prompt is told
-`spec.today`, if it can be told a date (`today`). `sdk` holds the variables that programs with an SDK read.
+required. A harness that is a package of npm or PyPI is installed unmodified, at a pinned version, into a cache on the
+gateway's machine (`install`), and mounted read-only into the sandbox, one of PyPI with a Python of its own
+(`interpreter`). A harness that writes the date into its prompt is told `spec.today`, if it can be told a date
+(`today`). `sdk` holds the variables that programs with an SDK read.
 
 This room uses runtimes, registry, schema and durable.
 """
@@ -41,7 +42,7 @@ class LaunchContext:
     """The agent's home directory inside the sandbox."""
     workdir: str
     executable: Sequence[str]
-    """The first arguments of argv, which start the harness inside the sandbox; empty for one without an npm package."""
+    """The first arguments of argv, which start the harness inside the sandbox; empty for one without a package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +78,14 @@ class Harness:
     """The description of a harness."""
 
     npm_package: str | None = None
-    """None: nothing is installed or mounted; `launch` starts a program that the sandbox has."""
+    pypi_package: str | None = None
+    """Without a package nothing is installed or mounted: `launch` starts a program that the sandbox has."""
+    pypi_pins: Sequence[str] = ()
+    """Versions of packages that the PyPI package leaves open, where newer ones break it: `NAME==VERSION`."""
     version: str = ""
     script: str = ""
-    """The program's entry file inside the npm package, run by node. Empty: the program is native."""
+    """The program's entry file inside the npm package, run by node, or the name of a script that the PyPI package
+    installs. Empty: the program is native."""
     native_programs: Mapping[str, str] = field(default_factory=dict)
     """Machine, as `platform.machine()` names it -> the native program for that machine, below `node_modules`: npm
     installs its package together with `npm_package`."""
@@ -99,9 +104,16 @@ class Harness:
 
     `error`: with the provider's error event. `end`: silently, before the terminal event.
     """
+    ends_by: str = ""
+    """The shell command by which an agent ends its run, where an answer without a tool call does not."""
     acts_on_text: bool = False
     """Whether the harness may act on the text of an answer. False: it acts on structured tool calls only."""
     Options: type[Options] = Options
+
+    @property
+    def package(self) -> str | None:
+        """The package's name on npm or PyPI."""
+        return self.npm_package or self.pypi_package
 
 
 HARNESSES: Registry[Harness] = Registry("harness", __name__)

@@ -1,25 +1,36 @@
-"""Install a harness's npm package, unmodified, into a cache on the gateway's machine, and name the mounts for it.
+"""Install a harness's npm or PyPI package, unmodified, into a cache on the gateway's machine, and name its mounts.
 
-All processes of the machine share the cache: `durable.make_once` makes each installation once and whole. Package
-scripts are not run. All functions here block: call them in a thread.
+All processes of the machine share the cache: `durable.make_once` makes each installation once and whole. No script of a
+package is run: npm's are ignored, and of PyPI only wheels are taken. The installation of a PyPI package brings a Python
+of its own (`interpreter`). All functions here block: call them in a thread.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from polar_gym.durable import make_once
-from polar_gym.harnesses import Harness
+from polar_gym.harnesses import Harness, interpreter
 from polar_gym.runtimes import TOOLCHAIN, Mount
 
 NODE_MAJOR = 20
 """The oldest node that every harness runs on."""
 
-NPM_TIMEOUT_SECONDS = 900
+TIMEOUT_SECONDS = 900
+"""How long npm or pip may take."""
+
+_SHEBANG = re.compile(rb"#!(/bin/sh\n'''exec' .*\n' '''|.*python.*)\n")
+"""The head of a script of a Python package: the path of the Python that installed it, in two forms."""
+_RELOCATABLE = b"#!/bin/sh\n'''exec' \"${0%/*}/python3\" -I \"$0\" \"$@\"\n' '''\n"
+"""Takes its place: text that sh runs and Python skips, and that finds the Python beside the script."""
 
 
 class InstallError(Exception):
@@ -32,38 +43,39 @@ def place(harness: Harness, cache: Path) -> Path:
 
 
 def install(harness: Harness, cache: Path) -> Path:
-    """Install the harness at its pinned version if it is missing, and return its `node_modules` directory.
+    """Install the harness at its pinned version if it is missing, and return the directory of its programs.
 
     Raises `InstallError`.
     """
     target = place(harness, cache)
     if not target.exists():
-        npm = _npm()
+        make = partial(_npm_install, npm=_npm()) if harness.npm_package else partial(_pip_install, pip=_pip())
         target.parent.mkdir(parents=True, exist_ok=True)
-        make_once(target, partial(_install_into, harness=harness, npm=npm))
-    return target / "node_modules"
+        make_once(target, partial(make, harness=harness))
+    return target / _programs(harness)
 
 
 def toolchain_mounts(harness: Harness, cache: Path) -> tuple[list[Mount], list[str]]:
     """Return the read-only mounts that a sandbox needs to run the harness, and the first arguments of its argv.
 
-    Both are empty for a harness without an npm package. Raises `InstallError`.
+    Both are empty for a harness without a package. Raises `InstallError`.
     """
-    if harness.npm_package is None:
+    if harness.package is None:
         return [], []
-    inside, node = f"{TOOLCHAIN}/{_slug(harness)}/node_modules", f"{TOOLCHAIN}/bin/node"
-    mounts = [Mount(install(harness, cache), inside)]
-    if not harness.native_programs:
+    inside, node = f"{TOOLCHAIN}/{_slug(harness)}", f"{TOOLCHAIN}/bin/node"
+    install(harness, cache)
+    mounts = [Mount(place(harness, cache), inside)]
+    if _by_node(harness):
         mounts.append(Mount(_node(), node))
     if rg := shutil.which("rg"):
         mounts.append(Mount(Path(rg).resolve(), f"{TOOLCHAIN}/bin/rg"))
-    return mounts, executable(harness, inside, node)
+    return mounts, executable(harness, f"{inside}/{_programs(harness)}", node)
 
 
-def executable(harness: Harness, node_modules: str, node: str) -> list[str]:
-    """Return the first arguments of argv for the harness installed in `node_modules`. Raises `InstallError`."""
-    program = f"{node_modules}/{_program(harness)}"
-    return [program] if harness.native_programs else [node, program]
+def executable(harness: Harness, programs: str, node: str) -> list[str]:
+    """Return the first arguments of argv for the harness whose programs are in a directory. Raises `InstallError`."""
+    program = f"{programs}/{_program(harness)}"
+    return [node, program] if _by_node(harness) else [program]
 
 
 def missing() -> list[str]:
@@ -78,14 +90,23 @@ def missing() -> list[str]:
 
 
 def _slug(harness: Harness) -> str:
-    assert harness.npm_package is not None
-    return harness.npm_package.removeprefix("@").replace("/", "-")
+    assert harness.package is not None
+    return harness.package.removeprefix("@").replace("/", "-")
+
+
+def _by_node(harness: Harness) -> bool:
+    return harness.npm_package is not None and not harness.native_programs
+
+
+def _programs(harness: Harness) -> str:
+    """Return the directory of the programs in an installation."""
+    return "node_modules" if harness.npm_package else "bin"
 
 
 def _program(harness: Harness) -> str:
-    """Return the program's path below `node_modules`. Raises `InstallError`."""
+    """Return the program's path below the directory of the programs. Raises `InstallError`."""
     if not harness.native_programs:
-        return f"{harness.npm_package}/{harness.script}"
+        return f"{harness.npm_package}/{harness.script}" if harness.npm_package else harness.script
     machine = platform.machine()
     if machine not in harness.native_programs:
         built_for = ", ".join(sorted(harness.native_programs))
@@ -121,25 +142,59 @@ def _npm() -> str:
     return npm
 
 
-def _install_into(scratch: Path, harness: Harness, npm: str) -> Path:
+def _pip() -> list[str]:
+    """Return the beginning of a command that installs packages for this Python. Raises `InstallError`."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--python", sys.executable, "--compile-bytecode", "--quiet"]
+    raise InstallError(f"{sys.executable} has no pip; install it: {sys.executable} -m ensurepip, or put uv on PATH")
+
+
+def _npm_install(scratch: Path, harness: Harness, npm: str) -> Path:
     """Return the directory in `scratch` that becomes the installation. Raises `InstallError`."""
     wanted = f"{harness.npm_package}@{harness.version}"
-    command = [npm, "install", "--prefix", str(scratch), "--no-audit", "--no-fund", "--ignore-scripts", wanted]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NPM_TIMEOUT_SECONDS
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InstallError(
-            f"npm install {wanted} took over {NPM_TIMEOUT_SECONDS} s; is its registry reachable?"
-        ) from error
-    if done.returncode != 0:
-        raise InstallError(f"npm install {wanted} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
-    program = _program(harness)
-    if not (scratch / "node_modules" / program).is_file():
-        raise InstallError(f"{wanted} has no {program}: the harness's description does not fit its version")
+    _run([npm, "install", "--prefix", str(scratch), "--no-audit", "--no-fund", "--ignore-scripts"], wanted)
     # npm's own files stay behind; a sandbox's user must be able to read the rest.
     ready = scratch / "ready"
     ready.mkdir(mode=0o755)
     (scratch / "node_modules").rename(ready / "node_modules")
+    return _whole(ready, harness, wanted)
+
+
+def _pip_install(scratch: Path, harness: Harness, pip: Sequence[str]) -> Path:
+    """Return the same as `_npm_install`, for a PyPI package."""
+    wanted = f"{harness.pypi_package}=={harness.version}"
+    ready = scratch / "ready"
+    ready.mkdir(mode=0o755)
+    try:
+        packages = interpreter.copy_into(ready)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InstallError(f"{sys.executable} cannot be copied for sandboxes: {error}") from error
+    _run([*pip, "--only-binary", ":all:", "--target", str(packages), *harness.pypi_pins], wanted)
+    for script in (packages / "bin").iterdir() if (packages / "bin").exists() else ():
+        if script.is_file():
+            script.write_bytes(_SHEBANG.sub(_RELOCATABLE, script.read_bytes(), count=1))
+            script.rename(ready / "bin" / script.name)
+    return _whole(ready, harness, wanted)
+
+
+def _run(command: Sequence[str], wanted: str) -> None:
+    """Run an installer. Raises `InstallError`."""
+    name = f"{'npm' if Path(command[0]).name == 'npm' else 'pip'} install {wanted}"
+    try:
+        done = subprocess.run(
+            [*command, wanted], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InstallError(f"{name} took over {TIMEOUT_SECONDS} s; is its registry reachable?") from error
+    if done.returncode != 0:
+        said = "\n".join(line for line in done.stderr.strip().splitlines() if not line.startswith("WARNING:"))
+        raise InstallError(f"{name} failed (exit code {done.returncode}):\n{said}")
+
+
+def _whole(ready: Path, harness: Harness, wanted: str) -> Path:
+    """Return the installation. Raises `InstallError` where it lacks the harness's program."""
+    if not (ready / _programs(harness) / _program(harness)).is_file():
+        raise InstallError(f"{wanted} has no {_program(harness)}: the harness's description does not fit its version")
     return ready

@@ -46,7 +46,7 @@ def _support(mounts: Sequence[Mount], *, git: bool) -> list[Mount]:
     """
     more = [Mount(Path(found).resolve(), GIT)] if git and (found := shutil.which("git")) else []
     programs = [mount.host for mount in (*mounts, *more) if mount in more or _is_toolchain(mount)]
-    needed = {path for program in (Path("/bin/sh"), *programs) if program.is_file() for path in _needed(program)}
+    needed = {path for program in (Path("/bin/sh"), *programs) if program.is_file() for path in needed_by(program)}
     for library in [path for path in needed if path.name == "libc.so.6"]:
         needed |= {sibling for name in FAMILY if (sibling := library.with_name(name)).exists()}
     return [*more, *(Mount(path.resolve(), str(path)) for path in sorted(needed))]
@@ -57,7 +57,7 @@ def _is_toolchain(mount: Mount) -> bool:
 
 
 @cache
-def _needed(program: Path) -> tuple[Path, ...]:
+def needed_by(program: Path) -> tuple[Path, ...]:
     """Return the loader and the libraries of a program; none where the program is static, or a script."""
     done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, timeout=60, check=False)
     return tuple(Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", done.stdout, re.MULTILINE))

@@ -23,7 +23,7 @@ class Prepared:
     """The files of one session on the gateway's machine."""
 
     executable: Sequence[str]
-    """Argv prefix that starts the harness inside a sandbox; empty where the harness is not an npm package."""
+    """Argv prefix that starts the harness inside a sandbox; empty where the harness is no package."""
     mounts: Sequence[Mount]
     """The harness, and the virtual environment of the task's packages."""
     repository: Path | None

@@ -131,8 +131,8 @@ async def test_a_failure_says_why_and_leaves_nothing(
 async def test_the_mounts_and_the_argv_fit_together(registry: NpmRegistry, tmp_path: Path):
     need_program("node", "apt-get install nodejs npm")
     mounts, argv = await asyncio.to_thread(toolchain_mounts, TINY, tmp_path)
-    inside = "/opt/polar-gym/tiny-harness/node_modules"
-    assert argv == ["/opt/polar-gym/bin/node", f"{inside}/@tiny/harness/bin/tiny.js"]
+    inside = "/opt/polar-gym/tiny-harness"
+    assert argv == ["/opt/polar-gym/bin/node", f"{inside}/node_modules/@tiny/harness/bin/tiny.js"]
     hosts = {mount.inside: mount.host for mount in mounts}
     assert set(hosts) - {"/opt/polar-gym/bin/rg"} == {inside, "/opt/polar-gym/bin/node"}
     assert ("/opt/polar-gym/bin/rg" in hosts) == (shutil.which("rg") is not None)
