@@ -54,10 +54,10 @@ def instruction(task: Task) -> str:
     return PREAMBLE.format(issue=task.problem_statement.strip())
 
 
-def reference_script(task: Task) -> dict[str, Any]:
+def reference_script(task: Task, ends_by: str = "") -> dict[str, Any]:
     """Return a demonstration of the reference solution for the embedded engine's scripted policy.
 
-    `match` is the issue's first line, which occurs verbatim in the instruction.
+    `match` is the issue's first line, which occurs verbatim in the instruction. `ends_by`: that of the harness.
     """
     title = task.problem_statement.strip().splitlines()[0].rstrip()
     patch = shlex.quote(task.patch.removesuffix("\n"))
@@ -71,6 +71,7 @@ def reference_script(task: Task) -> dict[str, Any]:
             # Quoted, not a here-document: Gemini CLI refuses a command with a backtick outside of single quotes.
             f"printf '%s\\n' {patch} | git apply --whitespace=nowarn",
             *([task.test_command] if task.test_command else []),
+            *([ends_by] if ends_by else []),
         ],
         "final_message": f"Resolved: {title}",
     }

@@ -87,8 +87,10 @@ class HardPolicy(ScriptedPolicy):
 class HardEngine(EmbeddedEngine):
     """Serves one session."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends_by: str = "") -> None:
+        """`ends_by`: that of the harness (`Harness.ends_by`)."""
         super().__init__(EmbeddedOptions())
+        self._end = Hard(commands=(f"{ends_by}; echo '{FINAL}'",)) if ends_by else None
         self._policy = HardPolicy([], 131_072, 0.0)
         self.told: dict[str, Told] = {}
         """Id of an answer's first call -> the answer."""
@@ -98,7 +100,9 @@ class HardEngine(EmbeddedEngine):
         self.asked.append(request.messages)
         shell = find_shell(request.tools)
         turns = sum(1 for message in request.messages if message.get("tool_calls"))
-        if shell is None or turns >= len(ANSWERS):
+        if shell and self._end and turns == len(ANSWERS):
+            message = _message(self._end, shell)
+        elif shell is None or turns >= len(ANSWERS):
             message = assistant_message(FINAL, None, [])
         else:
             name = list(ANSWERS)[turns]

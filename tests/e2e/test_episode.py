@@ -25,7 +25,7 @@ from tests.support.requirements import need_bubblewrap, need_node
 
 HARNESSES = ["pi", "codex", "gemini_cli", "claude_code"]
 
-HEAVY_HARNESSES = ["qwen_code", "opencode"]
+HEAVY_HARNESSES = ["qwen_code", "opencode", "mini_swe_agent", "mistral_vibe"]
 """They need several seconds of processor time to start, and a new runtime tells nothing new about them."""
 
 

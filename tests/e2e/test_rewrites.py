@@ -17,6 +17,8 @@ REWRITES = {
     "gemini_cli": {ANEW},
     "qwen_code": {"thinking trimmed", "thinking dropped", ANEW},
     "opencode": {ANEW},
+    "mini_swe_agent": set(),
+    "mistral_vibe": set(),
     "pi": {"text dropped", "thinking dropped", ANEW},
 }
 

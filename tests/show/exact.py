@@ -26,7 +26,7 @@ from tests.exactness.counters import COUNTED, check_counters, never_sent
 from tests.exactness.fuzz import Round, play_round
 from tests.exactness.mutations import MUTATIONS, clean_records, missed
 from tests.exactness.scoring import SCORED, score
-from tests.show.result import HARNESSES, Result, make_parser, parse
+from tests.show.result import OF_NPM, Result, make_parser, parse
 
 NAMED = "every named case passes"
 CAUGHT = "every planted mistake is found"
@@ -94,7 +94,7 @@ async def show_command_lines(
     result: Result, console: Console, directory: Path, server: VllmServer, python: Path, options: argparse.Namespace
 ) -> None:
     """Run sessions of the six CLIs on a real vLLM."""
-    rolled = await roll_out(server.url, directory, HARNESSES, options.sessions)
+    rolled = await roll_out(server.url, directory, OF_NPM, options.sessions)
     breaches, figures = laws.check(rolled.answers, rolled.sessions)
     breaches[COUNTED] = list(check_counters(rolled.sampled, rolled.answers, rolled.sessions))
     lost = never_sent(rolled.sampled, rolled.answers, rolled.sessions)

@@ -27,7 +27,7 @@ from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import BuilderSpec, Episode
 from polar_gym.training import Batch, make_batch
 from polar_gym.training.forest import Forest, forest, packed
-from tests.show.result import HARNESSES, Result, make_parser, parse
+from tests.show.result import OF_NPM, Result, make_parser, parse
 
 ROWS, ONE, NAMED = LAWS = (
     "the forest gives every row back",
@@ -163,9 +163,9 @@ async def show(options: Any, result: Result) -> Table:
 
 def main() -> int:
     parser = make_parser("forest", __doc__, quick="all harnesses except pi and codex, and all sessions but two of each")
-    parser.add_argument("--harness", action="append", choices=HARNESSES, help="only this one; may be given repeatedly")
+    parser.add_argument("--harness", action="append", choices=OF_NPM, help="only this one; may be given repeatedly")
     parser.add_argument("--samples", type=int, default=4, help="sessions of a group (default: %(default)s)")
-    parser.set_defaults(harness=HARNESSES)
+    parser.set_defaults(harness=OF_NPM)
     options = parse(parser, quick={"harness": ["pi", "codex"], "samples": 2})
     result = Result("forest", LAWS, options)
     make_console().print(asyncio.run(show(options, result)))

@@ -21,10 +21,12 @@ from polar_gym.config.loading import load_config
 from polar_gym.console import make_console
 from polar_gym.gateway.node.assemble import load_tasks, make_request
 from polar_gym.gateway.node.node import Node
+from polar_gym.harnesses import HARNESSES
 from polar_gym.paths import cache_dir
 from polar_gym.schema import Episode
 from tests.e2e.hard_answers import ANSWERS, HardEngine, rewrites
-from tests.show.result import HARNESSES, Result, make_parser, parse
+from tests.show.result import HARNESSES as NAMES
+from tests.show.result import Result, make_parser, parse
 
 ONE_TRACE, EXACT = LAWS = ("every session has one main trace", "every session's token counts are exact")
 
@@ -74,7 +76,7 @@ async def run(harness: str, profile: str = "default") -> Shown:
     """Run one session of a harness that is given hard answers."""
     config = load_config(settings={"harness": {"name": harness, "profile": profile}, "runtime": "bubblewrap"})
     request = make_request(config, load_tasks(config)[0])
-    engine = HardEngine()
+    engine = HardEngine(HARNESSES.get(harness).ends_by)
     with tempfile.TemporaryDirectory(prefix="polar-gym-rewrites-") as state:
         async with Node(engine, cache=cache_dir(), state=Path(state)) as node:
             episode = await node.rollout(request)
@@ -110,10 +112,10 @@ def check(found: Sequence[Shown], result: Result) -> None:
 
 def main() -> int:
     parser = make_parser("rewrites", __doc__, quick="all harnesses except pi and codex")
-    parser.add_argument("--harness", action="append", choices=HARNESSES, help="only this one; may be given repeatedly")
+    parser.add_argument("--harness", action="append", choices=NAMES, help="only this one; may be given repeatedly")
     parser.add_argument("--profile", choices=["default", "lean"], default="default")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    parser.set_defaults(harness=HARNESSES)
+    parser.set_defaults(harness=NAMES)
     options = parse(parser, quick={"harness": ["pi", "codex"]})
     result = Result("rewrites", LAWS, options)
     found = [asyncio.run(run(harness, options.profile)) for harness in options.harness]

@@ -13,6 +13,7 @@ from polar_gym.engines import ENGINES, Engine
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.node import Node
+from polar_gym.harnesses import HARNESSES
 from polar_gym.paths import cache_dir
 from polar_gym.schema import PluginSpec, TaskRequest
 from polar_gym.tasks import TASK_SOURCES, Task, TaskSource
@@ -47,7 +48,8 @@ def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
     """Return the engine, not yet started. A scripted policy without scripts plays each task's reference solution."""
     spec = config.engine
     if spec.options.get("policy") == "scripted" and spec.options.get("scripts") is None:
-        spec = PluginSpec(**{**spec.model_dump(), "scripts": [reference_script(task) for task in tasks]})
+        ends_by = HARNESSES.get(config.harness.name).ends_by
+        spec = PluginSpec(**{**spec.model_dump(), "scripts": [reference_script(task, ends_by) for task in tasks]})
     return ENGINES.make(spec)
 
 
