@@ -40,9 +40,11 @@ COMMANDS = {
     "nemo-link": "nemo.nemo_link",
     "export": "export.export",
     "tasks": "tasks.tasks",
+    "harness": "harness.harness",
 }
 """Command -> its module in this room and its function, in the order of `--help`. Each module holds a `typer.Typer`
-called `app`. The function of `export` and `tasks` is the callback of such an app, whose commands are sub-commands."""
+called `app`. The function of `export`, `tasks` and `harness` is the callback of such an app, whose commands are
+sub-commands."""
 
 
 class _Commands(TyperGroup):

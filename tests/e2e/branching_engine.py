@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message
+from polar_gym.conformance.acting import CompactingPolicy, DelegatingPolicy
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.schema import Message
-from tests.e2e.acting_engine import CompactingPolicy, DelegatingPolicy
 
 
 class BranchingOptions(EmbeddedOptions):

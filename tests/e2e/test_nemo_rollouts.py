@@ -68,7 +68,7 @@ async def test_a_sub_agent_and_a_compaction_deliver_every_sampled_token_once_and
     """NeMo Gym's own capture delivers one chain of them: measured, 0.75 and 0.35 of the tokens. The chain with most to
     train is the wrong one: it begins as no other sample does, and NeMo RL would give neither an advantage."""
     plain = await sample(harness, profile, "embedded")
-    forked = await sample(harness, profile, f"tests.e2e.acting_engine:{engine}")
+    forked = await sample(harness, profile, f"polar_gym.conformance.acting:{engine}")
     assert plain["traces"] == 1
     assert forked["traces"] >= 2
     assert 0 < forked["consumed_fraction"] < plain["consumed_fraction"] == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from polar_gym.builders.trace import kind_of, verify_trace
+from polar_gym.conformance.acting import SUMMARY
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import ModelCall, Trace, Trajectory
-from tests.e2e.acting_engine import SUMMARY
 from tests.e2e.play import make, play
 from tests.support.requirements import need_bubblewrap, need_node
 
@@ -24,7 +24,7 @@ def solved(tmp_path: Path, harness: str, profile: str, engine: str) -> tuple[Tra
         tmp_path,
         harness={"name": harness, "profile": profile},
         runtime="bubblewrap",
-        engine={"name": f"tests.e2e.acting_engine:{engine}"},
+        engine={"name": f"polar_gym.conformance.acting:{engine}"},
     )
     try:
         reward, terminated, truncated, episode = play(env)

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message, canonical_json
+from polar_gym.conformance.acting import ORDER, CompactingPolicy, DelegatingPolicy
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.chatml import text_content
@@ -30,7 +31,6 @@ from polar_gym.engines.embedded.shell_tools import ShellTool, find_shell, shell_
 from polar_gym.schema import Message, Sampling
 from polar_gym.tasks.request import reference_script
 from polar_gym.tasks.rows import Selection
-from tests.e2e.acting_engine import ORDER, CompactingPolicy, DelegatingPolicy
 from tests.nemo_rl.rollout_cases import CASES, SHUTDOWN, CaseTasks, Plan
 from tests.support.vllm_stand_in import streamed
 

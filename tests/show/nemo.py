@@ -46,13 +46,13 @@ VLLM = {
 AGENTS: dict[str, dict[str, Any]] = {
     "solving_agent": {"polar": {**EMBEDDED, "harness": "pi", "engine": "embedded"}},
     "delegating_agent": {
-        "polar": {**EMBEDDED, "harness": "claude_code", "engine": {"name": "tests.e2e.acting_engine:Delegating"}}
+        "polar": {**EMBEDDED, "harness": "claude_code", "engine": {"name": "polar_gym.conformance.acting:Delegating"}}
     },
     "compacting_agent": {
         "polar": {
             **EMBEDDED,
             "harness": {"name": "claude_code", "profile": "lean"},
-            "engine": {"name": "tests.e2e.acting_engine:Compacting"},
+            "engine": {"name": "polar_gym.conformance.acting:Compacting"},
         }
     },
     "crashing_agent": {"polar": {**EMBEDDED, "harness": "tests.e2e.broken_harness:CRASHING", "engine": "embedded"}},

@@ -1,8 +1,7 @@
-"""Embedded engines whose scripted policy does what tests need: it calls in a sub-agent, or fills its context.
+"""Embedded engines whose scripted policy calls in a sub-agent, or fills its context until the harness compacts.
 
-What they answer follows from the request alone, so that they keep no state; every answer is sampled, parsed and echoed
-as the embedded engine always does. Configs name them by import path (`engine.name`), and the node gives them each
-task's reference solution to play.
+An answer follows from the request alone, so that the engines keep no state. Configs name them by import path
+(`engine.name`), and the node gives them each task's reference solution to play.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ from polar_gym.schema import Message
 
 ORDER = "Solve this on my behalf:"
 """How the task of a sub-agent begins."""
+
+SUMMARY_REQUESTS = ("detailed summary", "CONTEXT CHECKPOINT COMPACTION")
+"""Words by which harnesses ask for a summary at the end of a conversation, with its tools."""
 
 NOISE = "seq 100000 102999"
 """A command that fills a context: some ten thousand tokens."""
@@ -40,10 +42,9 @@ class DelegatingPolicy(ScriptedPolicy):
         called = [call["function"]["name"] for message in request.messages for call in message.get("tool_calls") or []]
         script = self._script(request.messages)
         assert script is not None, "the node gives each task's script"
-        order = f"{ORDER} {script.match}"
-        if not called:
-            name, arguments = _spawn(names, order)
-            return _call(name, arguments)
+        spawned = spawn(names, f"{ORDER} {script.match}")
+        if not called and spawned:
+            return _call(*spawned)
         if called == ["multi_agent_v1__spawn_agent"]:
             agent = json.loads(_text(next(message for message in request.messages if message["role"] == "tool")))
             return _call("multi_agent_v1__wait_agent", {"targets": [agent["agent_id"]], "timeout_ms": 60_000})
@@ -59,7 +60,7 @@ class CompactingPolicy(ScriptedPolicy):
 
     def next_message(self, request: ChatRequest) -> Message:
         shell = find_shell(request.tools)
-        if shell is None or "detailed summary" in _text(request.messages[-1]):
+        if shell is None or asks_for_summary(request):
             script = self._script(request.messages)
             return assistant_message(f"{SUMMARY} {script.match if script else ''}", None, [])
         if SUMMARY not in str([_text(message) for message in request.messages]):
@@ -84,7 +85,13 @@ class Compacting(EmbeddedEngine):
         self._policy = CompactingPolicy(options.scripts or [], options.max_model_len or 131_072, 0.0)
 
 
-def _spawn(names: set[str], order: str) -> tuple[str, dict[str, object]]:
+def asks_for_summary(request: ChatRequest) -> bool:
+    """Return whether a request asks for a summary of the conversation so far."""
+    return not request.tools or any(words in _text(request.messages[-1]) for words in SUMMARY_REQUESTS)
+
+
+def spawn(names: set[str], order: str) -> tuple[str, dict[str, object]] | None:
+    """Return the call that gives an order to a sub-agent; None where none of the tools has sub-agents."""
     if "Agent" in names:
         fields = {"description": "solve it", "prompt": order, "subagent_type": "general-purpose"}
         return "Agent", {**fields, "run_in_background": False}
@@ -94,7 +101,8 @@ def _spawn(names: set[str], order: str) -> tuple[str, dict[str, object]]:
         return "invoke_agent", {"agent_name": "generalist", "prompt": order}
     if "task" in names:
         return "task", {"description": "solve it", "prompt": order, "subagent_type": "general"}
-    return "multi_agent_v1__spawn_agent", {"message": order}
+    name = "multi_agent_v1__spawn_agent"
+    return (name, {"message": order}) if name in names else None
 
 
 def _is_ordered(messages: Sequence[Message]) -> bool:

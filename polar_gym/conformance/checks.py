@@ -1,0 +1,267 @@
+"""The checks of one harness. Each looks at one or two sessions, and makes one row of the report."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from polar_gym.builders.trace import kind_of
+from polar_gym.conformance.acting import Compacting, Delegating, spawn
+from polar_gym.conformance.rehearsal import CONTEXT_LENGTH, Rehearsal
+from polar_gym.engines import EngineError
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.gateway.node.node import Node
+from polar_gym.harnesses import Harness
+from polar_gym.paths import cache_dir
+from polar_gym.schema import Episode, HarnessSpec, ModelCall, RuntimeSpec, TaskRequest
+
+TIMEOUT_SECONDS = 180.0
+"""How long one session may take. Some harnesses wait for a minute before they ask again."""
+
+SHOWN_DIFFERENCES = 3
+"""How many differing lines of a prompt a row shows."""
+
+INSTRUCTION = "Do what the script says."
+
+UNKNOWN, FOR_GOOD = EngineError(400, "this cannot be", kind="invalid_request"), range(1000)
+
+
+Verdict = Literal["pass", "fail", "n/a"]
+Seen = tuple[Verdict, str]
+"""A verdict and its reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a report."""
+
+    check: str
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A session that ended."""
+
+    episode: Episode
+    calls: list[ModelCall]
+
+    @property
+    def finished(self) -> bool:
+        return self.episode.session.exit_code == 0 and self.episode.session.failure is None
+
+    @property
+    def ending(self) -> str:
+        """How the session ended, in a few words."""
+        session = self.episode.session
+        failure = f", {session.failure.kind}: {session.failure.message.strip()[-300:]}" if session.failure else ""
+        return f"exit code {session.exit_code}{failure}; {len(self.calls)} calls"
+
+    def of_kind(self, kind: str) -> list[ModelCall]:
+        return [call for call in self.calls if kind_of(call) == kind]
+
+
+class Subject:
+    """The harness under test. Sessions that several checks look at are run once."""
+
+    def __init__(self, name: str, harness: Harness, runtime: str) -> None:
+        self.name, self.harness, self.runtime = name, harness, runtime
+        end = [[harness.ends_by]] if harness.ends_by else []
+        self.turns = [["echo one", "echo two"], ["echo three"], *end]
+        self.rehearsal = Rehearsal(self.turns)
+
+    @cached_property
+    def plain(self) -> asyncio.Task[Run]:
+        """The session in which nothing goes wrong."""
+        return asyncio.create_task(self.run(self.rehearsal))
+
+    async def run(self, engine: EmbeddedEngine, seconds: float = TIMEOUT_SECONDS) -> Run:
+        """Run a session. A harness that asks for a stream gets an answer while it is sampled."""
+        request = TaskRequest(
+            task_id="harness-check",
+            instruction=INSTRUCTION,
+            timeout_seconds=seconds,
+            runtime=RuntimeSpec(name=self.runtime),
+            agent=HarnessSpec(name=self.name),
+        )
+        with tempfile.TemporaryDirectory(prefix="polar-gym-check-") as state:
+            async with Node(engine, cache=cache_dir(), state=Path(state), streaming="real") as node:
+                plugins = await asyncio.to_thread(node.find_plugins, request)
+                life = node.open_session(request, plugins=replace(plugins, harness=self.harness))
+                try:
+                    return Run(episode=await node.conduct(life), calls=list(life.capture.calls))
+                finally:
+                    await node.close_session(life)
+
+    def acting(self, kind: type[Compacting | Delegating]) -> Compacting | Delegating:
+        script = Script(commands=["echo three", *([self.harness.ends_by] if self.harness.ends_by else [])])
+        return kind(EmbeddedOptions(scripts=[script], max_model_len=CONTEXT_LENGTH // 2))
+
+
+Check = Callable[[Subject], Awaitable[Seen]]
+
+
+def _judged(passed: object, reason: str) -> Seen:
+    return "pass" if passed else "fail", reason
+
+
+async def _wire(subject: Subject) -> Seen:
+    run = await subject.plain
+    providers = " and ".join(sorted({call.provider for call in run.calls})) or "no call"
+    streams = {request.stream for request in subject.rehearsal.asked}
+    how = "streams" if streams == {True} else "does not stream" if streams == {False} else "streams some calls"
+    return _judged(run.calls, f"{providers}, {how}" if run.calls else run.ending)
+
+
+async def _round_trip(subject: Subject) -> Seen:
+    run = await subject.plain
+    fidelity = run.episode.trajectory.fidelity
+    causes = Counter(broken.cause for broken in fidelity.breaks)
+    broken = ", ".join(f"{cause} ({count})" for cause, count in causes.items()) or "no break"
+    told = f"{fidelity.spliced} continuations spliced, {fidelity.canonical} templated again, {broken}"
+    done = "three" in _results(run.calls[-1]) if run.calls else False
+    return _judged(done and fidelity.exact and fidelity.spliced and not fidelity.canonical and not causes, told)
+
+
+async def _parallel(subject: Subject) -> Seen:
+    run = await subject.plain
+    both = [call for call in run.calls if "one" in _results(call) and "two" in _results(call)]
+    return _judged(both, "both calls of a turn were run" if both else "the results of two calls did not come back")
+
+
+def _results(call: ModelCall) -> str:
+    return str([message["content"] for message in call.messages if message["role"] == "tool"])
+
+
+def _retry(error: EngineError, fails: range, *, cuts: bool = False) -> Check:
+    async def check(subject: Subject) -> Seen:
+        await subject.plain
+        if cuts and not any(request.stream for request in subject.rehearsal.asked):
+            return "n/a", "it does not stream"
+        engine = Rehearsal(subject.turns, error=error, fails=fails, cuts=cuts)
+        run = await subject.run(engine)
+        resumed = len(engine.asked) > fails.stop and run.finished
+        again = f"asked again after {len(fails)} failures, {run.episode.session.timing.running or 0:.0f} s"
+        return _judged(resumed, again if resumed else run.ending)
+
+    return check
+
+
+async def _compaction(subject: Subject) -> Seen:
+    run = await subject.run(subject.acting(Compacting))
+    asked = [call for call in run.of_kind("main") if not call.tools and call.index]
+    if found := run.of_kind("compaction"):
+        return _judged(run.finished, f"{len(found)} calls of kind compaction, {run.ending}")
+    if asked:
+        return "fail", f"{len(asked)} calls without tools are of kind main: does classify know compactions?"
+    return "n/a", f"it does not compact; at the context's end: {run.ending[:200]}"
+
+
+async def _subagents(subject: Subject) -> Seen:
+    plain = await subject.plain
+    names = {tool["function"]["name"] for call in plain.calls for tool in call.tools}
+    if spawn(names, "") is None:
+        return "n/a", "it offers no sub-agents"
+    run = await subject.run(subject.acting(Delegating))
+    found = run.of_kind("subagent")
+    return _judged(found and run.finished, f"{len(found)} calls of kind subagent, {run.ending}")
+
+
+async def _kinds(subject: Subject) -> Seen:
+    """Count conversations of kind main: a side call that `classify` does not know would be a second one."""
+    run = await subject.plain
+    roots = [call for call in run.of_kind("main") if call.continuation == "root"]
+    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(map(kind_of, run.calls)).items())
+    return _judged(len(roots) == 1, f"{counts or 'no call'}; {len(roots)} main conversation")
+
+
+async def _success(subject: Subject) -> Seen:
+    run = await subject.plain
+    return _judged(run.finished, run.ending)
+
+
+async def _api_failure(subject: Subject) -> Seen:
+    run = await subject.run(Rehearsal(subject.turns, error=UNKNOWN, fails=FOR_GOOD))
+    masked = run.episode.session.failure is not None
+    return _judged(masked and run.episode.session.exit_code, run.ending.partition(":")[0])
+
+
+async def _time_out(subject: Subject) -> Seen:
+    plain = await subject.plain
+    mark = f"86400.{secrets.randbelow(10**9)}"
+    seconds = 5 + 2 * (plain.episode.session.timing.running or 0)
+    run = await subject.run(Rehearsal([[f"sleep {mark} & sleep {mark}"]]), seconds)
+    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)]
+    if run.episode.session.truncated_by != "time":
+        return "fail", f"it ended by itself: {run.ending}"
+    return _judged(not left, f"ended after {seconds:.0f} s, {len(left)} processes left, {len(run.calls)} calls")
+
+
+def _read(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+async def _mcp(subject: Subject) -> Seen:
+    prefix = getattr(subject.harness, "mcp_prefix", None)
+    return ("n/a", "not declared") if prefix is None else ("pass", f"declared: tools are called {prefix}NAME")
+
+
+async def _stability(subject: Subject) -> Seen:
+    """Compare the prompts of two sessions: all but the results of tools."""
+    runs = [await subject.plain, await subject.run(Rehearsal(subject.turns))]
+    first, second = ([call.prompt_ids.tolist() for call in run.calls[:1]] for run in runs)
+    one, two = (_lines(run) for run in runs)
+    differing = [line for line in difflib.unified_diff(one, two, n=0, lineterm="") if line[:1] in "+-"][2:]
+    shown = " | ".join(line[:120] for line in differing[: 2 * SHOWN_DIFFERENCES])
+    same = first == second and not differing
+    return _judged(same and one, "the prompts of two runs have the same ids" if same else f"they differ: {shown}")
+
+
+def _lines(run: Run) -> list[str]:
+    messages = [message for call in run.calls for message in call.messages if message["role"] != "tool"]
+    tools = [str(tool) for call in run.calls[:1] for tool in call.tools]
+    return [line for message in messages for line in str(message["content"]).split("\\n")] + tools
+
+
+_BUSY = EngineError(503, "the engine is busy", kind="overloaded")
+_BROKEN = EngineError(502, "the engine's connection was reset", kind="server")
+
+CHECKS: Mapping[str, Check] = {
+    "wire": _wire,
+    "tool calls": _round_trip,
+    "parallel calls": _parallel,
+    "retry after 503": _retry(_BUSY, range(1, 3)),
+    "retry after 429": _retry(EngineError(429, "too many requests"), range(1, 3)),
+    "retry after a cut stream": _retry(_BROKEN, range(1, 2), cuts=True),
+    "compaction": _compaction,
+    "sub-agents": _subagents,
+    "kinds": _kinds,
+    "exit code of success": _success,
+    "exit code of an API failure": _api_failure,
+    "time-out": _time_out,
+    "MCP": _mcp,
+    "stable prompts": _stability,
+}
+"""Name of a row -> its check, in the order of the report."""
+
+
+async def check(subject: Subject, names: list[str], told: Callable[[str], object]) -> list[Row]:
+    """Make the rows of these names, one after the other; `told` gets each name before its check begins."""
+    rows = []
+    for name in names:
+        told(name)
+        verdict, reason = await CHECKS[name](subject)
+        rows.append(Row(check=name, verdict=verdict, reason=" ".join(reason.split())))
+    return rows
