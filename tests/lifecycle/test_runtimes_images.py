@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.harnesses import HARNESSES
+from polar_gym.harnesses import HARNESSES, interpreter
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
-from polar_gym.runtimes import HOME, NODEJS, Command, Mount, SandboxError
+from polar_gym.runtimes import HOME, NODEJS, TOOLCHAIN, Command, Mount, SandboxError
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
@@ -82,6 +82,21 @@ async def test_the_toolchains_node_runs_in_an_image_without_any_library(named: N
         result = await sandbox.exec(Command(argv=[NODEJS, "-e", FETCH]))
         assert (result.stdout, result.stderr) == (b"heard in busybox", b"")
         assert (await sh(sandbox, "ls -l /bin/ls | cut -c1")).stdout == b"l\n", "the image's programs are its own"
+    await named.runtime.close()
+
+
+@with_images
+async def test_a_toolchains_python_runs_in_an_image_without_any_library(named: Named, busybox: str, tmp_path: Path):
+    (tmp_path / "python").mkdir(mode=0o755)
+    interpreter.copy_into(tmp_path / "python")
+    python = f"{TOOLCHAIN}/python/bin/python3"
+    fetch = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080/').read().decode(), end='')"
+    mounts = [Mount(tmp_path / "python", f"{TOOLCHAIN}/python")]
+    async with started(
+        named.runtime, spec=named.spec(busybox), mounts=mounts, serve=gateway("heard by Python")
+    ) as sandbox:
+        result = await sandbox.exec(Command(argv=[python, "-I", "-c", fetch]))
+        assert (result.stdout, result.stderr) == (b"heard by Python", b"")
     await named.runtime.close()
 
 

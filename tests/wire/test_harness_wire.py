@@ -1,4 +1,4 @@
-"""The real Pi and Codex against the real providers: the tools run, and the history comes back linked by id."""
+"""The real Pi, Codex and Mistral Vibe against the real providers: the tools run, and the history comes back linked by id."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from polar_gym.chat import ChatRequest, Completion, ids
 from polar_gym.harnesses import HARNESSES, Harness
 from polar_gym.harnesses.codex import HARNESS as CODEX
+from polar_gym.harnesses.mistral_vibe import HARNESS as VIBE
 from polar_gym.harnesses.pi import HARNESS as PI
 from polar_gym.providers import Provider
 from polar_gym.providers.openai_chat import PROVIDER as CHAT
@@ -22,6 +23,7 @@ INSTRUCTION = "- put 'é' into a file, @please"
 CASES = {
     "pi": (PI, CHAT, "bash", "command"),
     "codex": (CODEX, RESPONSES, "exec_command", "cmd"),
+    "mistral_vibe": (VIBE, CHAT, "bash", "command"),
 }
 
 
