@@ -9,7 +9,7 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-honest show-law show-learning \
+SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-harness-check show-honest show-law show-learning \
 	show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray show-rewrites show-sandboxes show-search \
 	show-sft show-splice show-swe-ground show-tasks show-utilisation
 
@@ -61,6 +61,7 @@ show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 m
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
 show-forest: ## Count what groups of sessions of each harness share as prefixes (15 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
+show-harness-check: ## Check what holds between the gateway and each harness (15 min)
 show-honest: ## Count correct solutions without the reward, and lost sessions (65 min)
 show-law: ## Pack sessions in several ways, and compare each trainer's gradients (1 min)
 show-learning: ## Train through real harnesses until held-out tasks are solved (6 h)

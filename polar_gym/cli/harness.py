@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated
 
 import orjson
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.conformance.checks import CHECKS, Row, Subject, check
+from polar_gym.conformance.checks import CHECKS, Report, report
 from polar_gym.conformance.versions import newest
 from polar_gym.console import console, errors
 from polar_gym.errors import ConfigError
 from polar_gym.harnesses import HARNESSES, Harness
-from polar_gym.harnesses.install import InstallError, install
-from polar_gym.paths import cache_dir
+from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import RUNTIMES
+from polar_gym.schema import PluginSpec
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -51,25 +52,27 @@ def check_harnesses(
         raise ConfigError(f"--row={unknown[0]!r}: unknown row; known: {', '.join(CHECKS)}")
     if runtime not in RUNTIMES.names():
         raise ConfigError(f"--runtime={runtime!r}: unknown runtime; known: {', '.join(RUNTIMES.names())}")
-    chosen = [_chosen(name, newest_versions) for name in names or _packages()]
-    reports = [_report(name, harness, runtime, row or list(CHECKS)) for name, harness in chosen]
+    if lacking := RUNTIMES.make(PluginSpec(name=runtime)).check():
+        raise ConfigError(f"--runtime={runtime}: this machine lacks {'; '.join(lacking)}")
+    named = names or [name for name in HARNESSES.names() if HARNESSES.get(name).package]
+    chosen = [_chosen(word, newest_versions) for word in named]
+    reports = asyncio.run(_reports(chosen, runtime, row or list(CHECKS)))
     if json:
-        console.print(orjson.dumps(reports, option=orjson.OPT_INDENT_2).decode(), markup=False, soft_wrap=True)
+        typer.echo(orjson.dumps(reports, option=orjson.OPT_INDENT_2))
     else:
         for report in reports:
             console.print(_table(report))
-    if any(row["verdict"] == "fail" for report in reports for row in report["rows"]):
+    if any(report.failed for report in reports):
         raise typer.Exit(1)
-
-
-def _packages() -> list[str]:
-    return [name for name in HARNESSES.names() if HARNESSES.get(name).package]
 
 
 def _chosen(word: str, newest_versions: bool) -> tuple[str, Harness]:
     """Return the name and the harness at the version to check. Raises `ConfigError`."""
     name, _, version = word.partition("@")
-    harness = HARNESSES.get(name)
+    try:
+        harness = HARNESSES.get(name)
+    except UnknownNameError as error:
+        raise ConfigError(str(error)) from error
     if (version or newest_versions) and harness.package is None:
         raise ConfigError(f"{word}: {name} is no package, so it has no version")
     if version and newest_versions:
@@ -78,40 +81,20 @@ def _chosen(word: str, newest_versions: bool) -> tuple[str, Harness]:
     return name, replace(harness, version=version) if version else harness
 
 
-def _report(name: str, harness: Harness, runtime: str, rows: list[str]) -> dict[str, Any]:
-    """Return the report of a harness; a harness that cannot be installed has one row."""
-    pinned = HARNESSES.get(name).version
-    head = {"harness": name, "package": harness.package, "version": harness.version, "pinned": pinned}
-    subject = f"{name} {harness.version}".strip()
+async def _reports(chosen: Sequence[tuple[str, Harness]], runtime: str, rows: Sequence[str]) -> list[Report]:
     with errors.status("") as status:
-        status.update(Text(f"{subject}: installing"))
-        try:
-            if harness.package:
-                install(harness, cache_dir())
-        except InstallError as error:
-            found = [Row(check="installation", verdict="fail", reason=_brief(str(error)))]
-        else:
-            said = lambda check: status.update(Text(f"{subject}: {check}"))  # noqa: E731
-            found = asyncio.run(_checked(name, harness, runtime, rows, said))
-    return {**head, "rows": [asdict(row) for row in found]}
+
+        def told(subject: str) -> Callable[[str], None]:
+            return lambda check: status.update(Text(f"{subject}: {check}"))
+
+        return [await report(name, each, runtime, rows, told(f"{name} {each.version}")) for name, each in chosen]
 
 
-async def _checked(name: str, harness: Harness, runtime: str, rows: list[str], said: Any) -> list[Row]:
-    return await check(Subject(name, harness, runtime), rows, said)
-
-
-def _brief(message: str) -> str:
-    """Return the first line of an installer's error and its most telling one."""
-    head, *rest = message.splitlines()
-    telling = [line for line in rest if "No match" in line or "notarget" in line or "ERROR" in line] or rest
-    return " ".join([head, *telling[-1:]])
-
-
-def _table(report: dict[str, Any]) -> Table:
-    behind = f", pinned: {report['pinned']}" if report["pinned"] != report["version"] else ""
-    table = Table(title=f"{report['harness']} {report['version']}{behind}", title_justify="left")
+def _table(report: Report) -> Table:
+    behind = f", pinned: {report.pinned}" if report.pinned != report.version else ""
+    table = Table(title=f"{report.harness} {report.version}{behind}", title_justify="left")
     for heading in ("", "check", "what was seen"):
         table.add_column(heading, overflow="fold")
-    for row in report["rows"]:
-        table.add_row(Text(row["verdict"], COLOURS[row["verdict"]]), row["check"], Text(row["reason"]))
+    for row in report.rows:
+        table.add_row(Text(row.verdict, COLOURS[row.verdict]), row.check, Text(row.reason))
     return table

@@ -7,7 +7,7 @@ import difflib
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,8 @@ from polar_gym.conformance.rehearsal import CONTEXT_LENGTH, Rehearsal
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
-from polar_gym.harnesses import Harness
+from polar_gym.harnesses import HARNESSES, Harness
+from polar_gym.harnesses.install import InstallError, install
 from polar_gym.paths import cache_dir
 from polar_gym.schema import Episode, HarnessSpec, ModelCall, RuntimeSpec, TaskRequest
 
@@ -257,11 +258,44 @@ CHECKS: Mapping[str, Check] = {
 """Name of a row -> its check, in the order of the report."""
 
 
-async def check(subject: Subject, names: list[str], told: Callable[[str], object]) -> list[Row]:
-    """Make the rows of these names, one after the other; `told` gets each name before its check begins."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The rows of a harness at one version."""
+
+    harness: str
+    package: str | None
+    version: str
+    pinned: str
+    rows: list[Row]
+    """A harness that cannot be installed has one row, `installation`."""
+
+    @property
+    def failed(self) -> list[str]:
+        return [f"{row.check}: {row.reason}" for row in self.rows if row.verdict == "fail"]
+
+
+async def report(
+    name: str, harness: Harness, runtime: str, checks: Iterable[str], told: Callable[[str], object]
+) -> Report:
+    """Install a harness and check it; `told` gets the name of each check before it begins."""
     rows = []
-    for name in names:
-        told(name)
-        verdict, reason = await CHECKS[name](subject)
-        rows.append(Row(check=name, verdict=verdict, reason=" ".join(reason.split())))
-    return rows
+    subject = Subject(name, harness, runtime)
+    try:
+        told("installation")
+        if harness.package:
+            await asyncio.to_thread(install, harness, cache_dir())
+        for each in checks:
+            told(each)
+            verdict, reason = await CHECKS[each](subject)
+            rows.append(Row(check=each, verdict=verdict, reason=" ".join(reason.split())))
+    except InstallError as error:
+        rows = [Row(check="installation", verdict="fail", reason=_brief(str(error)))]
+    pinned = HARNESSES.get(name).version
+    return Report(harness=name, package=harness.package, version=harness.version, pinned=pinned, rows=rows)
+
+
+def _brief(message: str) -> str:
+    """Return the first line of an installer's error, and the line that tells most."""
+    head, *rest = message.splitlines()
+    telling = [line for line in rest if "No match" in line] or rest
+    return " ".join([head, *telling[-1:]])

@@ -1,4 +1,4 @@
-"""The real Pi, Codex and Mistral Vibe against the real providers: the tools run, and the history comes back linked by id."""
+"""The real Pi, Codex and Mistral Vibe against the real providers: tools run, and ids link the history that comes back."""
 
 from __future__ import annotations
 

@@ -1,0 +1,73 @@
+"""`polar-gym harness check` on real harnesses, and on harnesses of a few lines that break a promise each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polar_gym.cli import main
+from polar_gym.conformance.checks import Row, report
+from polar_gym.harnesses import Harness, Launch, LaunchContext
+from tests.support.requirements import need_bubblewrap, need_node
+
+ROWS = ("wire", "tool calls", "parallel calls", "retry after a cut stream", "kinds", "exit code of success")
+
+_ASK = """\
+import json, os, random, subprocess, sys, urllib.request
+def ask(messages, tools):
+    body = json.dumps({"model": "policy", "messages": messages, "tools": tools}).encode()
+    head = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["URL"] + "/v1/chat/completions", body, head)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+shell = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+tools = [{"type": "function", "function": {"name": "bash", "parameters": shell}}]
+"""
+
+_CARELESS = """\
+messages = [{"role": "user", "content": f"go {random.random()}"}]
+try:
+    ask([{"role": "user", "content": "a title, please"}], [])
+    while calls := (said := ask(messages, tools)).get("tool_calls"):
+        messages.append(said)
+        for call in calls[:1]:
+            command = json.loads(call["function"]["arguments"])["command"]
+            done = subprocess.run(["sh", "-c", command], capture_output=True)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout.decode()})
+        said["tool_calls"] = calls[:1]
+except OSError:
+    pass
+"""
+
+
+def _launch(context: LaunchContext) -> Launch:
+    environment = {"URL": context.base_url, "KEY": context.api_key}
+    return Launch(argv=["python3", "-c", _ASK + _CARELESS], environment=environment)
+
+
+CARELESS = Harness(launch=_launch)
+"""Runs one call of a turn, hides errors, has a title made that `classify` does not know, and writes chance into its
+prompt."""
+
+
+def test_a_real_harness_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    need_node()
+    need_bubblewrap()
+    with pytest.raises(SystemExit) as ended:
+        main(["harness", "check", "pi", "--runtime", "bubblewrap", "--json", *(f"--row={row}" for row in ROWS)])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0, found
+    assert (found["harness"], found["version"]) == ("pi", found["pinned"])
+    assert {row["check"]: row["verdict"] for row in found["rows"]} == dict.fromkeys(ROWS, "pass")
+
+
+async def test_a_harness_that_breaks_promises_fails_their_rows() -> None:
+    need_bubblewrap()
+    rows = ("wire", "parallel calls", "retry after 503", "kinds", "exit code of an API failure", "stable prompts")
+    name = "tests.e2e.test_harness_check:CARELESS"
+    found = {row.check: row for row in (await report(name, CARELESS, "bubblewrap", rows, print)).rows}
+    assert {each for each, row in found.items() if row.verdict == "fail"} == {*rows} - {"wire"}
+    assert found["wire"] == Row(check="wire", verdict="pass", reason="openai_chat, does not stream")
+    assert "2 main conversation" in found["kinds"].reason
+    assert "exit code 0" in found["exit code of an API failure"].reason
+    assert "+go 0." in found["stable prompts"].reason
