@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from polar_gym.builders.trace import kind_of
 from polar_gym.nemo.envelope import Span, trained_spans
+from polar_gym.providers.openai_responses.recorded import Item, exchanges
 from polar_gym.record import RoutedExperts
 from polar_gym.schema import ModelCall, Trace
-
-Item = dict[str, Any]
-"""An output item of the Responses API."""
 
 
 def main_trace(traces: Sequence[Trace], calls: Mapping[str, ModelCall]) -> Trace | None:
@@ -51,21 +48,18 @@ def output_items(trace: Trace, calls: Mapping[str, ModelCall], spans: Sequence[S
     The tokens of a call of `spans` are on the call's last item. A call that is not trained is context, without tokens.
     """
     trained = {span.call_id for span in spans}
-    path = [calls[call_id] for call_id in trace.call_ids]
     items: list[Item] = []
-    for call, following in zip(path, [*path[1:], None], strict=True):
-        items += answer_items(call)
+    for call, answer, results in exchanges([calls[call_id] for call_id in trace.call_ids]):
         if call.call_id in trained:
-            items[-1] |= {
+            answer[-1] |= {
                 "prompt_token_ids": call.prompt_ids.tolist(),
                 "generation_token_ids": call.response_ids.tolist(),
                 "generation_log_probs": call.logprobs.tolist(),
             }
             if trace.routed_experts is not None:
                 tokens = len(call.prompt_ids) + len(call.response_ids)
-                items[-1]["routed_experts"] = nemo_rl_experts(trace.routed_experts, tokens)
-        if following is not None:
-            items += _tool_results(call, following)
+                answer[-1]["routed_experts"] = nemo_rl_experts(trace.routed_experts, tokens)
+        items += [*answer, *results]
     return items
 
 
@@ -79,54 +73,3 @@ def nemo_rl_experts(experts: RoutedExperts, tokens: int) -> str:
     rows[: len(known)] = known
     shape = "x".join(map(str, rows.shape))
     return f"nrlre1:{rows.dtype.name}:{shape}:{base64.b64encode(rows.tobytes()).decode()}"
-
-
-def answer_items(call: ModelCall) -> list[Item]:
-    """Return the answer of one call as items: reasoning, text, tool calls; an empty message for an empty answer."""
-    message = call.response or {}
-    items: list[Item] = []
-    if reasoning := message.get("reasoning"):
-        summary = [{"type": "summary_text", "text": reasoning}]
-        items.append({"type": "reasoning", "id": f"rs_{call.call_id}", "summary": summary})
-    tool_calls = message.get("tool_calls") or []
-    if message.get("content") or not tool_calls:
-        items.append(message_item(call.call_id, message.get("content") or ""))
-    items += [_function_call(tool_call) for tool_call in tool_calls]
-    return items
-
-
-def message_item(name: str, text: str) -> Item:
-    return {
-        "type": "message",
-        "id": f"msg_{name}",
-        "role": "assistant",
-        "status": "completed",
-        "content": [{"type": "output_text", "text": text, "annotations": []}],
-    }
-
-
-def _function_call(tool_call: dict[str, Any]) -> Item:
-    function = tool_call["function"]
-    return {
-        "type": "function_call",
-        "call_id": tool_call["id"],
-        "name": function["name"],
-        "arguments": function["arguments"],
-        "status": "completed",
-    }
-
-
-def _tool_results(call: ModelCall, following: ModelCall) -> list[Item]:
-    """Return the results of this answer's tool calls, as the next request states them."""
-    asked = {tool_call["id"] for tool_call in (call.response or {}).get("tool_calls") or []}
-    return [
-        {"type": "function_call_output", "call_id": message["tool_call_id"], "output": _text(message.get("content"))}
-        for message in following.messages
-        if message["role"] == "tool" and message.get("tool_call_id") in asked
-    ]
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""

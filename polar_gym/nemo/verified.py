@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from polar_gym.nemo.envelope import trained_spans, training_traces
-from polar_gym.nemo.output import Item, main_trace, message_item, output_items
+from polar_gym.nemo.output import main_trace, output_items
+from polar_gym.providers.openai_responses.recorded import Item, message_item, response
 from polar_gym.schema import Episode, ModelCall, Trace
 
 FAILURE_KINDS = {
@@ -87,20 +88,10 @@ def verified(
 ) -> dict[str, Any]:
     """Return the answer. With a mask, `output` has no tokens and `reward` does not count."""
     given = row.get("instance_config")
-    response = {
-        "id": f"resp_{response_id}",
-        "created_at": created_at,
-        "model": model,
-        "object": "response",
-        "output": [*output, *([{**message_item("masked", ""), **PLACEHOLDER}] if mask is not None else [])],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "metadata": dict(metadata),
-    }
+    output = [*output, *([{**message_item("masked", ""), **PLACEHOLDER}] if mask is not None else [])]
     return {
         **{key: value for key, value in row.items() if not key.startswith("_")},  # `_...` is the collector's
-        "response": response,
+        "response": response(response_id, created_at, model, output, metadata),
         "reward": reward if mask is None else 0.0,
         "mask_sample": mask is not None,
         "failure_kind": mask.kind if mask else None,
