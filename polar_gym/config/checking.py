@@ -43,6 +43,17 @@ def _check_today(spec: HarnessSpec) -> None:
         raise ConfigError(f"harness.today={spec.today}: {spec.name} cannot be told a date; leave it out")
 
 
+def check_tools(harness: HarnessSpec, evaluator: Any) -> None:
+    """Raise `ConfigError` for a harness that cannot have the tools of an evaluator, which has these options."""
+    tools = getattr(evaluator, "tools", ())
+    if tools and HARNESSES.get(harness.name).mcp_prefix is None:
+        taking = [name for name in HARNESSES.names() if HARNESSES.get(name).mcp_prefix is not None]
+        raise ConfigError(
+            f"agent.name={harness.name!r}: it takes no MCP server, and so cannot have the {len(tools)} tools of the "
+            f"task; use {', '.join(taking)}"
+        )
+
+
 def check_plugin(key: str, found: registry.Registry[Any], spec: PluginSpec) -> Any:
     """Return the checked options of a plug-in.
 

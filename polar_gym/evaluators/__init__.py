@@ -4,8 +4,8 @@ Grading happens in a fresh sandbox, built from the same image and workspace. Onl
 that sandbox.
 
 An evaluator is one module that defines `EVALUATOR`: a class with the method `evaluate` (`Evaluator` below), made from
-its validated `Options`. The evaluators are `swe`, `test_on_output`, `rubric`, `session_completion` and `composite`. The
-tools:
+its validated `Options`. The evaluators are `swe`, `test_on_output`, `rubric`, `nemo_gym`, `session_completion` and
+`composite`. The tools:
 
 - `blame`: decides who is at fault when grading fails;
 - `grading`: carries the harness's diff into a grading sandbox; `patch` splits a diff into files;
@@ -15,18 +15,19 @@ tools:
 - `twins` (with `expectations`, `alternatives`), `canary` (with `canary_javascript`) and `witness` (with `in_sandbox/`)
   detect forged reports; `verdict` compares all reports of a run;
 - `pattern`: searches an output for a regular expression of a request;
+- `resources_server`: one episode of a NeMo Gym server;
 - `result`: shortens logs and words results.
 
-The room uses workspaces, runtimes, registry and schema; `rubric` asks a model by the HTTP client of the engines. The
-room does not import the gateway.
+The room uses workspaces, runtimes, registry and schema; `rubric` asks a model by the HTTP client of the engines;
+`nemo_gym` writes what `providers` read. The room does not import the gateway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from polar_gym.registry import Makers
 from polar_gym.runtimes import Sandbox
@@ -83,12 +84,41 @@ class EvaluationContext:
     progress: Progress = field(default_factory=Progress)
 
 
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a tool of an environment says to the agent."""
+
+    text: str
+    failed: bool
+
+
+class Environment(Protocol):
+    """A server on which a session acts through tools, and which belongs to one session."""
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools as MCP describes tools (`name`, `description`, `inputSchema`); none: the harness needs no MCP."""
+        ...
+
+    async def open(self) -> None:
+        """Begin, before the sandbox is made. Raises `EvaluatorError`."""
+        ...
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        """Return a tool's answer. May be cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """End. May be called twice, and without `open`."""
+        ...
+
+
 class Evaluator(Protocol):
-    """A grader.
+    """A grader, made for one session.
 
     For a class with `needs_sandbox = True`, the gateway makes the fresh sandbox while the harness runs, if a place is
     free. A grader that runs its tests several times has the largest number as its attribute `runs`, and as many times
-    the time.
+    the time. A grader whose `environment` is an `Environment` gives the harness the tools of that.
     """
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:

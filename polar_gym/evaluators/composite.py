@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EVALUATORS, EvaluationContext, Progress
 from polar_gym.evaluators.blame import judge
 from polar_gym.registry import Options
@@ -45,6 +46,10 @@ class CompositeOptions(Options):
             raise ValueError("weights: they must not be negative, and not all 0")
         return self
 
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        return [tool for spec in self.components.values() for tool in getattr(EVALUATORS.options(spec), "tools", ())]
+
     def weight(self, name: str) -> float:
         return self.weights.get(name, 1.0)
 
@@ -56,6 +61,12 @@ class Composite:
         self._options = options
         self._evaluators = {name: EVALUATORS.make(spec) for name, spec in options.components.items()}
         self.runs = max(getattr(evaluator, "runs", 1) for evaluator in self._evaluators.values())
+        environments = [each for one in self._evaluators.values() if (each := getattr(one, "environment", None))]
+        if len(environments) > 1:
+            raise ConfigError(
+                f"components: {len(environments)} of them bring an environment; a session has one at most"
+            )
+        self.environment = next(iter(environments), None)
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         results: dict[str, EvaluationResult] = {}

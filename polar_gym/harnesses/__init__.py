@@ -26,6 +26,12 @@ the task needs, then say briefly what you did.
 """Replaces the system prompt of a harness in its lean profile."""
 
 
+MCP_SERVER = "gym"
+"""The name of the MCP server with an environment's tools, in the configuration of harnesses."""
+MCP_PATIENCE_SECONDS = 3600
+"""How long a harness waits for a tool of an environment, which the gateway ends much earlier."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchContext:
     """The facts from which a harness module describes a launch."""
@@ -41,6 +47,8 @@ class LaunchContext:
     home: str
     """The agent's home directory inside the sandbox."""
     workdir: str
+    mcp_url: str | None = None
+    """The MCP server with the tools of the session's environment, which takes `api_key` as a bearer token; or none."""
     executable: Sequence[str]
     """The first arguments of argv, which start the harness inside the sandbox; empty for one without a package."""
 
@@ -54,6 +62,11 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     """Absolute path inside the sandbox -> text, written before the start."""
     stdin: bytes = b""
+
+
+def mcp_headers(context: LaunchContext) -> dict[str, str]:
+    """Return the headers of requests to `context.mcp_url`."""
+    return {"Authorization": f"Bearer {context.api_key}"}
 
 
 def no_hints(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
@@ -108,6 +121,11 @@ class Harness:
     """The shell command by which an agent ends its run, where an answer without a tool call does not."""
     acts_on_text: bool = False
     """Whether the harness may act on the text of an answer. False: it acts on structured tool calls only."""
+    mcp_prefix: str | None = None
+    """The text that this harness puts before the name of a tool of the MCP server `MCP_SERVER`.
+
+    None: `launch` ignores `mcp_url`, and no environment with tools can be given to the harness.
+    """
     Options: type[Options] = Options
 
     @property

@@ -11,9 +11,18 @@ length nor a leading `-` or `/` matters. Standard output is the final message.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
-from polar_gym.harnesses import Harness, Launch, LaunchContext, objects
+from polar_gym.harnesses import (
+    MCP_PATIENCE_SECONDS,
+    MCP_SERVER,
+    Harness,
+    Launch,
+    LaunchContext,
+    mcp_headers,
+    objects,
+)
 
 _HOUR_MS = 3_600_000
 
@@ -25,7 +34,7 @@ def launch(context: LaunchContext) -> Launch:
     model = context.spec.model_name
     profile = _LEAN if context.spec.profile == "lean" else _DEFAULT
     return Launch(
-        argv=[*context.executable, "-p", "--dangerously-skip-permissions", "--model", model, *profile],
+        argv=[*context.executable, "-p", "--dangerously-skip-permissions", "--model", model, *profile, *_mcp(context)],
         environment={
             **_QUIET,
             "ANTHROPIC_BASE_URL": context.base_url,
@@ -37,6 +46,13 @@ def launch(context: LaunchContext) -> Launch:
         },
         stdin=context.instruction.encode(),
     )
+
+
+def _mcp(context: LaunchContext) -> list[str]:
+    if context.mcp_url is None:
+        return []
+    server = {"type": "http", "url": context.mcp_url, "headers": mcp_headers(context)}
+    return ["--mcp-config", json.dumps({"mcpServers": {MCP_SERVER: server}})]
 
 
 _DEFAULT = ("--disallowedTools", "WebSearch,WebFetch")
@@ -55,6 +71,8 @@ _QUIET = {
     "DISABLE_PROMPT_CACHING": "1",  # the markers of the cache move through the history from turn to turn
     "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS // 2),  # with this setting, pings keep it waiting
     "API_TIMEOUT_MS": str(_HOUR_MS),
+    "MCP_TOOL_TIMEOUT": str(MCP_PATIENCE_SECONDS * 1000),
+    "ENABLE_TOOL_SEARCH": "false",  # it would keep an environment's tools from the model until the model asks for them
 }
 
 
@@ -107,4 +125,5 @@ HARNESS = Harness(
     launch=launch,
     told_today_by="bun",
     classify=classify,
+    mcp_prefix=f"mcp__{MCP_SERVER}__",
 )

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext
+from polar_gym.harnesses import LEAN_PROMPT, MCP_PATIENCE_SECONDS, MCP_SERVER, Harness, Launch, LaunchContext
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
 
@@ -59,6 +59,17 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
         f"{provider}.env_key": _KEY_VARIABLE,
         f"{provider}.wire_api": "responses",
         f"{provider}.stream_idle_timeout_ms": 1_800_000,
+        **(_mcp(context.mcp_url) if context.mcp_url else {}),
+    }
+
+
+def _mcp(url: str) -> dict[str, Any]:
+    server = f"mcp_servers.{MCP_SERVER}"
+    return {
+        f"{server}.url": url,
+        f"{server}.bearer_token_env_var": _KEY_VARIABLE,
+        f"{server}.tool_timeout_sec": MCP_PATIENCE_SECONDS,
+        f"{server}.required": True,
     }
 
 
@@ -137,6 +148,7 @@ HARNESS = Harness(
     },
     launch=launch,
     classify=classify,
+    mcp_prefix=f"mcp__{MCP_SERVER}__",
     # Codex's idle timer is reset by an event with data, of any type, and not by a comment.
     keep_alive=b'event: keepalive\ndata: {"type":"keepalive"}\n\n',
 )

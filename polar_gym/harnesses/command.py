@@ -57,4 +57,4 @@ def _fill(text: str, context: LaunchContext, quote: Callable[[str], str] = str) 
     return _PLACEHOLDER.sub(lambda match: quote(values[match[1]]), text)
 
 
-HARNESS = Harness(launch=launch, acts_on_text=True, Options=CommandOptions)
+HARNESS = Harness(launch=launch, acts_on_text=True, mcp_prefix="", Options=CommandOptions)

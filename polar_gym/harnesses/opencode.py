@@ -15,7 +15,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, system_prompt
+from polar_gym.harnesses import (
+    LEAN_PROMPT,
+    MCP_PATIENCE_SECONDS,
+    MCP_SERVER,
+    Harness,
+    Launch,
+    LaunchContext,
+    mcp_headers,
+    system_prompt,
+)
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
 
@@ -59,7 +68,10 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
     if context.spec.profile == "lean":
         settings["snapshot"] = False
         settings["agent"] = {"title": {"disable": True}, "build": {"prompt": LEAN_PROMPT}}
-        settings["tools"] = {"*": False} | dict.fromkeys(_LEAN_TOOLS, True)
+        settings["tools"] = {"*": False} | dict.fromkeys((*_LEAN_TOOLS, f"{MCP_SERVER}_*"), True)
+    if context.mcp_url:
+        server = {"type": "remote", "url": context.mcp_url, "headers": mcp_headers(context), "oauth": False}
+        settings["mcp"] = {MCP_SERVER: {**server, "timeout": MCP_PATIENCE_SECONDS * 1000}}
     return settings
 
 
@@ -106,4 +118,5 @@ HARNESS = Harness(
     },
     launch=launch,
     classify=classify,
+    mcp_prefix=f"{MCP_SERVER}_",
 )

@@ -101,4 +101,4 @@ def _read(paths: list[Path]) -> dict[Path, str]:
         raise InstallError(f"harness.target: its package holds files that are not UTF-8 text ({error})") from error
 
 
-HARNESS = Harness(launch=launch, acts_on_text=True, Options=PythonOptions)
+HARNESS = Harness(launch=launch, acts_on_text=True, mcp_prefix="", Options=PythonOptions)

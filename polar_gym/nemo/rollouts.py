@@ -34,6 +34,7 @@ from polar_gym.nemo.verified import Mask, Row, verified, verified_episode
 from polar_gym.registry import Options
 from polar_gym.schema import Episode, Sampling, TaskRequest
 from polar_gym.tasks import Task
+from polar_gym.tasks.rows import FileSelection, to_task
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +140,10 @@ class Rollouts:
         for key in MAPPINGS:
             if not isinstance(row.get(key) or {}, Mapping):
                 raise RowError("invalid_row", f"{key}={row[key]!r}: expected a mapping")
+        config = self.configs[0]  # replicas differ in the engine only
+        if config.evaluator.name == "nemo_gym":
+            request = make_request(config, _own_task(row))
+            return request.model_copy(update={"sampling": _sampling(request.sampling, row)})
         name = (row.get("verifier_metadata") or {}).get("instance_id")
         if not isinstance(name, str) or name not in machinery.tasks:
             known = list(machinery.tasks)
@@ -146,7 +151,7 @@ class Rollouts:
             raise RowError(
                 "unknown_task", f"verifier_metadata.instance_id={name!r}: not in polar.tasks; known: {shown}"
             )
-        request = make_request(self.configs[0], machinery.tasks[name])  # replicas differ in the engine only
+        request = make_request(config, machinery.tasks[name])
         return request.model_copy(update={"sampling": _sampling(request.sampling, row)})
 
     def _answer(self, row: Row, episode: Episode) -> dict[str, Any]:
@@ -184,6 +189,15 @@ def _config(settings: AgentSettings, engine: dict[str, Any], replicas: int) -> R
     config = load_config(settings.recipe, settings={**settings.polar, "engine": engine, "pools": pools})
     shares = {name: -(-places // replicas) for name, places in config.pools.model_dump().items()}
     return config.model_copy(update={"pools": Pools(**shares)})
+
+
+def _own_task(row: Row) -> Task:
+    """Return the task that a row for a resources server is. Raises `RowError`."""
+    own = {key: value for key, value in row.items() if not key.startswith("_")}
+    try:
+        return to_task("row", own, None, FileSelection())
+    except ValueError as error:
+        raise RowError("invalid_row", str(error)) from error
 
 
 def _sampling(sampling: Sampling, row: Row) -> Sampling:

@@ -1,9 +1,9 @@
-"""Loads tasks. A task is one row in SWE-bench's field names.
+"""Loads tasks. A task is one row in SWE-bench's field names, or in NeMo Gym's form.
 
 A task source is one module that defines `TASKS`: a class made from its validated `Options`, whose `load()` returns
 tasks. The sources are `bundled` (with its files in `suite/`), `jsonl`, `parquet` and `huggingface`. The tools:
 
-- `rows`: reads and checks rows, for all sources;
+- `rows`: reads and checks rows, for all sources; `gym_rows` reads those of NeMo Gym;
 - `confined`: keeps the files that a row names below allowed directories;
 - `request`: makes a `TaskRequest` of a task.
 
@@ -12,7 +12,7 @@ The room uses workspaces, runtimes, registry and schema.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
@@ -75,6 +75,8 @@ class Task(BaseModel):
     version: str = ""
     python_requirements: list[Annotated[str, AfterValidator(check_requirement)]] = []
     """Packages of an index that the tests need, installed from wheels only."""
+    gym_row: dict[str, Any] = {}
+    """The row in NeMo Gym's form that this task is (`gym_rows`); empty: the task is a repository's."""
     audit: Audit | None = None
     place: str = ""
     """The place of the row, `file:line`, for error messages."""

@@ -18,11 +18,11 @@ yourself, and stop when you are done.
 {issue}
 </issue>
 """
-"""The instruction of every task."""
+"""The instruction of every task of a repository."""
 
 
 class UngradableError(ValueError):
-    """A task that `swe` cannot grade. The message names the row, the missing fields and the way to get them."""
+    """A task that the evaluator cannot grade. The message names the row, the missing fields and the way to get them."""
 
 
 def with_task(request: TaskRequest, task: Task) -> TaskRequest:
@@ -51,6 +51,8 @@ def with_task(request: TaskRequest, task: Task) -> TaskRequest:
 
 def instruction(task: Task) -> str:
     """Return the instruction for the harness. The task's id is not in it: a model could know the solution by the id."""
+    if task.gym_row:
+        return task.problem_statement
     return PREAMBLE.format(issue=task.problem_statement.strip())
 
 
@@ -91,6 +93,13 @@ def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
         return options
     if evaluator["name"] == "test_on_output" and task.test_command:
         return {"command": task.test_command, **evaluator}
+    if evaluator["name"] == "nemo_gym":
+        if not task.gym_row:
+            raise UngradableError(
+                f"{task.place or task.instance_id}: responses_create_params: is missing; nemo_gym grades rows in NeMo "
+                "Gym's form"
+            )
+        return {"row": task.gym_row, **evaluator}
     if evaluator["name"] == "composite" and isinstance(evaluator.get("components"), dict):
         parts = evaluator["components"].items()
         return {**evaluator, "components": {name: _with_tests(part, task) for name, part in parts}}

@@ -3,7 +3,7 @@
 Rows of SWE-bench, SWE-bench Verified, SWE-Gym and SWE-smith differ in little. Test lists are lists or the JSON text of
 a list. The image is `image`, `image_name` or `docker_image`, or follows from the instance's name. To be graded, a row
 must say how its tests run (`test_command` or `eval_script`) and how their log is read (`log_parser`).
-`polar-gym tasks prepare` adds these fields.
+`polar-gym tasks prepare` adds these fields. Rows in NeMo Gym's form are read too (`gym_rows`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from polar_gym.registry import Options
 from polar_gym.runtimes.image_names import image_file
 from polar_gym.tasks import Task
 from polar_gym.tasks.confined import confined, confined_workspace
+from polar_gym.tasks.gym_rows import is_gym_row, of_gym_row
 
 _TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 IMAGE_NAMES = ("image", "image_name", "docker_image")
@@ -163,6 +164,8 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
 
 def to_task(place: str, row: dict[str, Any], directory: Path | None, selection: FileSelection) -> Task:
     """Return the task in a row. Raises `ValueError` that names the place and the field."""
+    if is_gym_row(row):
+        row = of_gym_row(place, row)
     row = {name: value for name, value in row.items() if value is not None or name in _TEST_LISTS}
     lists = {name: test_ids(place, name, row[name]) for name in _TEST_LISTS if name in row}
     try:
@@ -223,7 +226,7 @@ def _workspace(
     place: str, task: Task, directory: Path | None, directories: Sequence[Path], image: str | None
 ) -> str | None:
     if task.workspace is None:
-        if image is None:
+        if image is None and not task.gym_row:
             raise ValueError(
                 f"{place}: workspace, image: a task needs at least one of them, got neither; add one to the row, or "
                 "for a data set whose images follow from the instances' names set tasks.image, "

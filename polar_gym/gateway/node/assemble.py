@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polar_gym.config.checking import check_plugin
+from polar_gym.config.checking import check_plugin, check_tools
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import ENGINES, Engine
 from polar_gym.errors import ConfigError
@@ -36,7 +36,7 @@ def make_request(config: RunConfig, task: Task) -> TaskRequest:
     """Return the request of a task. Raises `ConfigError` for a task that the evaluator cannot grade."""
     try:
         request = with_task(config.request(task.instance_id, instruction(task)), task)
-        check_plugin("evaluator", EVALUATORS, request.evaluator)
+        check_tools(request.agent, check_plugin("evaluator", EVALUATORS, request.evaluator))
     except UngradableError as error:
         raise ConfigError(f"tasks: {error}") from error
     except ConfigError as error:

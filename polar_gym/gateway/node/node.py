@@ -15,7 +15,7 @@ from socket import AF_UNIX, socket
 from typing import Any
 
 from polar_gym.builders import BUILDERS
-from polar_gym.config.checking import check_plugin
+from polar_gym.config.checking import check_plugin, check_tools
 from polar_gym.config.run_config import FrozenConfig, Pools, ScoringConfig
 from polar_gym.engines import ENGINES, Engine, EngineError, Updating
 from polar_gym.evaluators import EVALUATORS
@@ -173,6 +173,7 @@ class Node:
             session_id=session.session_id,
             model_name=request.agent.model_name,
             harness=plugins.harness,
+            environment=plugins.environment,
             journal=Journal(StateDirectory(self._state or self._scratch).files(key).journal),
             task_id=request.task_id,
             sample_index=sample_index,
@@ -232,6 +233,7 @@ class Node:
         check_plugin("agent", HARNESSES, request.agent)
         check_plugin("builder", BUILDERS, request.builder)
         evaluator_options = check_plugin("evaluator", EVALUATORS, request.evaluator)
+        check_tools(request.agent, evaluator_options)
         return Plugins(
             harness=HARNESSES.get(request.agent.name),
             evaluator=EVALUATORS.get(request.evaluator.name)(evaluator_options),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from polar_gym.chat import ChatRequest
+from polar_gym.evaluators import Environment
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.harnesses import Harness
@@ -40,6 +41,8 @@ class SessionCapture:
     scoring: Scoring
     key: str = field(init=False, default_factory=lambda: f"pg-{secrets.token_urlsafe(32)}")
     """The session's API key: a capability that opens the model calls of this session and nothing else."""
+    environment: Environment | None = None
+    """Whose tools the harness may call."""
     running: bool = False
     """The proxy answers only while this is true."""
     calls: list[ModelCall] = field(default_factory=list)
@@ -54,7 +57,7 @@ class SessionCapture:
     _passes: set[asyncio.Task[None]] = field(default_factory=set)
     _sampled_tokens: int = 0
     _in_flight: dict[asyncio.Task[Any], int] = field(default_factory=dict)
-    """The task that answers each call -> how many tokens of the budget the call may use."""
+    """The task that answers each call -> how many tokens of the budget the call may use, 0 for a tool."""
 
     @asynccontextmanager
     async def admit(self, request: ChatRequest) -> AsyncIterator[tuple[int, ChatRequest] | None]:
@@ -77,6 +80,21 @@ class SessionCapture:
         self.admitted += 1
         try:
             yield self.admitted - 1, request
+        finally:
+            del self._in_flight[task]
+
+    @property
+    def offers_tools(self) -> bool:
+        return self.environment is not None and bool(self.environment.tools)
+
+    @asynccontextmanager
+    async def tool_call(self) -> AsyncIterator[None]:
+        """Let a call of the environment's tools be cut off by the end of the session as long as the context lasts."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_flight[task] = 0
+        try:
+            yield
         finally:
             del self._in_flight[task]
 

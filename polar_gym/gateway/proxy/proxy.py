@@ -26,6 +26,7 @@ from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
 from polar_gym.engines.weights import spans
+from polar_gym.gateway.proxy import mcp
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.exchange import Exchange
 from polar_gym.gateway.proxy.generation import GenerationGate
@@ -122,6 +123,12 @@ class Proxy:
             if from_a_page(http):
                 raise CallRefusedError(403, "permission", REFUSED)
             capture = self._authenticate(http, provider, bound)
+            if http.path == mcp.MCP_PATH and capture.environment is not None and capture.offers_tools:
+                if http.method != "POST":
+                    return web.Response(status=405, headers={"Allow": "POST"})
+                message = await _read_json(http)
+                async with capture.tool_call():
+                    return await mcp.answer(message, capture.environment)
             if route is None:
                 log.warning("session %s: no such endpoint: %s %s", capture.session_id, http.method, http.path)
                 raise CallRefusedError(404, "not_found", f"no such endpoint: {http.method} {http.path}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from polar_gym.engines import UNREACHABLE
 from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.mcp import MCP_PATH
 from polar_gym.gateway.proxy.proxy import Proxy
 from polar_gym.harnesses import Launch, LaunchContext
 from polar_gym.harnesses.today import told_today
@@ -47,6 +48,7 @@ class HarnessRun:
             context_length=context_length,
             instruction=self.request.instruction,
             home=HOME,
+            mcp_url=f"{self.sandbox.base_url}{MCP_PATH}" if self.capture.offers_tools else None,
             workdir=self.request.runtime.workspace.path,
             executable=executable,
         )

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError
+from polar_gym.evaluators import Environment, EvaluationContext, Evaluator, EvaluatorError
 from polar_gym.evaluators.blame import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.proxy import Proxy
@@ -56,6 +56,10 @@ class Plugins:
     harness: Harness
     evaluator: Evaluator
     runtime: Runtime
+
+    @property
+    def environment(self) -> Environment | None:
+        return getattr(self.evaluator, "environment", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +136,8 @@ class SessionLife:
             self.fail(stage, "runtime_error", f"not done within {limit:g} seconds")
         except INFRASTRUCTURE_ERRORS as error:
             self.fail(stage, "runtime_error", str(error))
+        except EvaluatorError as error:
+            self.fail(stage, "evaluator_error", str(error))
         except Exception as error:
             log.exception("session %s failed while %s", self.session.session_id, stage)
             self.fail(stage, "gateway_error", repr(error))
@@ -153,6 +159,8 @@ class SessionLife:
 
     async def _bring_up(self) -> Ready:
         spec = self.request.runtime
+        if self.capture.environment is not None:
+            await self.capture.environment.open()
         prepared = await prepare(spec, self._plugins.harness, cache=self._around.cache, scratch=self._scratch)
         sandbox = await self._sandboxes.start_for_harness(prepared, self._around.serve(self.capture))
         return Ready(
@@ -295,6 +303,8 @@ class SessionLife:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_journal)
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
+            if self.capture.environment is not None:
+                stack.push_async_callback(self.capture.environment.close)
             stack.push_async_callback(self._sandboxes.close)
             await self.capture.end()
             await self.capture.end_passes(cancel=True)

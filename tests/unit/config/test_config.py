@@ -90,6 +90,7 @@ def test_every_shipped_group_names_a_plugin_and_only_its_options(group: tuple[st
         "huggingface": {"dataset": "somebody/something"},
         "test_on_output": {"command": "ls"},
         "rubric": {"url": "http://127.0.0.1:1", "model": "m", "criteria": "[{name:a,text:b}]"},
+        "nemo_gym": {"url": "http://127.0.0.1:1"},
         "composite": {"components": "{done:{name:session_completion}}"},
         "command": {"command": "ls"},
         "python": {"target": "package.module:function"},

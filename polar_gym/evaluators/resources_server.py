@@ -1,0 +1,117 @@
+"""One episode of a NeMo Gym resources server: its seed, its tools, its verdict, and the cookies that name the episode.
+
+The form is that of NeMo Gym's own agents (https://github.com/NVIDIA-NeMo/Gym, `responses_api_agents/simple_agent`).
+Tool calls run one after the other, as they do there: a server may keep the state of an episode in the cookies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import defaultdict, deque
+from typing import Any
+
+import aiohttp
+
+from polar_gym.evaluators import EvaluatorError, ToolAnswer
+from polar_gym.http.failures import reason
+
+TOOL_NAME = re.compile(r"(?!(verify|seed_session|aggregate_metrics|mcp)$)[A-Za-z0-9_-]{1,48}")
+"""A tool's name is a path of the server, and part of the name that a harness shows to the model."""
+MAX_TOOL_BYTES = 1024 * 1024
+MAX_VERDICT_BYTES = 256 * 1024 * 1024
+"""A verdict repeats the row and the conversation."""
+KEPT_BYTES = 64 * 1024 * 1024
+"""How much text of tools is kept for the verdict. After that the conversation has the text as the harness states it."""
+SAID_BYTES = 500
+
+
+class AwayError(EvaluatorError):
+    """The server cannot be reached."""
+
+
+class ResourcesServer:
+    """One episode, between `open` and `close`."""
+
+    def __init__(self, url: str, row: dict[str, Any], tools: list[dict[str, Any]], tool_seconds: float) -> None:
+        """`tools`: as MCP describes tools. `tool_seconds`: time for one call of a tool."""
+        self.row = row
+        self.tools = tools
+        self.away = ""
+        """Why the server could not be reached during a tool call, if so."""
+        self._said: defaultdict[str, deque[str]] = defaultdict(deque)
+        self._kept = 0
+        self._url = url.rstrip("/")
+        self._tool_seconds = tool_seconds
+        self._turn = asyncio.Lock()
+        self._http: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Begin the episode. Raises `EvaluatorError`."""
+        self._http = aiohttp.ClientSession(
+            cookie_jar=aiohttp.CookieJar(unsafe=True, quote_cookie=False),  # unsafe: also for a host that is a number
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        )
+        status, answer = await self._post("/seed_session", self.row, MAX_VERDICT_BYTES)
+        if status != 200:
+            raise EvaluatorError(self.refused("/seed_session", status, answer))
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        """Return the answer of a tool. Nothing is raised: the agent is told what went wrong."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(self._tool_seconds):
+                    status, answer = await self._post(f"/{name}", arguments, MAX_TOOL_BYTES)
+            except AwayError as error:
+                self.away = str(error)
+                return ToolAnswer("the tool's server cannot be reached", failed=True)
+            except EvaluatorError as error:
+                return ToolAnswer(f"{name}: {error}", failed=True)
+            except TimeoutError:
+                return ToolAnswer(f"{name}: no answer within {self._tool_seconds:g} seconds", failed=True)
+        text = answer.decode(errors="replace")
+        self._kept += len(answer)
+        if self._kept <= KEPT_BYTES:
+            self._said[_key(name, arguments)].append(text)
+        return ToolAnswer(text, failed=status != 200)
+
+    def said(self, name: str, arguments: str) -> str | None:
+        """Return what the tool said to the first call with these arguments that was not asked for yet; None: there was
+        no such call."""
+        try:
+            said = self._said.get(_key(name, json.loads(arguments)))
+        except ValueError:
+            return None
+        return said.popleft() if said else None
+
+    async def verify(self, response: dict[str, Any]) -> tuple[int, bytes]:
+        """Return status and body of the verdict. Raises `AwayError`, or `EvaluatorError` for a body without end."""
+        return await self._post("/verify", {**self.row, "response": response}, MAX_VERDICT_BYTES)
+
+    def refused(self, path: str, status: int, answer: bytes) -> str:
+        said = answer[:SAID_BYTES].decode(errors="replace")
+        return f"{self._url}{path} answered {status}: {said or 'nothing'}"
+
+    async def _post(self, path: str, body: dict[str, Any], limit: int) -> tuple[int, bytes]:
+        assert self._http is not None, "call open() first"
+        answer = bytearray()
+        try:
+            async with self._http.post(self._url + path, json=body, allow_redirects=False) as response:
+                async for chunk in response.content.iter_any():
+                    answer += chunk
+                    if len(answer) > limit:
+                        raise EvaluatorError(f"{self._url}{path} answered with more than {limit} bytes")
+                return response.status, bytes(answer)
+        except aiohttp.ClientError as error:
+            why = f"{self._url}{path} cannot be reached ({reason(error)}); is the resources server running there?"
+            raise AwayError(why) from error
+
+
+def _key(name: str, arguments: Any) -> str:
+    return json.dumps([name, arguments], sort_keys=True)
