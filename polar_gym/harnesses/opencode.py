@@ -68,10 +68,11 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
     if context.spec.profile == "lean":
         settings["snapshot"] = False
         settings["agent"] = {"title": {"disable": True}, "build": {"prompt": LEAN_PROMPT}}
-        settings["tools"] = {"*": False} | dict.fromkeys((*_LEAN_TOOLS, f"{MCP_SERVER}_*"), True)
+        settings["tools"] = {"*": False} | dict.fromkeys(_LEAN_TOOLS, True)
     if context.mcp_url:
         server = {"type": "remote", "url": context.mcp_url, "headers": mcp_headers(context), "oauth": False}
         settings["mcp"] = {MCP_SERVER: {**server, "timeout": MCP_PATIENCE_SECONDS * 1000}}
+        settings.setdefault("tools", {})[f"{MCP_SERVER}_*"] = True
     return settings
 
 

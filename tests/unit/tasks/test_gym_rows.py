@@ -1,0 +1,89 @@
+"""Rows in NeMo Gym's form as tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.assemble import load_tasks, make_request
+from polar_gym.schema import EvaluatorSpec
+from polar_gym.tasks.request import UngradableError, instruction, with_task
+from tests.support.resources_server import row
+from tests.support.task_files import ROW, load, request_for, write
+
+GRADING = {"name": "nemo_gym", "url": "http://127.0.0.1:1"}
+
+
+def rows_of(given: Any) -> dict[str, Any]:
+    return {"responses_create_params": {"input": given}}
+
+
+def test_a_row_is_a_task_without_a_repository(tmp_path: Path) -> None:
+    one, other = load("jsonl", path=write(tmp_path, row(6), row(7, instance_id="seven")))
+    assert (one.instance_id[:4], other.instance_id) == ("gym-", "seven")
+    assert one.instance_id == load("jsonl", path=write(tmp_path, row(6)))[0].instance_id
+    request = request_for(one, evaluator=EvaluatorSpec.model_validate(GRADING))
+    assert request.instruction == "Count up to 6."
+    assert (request.runtime.workspace.source, request.runtime.image) == (None, None)
+    assert request.evaluator.options["row"] == row(6)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("Do it.", "Do it."),
+        (
+            [
+                {"role": "user", "content": [{"type": "input_text", "text": "One."}]},
+                {"role": "developer", "content": "Be kind."},
+                {"role": "user", "content": "Two."},
+            ],
+            "Be kind.\n\nOne.\n\nTwo.",
+        ),
+    ],
+    ids=["text", "messages"],
+)
+def test_the_instruction_is_made_of_the_messages(tmp_path: Path, given: Any, said: str) -> None:
+    (task,) = load("jsonl", path=write(tmp_path, rows_of(given)))
+    assert instruction(task) == said
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"responses_create_params": None}, "responses_create_params.input: expected"),
+        (rows_of(7), "responses_create_params.input: expected"),
+        (rows_of([{"role": "assistant", "content": "x"}]), r"input\[0\].*begin in mid-conversation"),
+        (rows_of([{"type": "function_call_output", "output": "x"}]), "mid-conversation"),
+        (rows_of([{"role": "user", "content": [{"type": "input_image"}]}]), r"input\[0\]\.content: expected text"),
+        (rows_of([]), "problem_statement: must not be empty"),
+        ({**rows_of("x"), "image": "/etc/shadow.sif"}, "image"),
+    ],
+    ids=str,
+)
+def test_a_bad_row_is_refused_by_its_line_and_field(tmp_path: Path, bad: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"tasks\.jsonl:2: .*{said}"):
+        load("jsonl", path=write(tmp_path, row(6), bad))
+
+
+def test_other_evaluators_and_rows_do_not_fit(tmp_path: Path) -> None:
+    (task,) = load("jsonl", path=write(tmp_path, row(6)))
+    with pytest.raises(UngradableError, match=r"tasks\.jsonl:1"):
+        request_for(task)
+    (repository,) = load("jsonl", path=write(tmp_path, ROW))
+    with pytest.raises(UngradableError, match="nemo_gym grades rows in NeMo Gym's form"):
+        with_task(request_for(repository, evaluator=EvaluatorSpec.model_validate(GRADING)), repository)
+
+
+def test_a_harness_without_mcp_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+    without = {**row(7), "responses_create_params": {"input": "Count."}}
+    tasks = {"name": "jsonl", "path": str(write(tmp_path, row(6), without))}
+    config = load_config(settings={"tasks": tasks, "harness": "pi", "evaluator": GRADING})
+    first, second = load_tasks(config)
+    with pytest.raises(ConfigError, match=r"agent\.name='pi': it takes no MCP server.*use claude_code, codex, "):
+        make_request(config, first)
+    make_request(config, second)
