@@ -22,6 +22,7 @@ from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskReques
 from tests.lifecycle.nodes import KEY, Client, node_here, order
 from tests.lifecycle.service_fixtures import KEYS, rollout_server
 from tests.support.requirements import need_bubblewrap
+from tests.support.resources_server import row
 from tests.support.sessions import task
 
 NO_KEYS = Keys()
@@ -162,6 +163,7 @@ async def test_a_request_names_no_files_programs_and_networks(tmp_path: Path) ->
         "runtime.host='tcp://example.org'": run_in(name="docker", host="tcp://example.org"),
         "runtime.bridge='host'": run_in(name="docker", bridge="host"),
         "evaluator.url='http://example.org'": evaluated(**RUBRIC),
+        "evaluator.url='http://127.0.0.1:1'": evaluated(name="nemo_gym", url="http://127.0.0.1:1", row=row(6)),
         "evaluator.components.own.api_key_env='POLAR_GYM_NODE_KEY'": evaluated(
             name="composite", components={"own": {**RUBRIC, "url": None, "api_key_env": "POLAR_GYM_NODE_KEY"}}
         ),

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from polar_gym.nemo.rollouts import AgentSettings, Rollouts
 from polar_gym.schema import Episode, EvaluatorSpec, Status
 from tests.support.requirements import need_bubblewrap
 from tests.support.resources_server import Counting, counting, row
@@ -107,3 +108,25 @@ async def test_a_tool_call_ends_with_its_session(tmp_path: Path, server: Countin
     async with node(tmp_path) as gateway:
         episode = await gateway.rollout(requests)
     assert (episode.session.truncated_by, episode.reward) == ("time", 1.0), episode.session.failure
+
+
+async def test_an_agent_server_takes_rows_of_other_environments(tmp_path: Path, server: Counting) -> None:
+    """The row that NeMo Gym's collector sends is the task; a row that cannot be one is masked."""
+    settings = AgentSettings(
+        polar={
+            "harness": asking(f'{MCP}\nask()\ntool("add", count=3)').model_dump(exclude={"today"}),
+            "runtime": "bubblewrap",
+            "engine": {"name": "embedded", "scripts": [{"final_message": "Done."}]},
+            "evaluator": {"name": "nemo_gym", "url": server.url},
+        }
+    )
+    rollouts = Rollouts(settings)
+    try:
+        answer = await rollouts.run({**row(6), "_ng_task_index": 0})
+        assert (answer["reward"], answer["mask_sample"]) == (1.0, False), answer["failure_reason"]
+        assert answer["expected"] == 6
+        assert "_ng_task_index" not in server.verified[0]
+        refused = await rollouts.run({"responses_create_params": {"input": []}})
+        assert (refused["mask_sample"], refused["failure_kind"]) == (True, "polar:invalid_row")
+    finally:
+        await rollouts.close()
