@@ -71,6 +71,8 @@ _QUIET = {
     "DISABLE_PROMPT_CACHING": "1",  # the markers of the cache move through the history from turn to turn
     "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS // 2),  # with this setting, pings keep it waiting
     "API_TIMEOUT_MS": str(_HOUR_MS),
+    "MCP_CONNECTION_NONBLOCKING": "0",  # else its first request may come before it knows an environment's tools
+    "MCP_TIMEOUT": str(_HOUR_MS // 12),
     "MCP_TOOL_TIMEOUT": str(MCP_PATIENCE_SECONDS * 1000),
     "ENABLE_TOOL_SEARCH": "false",  # it would keep an environment's tools from the model until the model asks for them
 }
