@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import defaultdict, deque
 from typing import Any
 
 import aiohttp
@@ -40,7 +39,8 @@ class ResourcesServer:
         self.tools = tools
         self.away = ""
         """Why the server could not be reached during a tool call, if so."""
-        self._said: defaultdict[str, deque[str]] = defaultdict(deque)
+        self._said: list[tuple[str, Any, str]] = []
+        """The tool, the arguments and the answer of each call that `said` did not give yet."""
         self._kept = 0
         self._url = url.rstrip("/")
         self._tool_seconds = tool_seconds
@@ -78,17 +78,19 @@ class ResourcesServer:
         text = answer.decode(errors="replace")
         self._kept += len(answer)
         if self._kept <= KEPT_BYTES:
-            self._said[_key(name, arguments)].append(text)
+            self._said.append((name, arguments, text))
         return ToolAnswer(text, failed=status != 200)
 
     def said(self, name: str, arguments: str) -> str | None:
         """Return what the tool said to the first call with these arguments that was not asked for yet; None: there was
         no such call."""
         try:
-            said = self._said.get(_key(name, json.loads(arguments)))
+            asked = name, json.loads(arguments)
         except ValueError:
             return None
-        return said.popleft() if said else None
+        # Compared as values: a harness in JavaScript writes 9.0 as 9.
+        place = next((place for place, (*call, _) in enumerate(self._said) if tuple(call) == asked), None)
+        return None if place is None else self._said.pop(place)[2]
 
     async def verify(self, response: dict[str, Any]) -> tuple[int, bytes]:
         """Return status and body of the verdict. Raises `AwayError`, or `EvaluatorError` for a body without end."""
@@ -111,7 +113,3 @@ class ResourcesServer:
         except aiohttp.ClientError as error:
             why = f"{self._url}{path} cannot be reached ({reason(error)}); is the resources server running there?"
             raise AwayError(why) from error
-
-
-def _key(name: str, arguments: Any) -> str:
-    return json.dumps([name, arguments], sort_keys=True)

@@ -18,7 +18,7 @@ _LEAN = ("--no-extensions", "--no-skills", "--no-prompt-templates", "--no-contex
 
 def launch(context: LaunchContext) -> Launch:
     config = f"{context.home}/.pi/agent"
-    model = context.spec.model_name
+    model, extension = context.spec.model_name, f"{context.home}/.polar-gym/mcp.js"
     profile = _LEAN if context.spec.profile == "lean" else ()
     return Launch(
         argv=[
@@ -31,6 +31,7 @@ def launch(context: LaunchContext) -> Launch:
             "--model",
             model,
             *profile,
+            *(["--extension", extension] if context.mcp_url else []),
         ],
         environment={
             _KEY_VARIABLE: context.api_key,
@@ -41,9 +42,32 @@ def launch(context: LaunchContext) -> Launch:
         files={
             f"{config}/models.json": json.dumps(_models(context), indent=2),
             f"{config}/settings.json": json.dumps(_settings(context), indent=2),
+            **({extension: _MCP_CLIENT % {"url": json.dumps(context.mcp_url)}} if context.mcp_url else {}),
         },
         stdin=context.instruction.encode(),
     )
+
+
+_MCP_CLIENT = """\
+// Pi has no MCP client; extensions may bring tools. These are the tools of the session's environment.
+const ask = async (method, params, signal) => {
+  const headers = { "Content-Type": "application/json", Authorization: `Bearer ${process.env.POLAR_GYM_API_KEY}` };
+  const body = JSON.stringify({ jsonrpc: "2.0", id: 1, method, params });
+  const answer = await (await fetch(%(url)s, { method: "POST", headers, body, signal })).json();
+  if (answer.error) throw new Error(answer.error.message);
+  return answer.result;
+};
+export default async (pi) => {
+  for (const { name, description, inputSchema } of (await ask("tools/list", {})).tools) {
+    const execute = async (id, params, signal) => {
+      const { content, isError } = await ask("tools/call", { name, arguments: params }, signal);
+      if (isError) throw new Error(content[0].text);
+      return { content, details: {} };
+    };
+    pi.registerTool({ name, label: name, description, parameters: inputSchema, execute });
+  }
+};
+"""
 
 
 def _models(context: LaunchContext) -> dict[str, object]:
@@ -99,5 +123,6 @@ HARNESS = Harness(
     launch=launch,
     told_today_by="node",
     classify=classify,
+    mcp_prefix="",
     broken_stream="end",  # an error event ends its run
 )

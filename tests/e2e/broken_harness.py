@@ -12,4 +12,4 @@ def _crash(context: LaunchContext) -> Launch:
     return Launch(argv=["sh", "-c", "echo 'cannot find my left shoe' >&2; exit 3"])
 
 
-CRASHING = dataclasses.replace(PI, launch=_crash, told_today_by=None)
+CRASHING = dataclasses.replace(PI, launch=_crash, told_today_by=None, mcp_prefix=None)

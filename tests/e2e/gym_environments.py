@@ -71,7 +71,6 @@ CONVERSATIONS: dict[str, dict[str, tuple[Calls, str]]] = {
     "mcqa": {"right": ([], "\\boxed{B}"), "wrong": ([], "\\boxed{C}")},
 }
 """Environment -> name of a conversation -> its tool calls, one a turn, and its last words."""
-WITHOUT_TOOLS = ("mcqa",)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from polar_gym.harnesses import HARNESSES as FOUND
-from tests.e2e.gym_environments import CONVERSATIONS, WITHOUT_TOOLS, cases, gyms_own, ours, serving_environments
+from tests.e2e.gym_environments import CONVERSATIONS, cases, gyms_own, ours, serving_environments
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, installed
 from tests.show.result import HARNESSES, Result, make_parser, parse
 
@@ -37,11 +35,8 @@ async def show(version: str, harnesses: Sequence[str], environments: Sequence[st
             for case in chosen:
                 expected = await gyms_own(case, urls)
                 result.check(GRADED, [f"{case.name}: {expected}"] if expected != (case.conversation == "right") else [])
-                cells: dict[str, Any] = {}
+                cells: dict[str, list[float | None]] = {}
                 for harness in harnesses:
-                    if FOUND.get(harness).mcp_prefix is None and case.environment not in WITHOUT_TOOLS:
-                        cells[harness] = "no MCP"
-                        continue
                     for profile in PROFILES:
                         own = {"name": harness, "profile": profile}
                         episodes = await ours(case, urls, directory, own, samples=2)
@@ -49,10 +44,14 @@ async def show(version: str, harnesses: Sequence[str], environments: Sequence[st
                         wrong = [f"{version} {case.name} {harness} {profile}: {rewards}"]
                         result.check(SAME, wrong if rewards != [expected] * 2 else [])
                         cells.setdefault(harness, []).extend(rewards)
-                shown = [value if isinstance(value, str) else " ".join(map(str, value)) for value in cells.values()]
-                table.add_row(case.environment, case.conversation, f"{expected:g}", *shown)
+                table.add_row(case.environment, case.conversation, f"{expected:g}", *map(_told, cells.values()))
                 result.figures[f"{version} {case.name}"] = {"simple_agent": expected, **cells}
     return table
+
+
+def _told(rewards: list[float | None]) -> str:
+    each = dict.fromkeys("none" if reward is None else f"{reward:g}" for reward in rewards)
+    return " or ".join(each)
 
 
 def main() -> int:

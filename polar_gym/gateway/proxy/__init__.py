@@ -2,7 +2,7 @@
 
 `proxy` serves the port and asks the engine. `exchange` holds one call on its way, `sending` writes the answer, and
 `capture` holds the key, the limits and the calls of a session. `generation` lets calls through to the engine or holds
-them back. `journal` writes each call to the session's file, and `shared_prompts` keeps its memory small. `mcp` serves the
-tools of an environment. The room uses `chat`, `engines`, `evaluators`, `harnesses`, `http`, `providers`, `schema` and
-`splicing`. It knows neither nodes nor the stages of a session.
+them back. `journal` writes each call to the session's file, and `shared_prompts` keeps its memory small. `mcp` serves
+the tools of an environment. The room uses `chat`, `engines`, `evaluators`, `harnesses`, `http`, `providers`, `schema`
+and `splicing`. It knows neither nodes nor the stages of a session.
 """

@@ -125,6 +125,21 @@ async def test_a_tool_has_the_servers_name_whatever_the_harness_calls_it(
     assert server.verified[0]["response"]["output"][0]["name"] == "add"
 
 
+async def test_what_a_tool_said_is_found_where_the_harness_writes_the_arguments_otherwise(server: Counting) -> None:
+    """JavaScript writes 3.0 as 3."""
+    environment = NemoGym(NemoGymOptions(url=server.url, row=row(6))).environment
+    await environment.open()
+    try:
+        for count in (3, 4):
+            await environment.call("add", {"count": count})
+        await environment.call("total", {})
+        assert environment.said("total", "{}") == '{"total": 10}'
+        assert environment.said("add", '{ "count": 4.0 }') == '{"success": true}'
+        assert [environment.said("add", text) for text in ('{"count": 4}', "no JSON")] == [None, None]
+    finally:
+        await environment.close()
+
+
 async def test_an_agent_cannot_mask_its_session_by_nonsense(server: Counting) -> None:
     """The server's verifier trips over the arguments: another episode, in which nothing is done, is graded."""
     result = await graded(server, calls_of([tool_call("mcp__gym__add", "{}", 0)]))

@@ -15,6 +15,7 @@ from polar_gym.tasks.request import UngradableError, instruction, with_task
 from tests.support.resources_server import row
 from tests.support.task_files import ROW, load, request_for, write
 
+OWN = "tests.e2e.broken_harness:CRASHING"
 GRADING = {"name": "nemo_gym", "url": "http://127.0.0.1:1"}
 
 
@@ -82,8 +83,8 @@ def test_other_evaluators_and_rows_do_not_fit(tmp_path: Path) -> None:
 def test_a_harness_without_mcp_is_refused_where_there_are_tools(tmp_path: Path) -> None:
     without = {**row(7), "responses_create_params": {"input": "Count."}}
     tasks = {"name": "jsonl", "path": str(write(tmp_path, row(6), without))}
-    config = load_config(settings={"tasks": tasks, "harness": "pi", "evaluator": GRADING})
+    config = load_config(settings={"tasks": tasks, "harness": {"name": OWN}, "evaluator": GRADING})
     first, second = load_tasks(config)
-    with pytest.raises(ConfigError, match=r"agent\.name='pi': it takes no MCP server.*use claude_code, codex, "):
+    with pytest.raises(ConfigError, match=rf"agent\.name='{OWN}': it takes no MCP server.*use claude_code, codex, "):
         make_request(config, first)
     make_request(config, second)
