@@ -26,6 +26,7 @@ from polar_gym.evaluators.twins import weak_tests
 from polar_gym.paths import cache_dir, check_writable
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Audit, Task
+from polar_gym.tasks.harbor import HarborOptions, HarborTasks, read_directories
 from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks, read_rows
 
 app = typer.Typer(no_args_is_help=True)
@@ -119,13 +120,29 @@ def prepare_rows(
 
 
 @app.command("validate")
-def validate_tasks(file: TaskFile, settings: Settings = None) -> None:
+def validate_tasks(
+    file: Annotated[
+        Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names, or a directory of Harbor's.")
+    ],
+    settings: Settings = None,
+) -> None:
     """Grade every task's reference solution (must resolve) and a change that does nothing (must not).
 
     Exit code 1 when a task is not valid.
     """
-    runtime = load_config(None, settings or []).runtime
-    _conclude(_of_each(_loaded(file), runtime, validate), runtime)
+    if not file.is_dir():
+        runtime = load_config(None, settings or []).runtime
+        _conclude(_of_each(_loaded(file), runtime, validate), runtime)
+        return
+    config = load_config(None, ["tasks=harbor", f"tasks.path={file}", *(settings or [])])
+    options = HarborOptions.model_validate(config.tasks.options)
+    bad = read_directories(options)[1]
+    for problem in bad:
+        errors.print(Text(problem, "red"), soft_wrap=True)
+    tasks = HarborTasks(options.model_copy(update={"skip_bad": True})).load()
+    _conclude(_of_each(tasks, config.runtime, validate), config.runtime)
+    if bad:
+        raise typer.Exit(1)
 
 
 @app.command("twins")

@@ -30,7 +30,9 @@ def check_config(values: Any) -> RunConfig:
 
 def _completed_by_tasks(spec: EvaluatorSpec) -> bool:
     """Return whether options come from each task (`make_request`, which checks them)."""
-    return spec.name in ("swe", "composite") or (spec.name == "test_on_output" and "command" not in spec.options)
+    return spec.name in ("swe", "composite", "harbor") or (
+        spec.name == "test_on_output" and "command" not in spec.options
+    )
 
 
 def _check_today(spec: HarnessSpec) -> None:

@@ -13,7 +13,7 @@ from typing import Self
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
-from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest
+from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest, check_scope
 from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, RuntimeSpec, Session, TaskRequest
 from polar_gym.tasks import Task
@@ -32,7 +32,8 @@ class Bench:
     def __init__(self, runtime: RuntimeSpec, cache: Path) -> None:
         self.spec = runtime
         self.cache = cache
-        self._runtime: Runtime = RUNTIMES.make(runtime)
+        self._runtimes: dict[str, Runtime] = {}
+        self._runtime = self._runtime_of(runtime)
         self._scratch = tempfile.TemporaryDirectory(prefix="polar-gym-bench-")
         self._repositories: dict[str, Path] = {}
 
@@ -44,11 +45,15 @@ class Bench:
 
     async def __aexit__(self, *_: object) -> None:
         with self._scratch:
-            await self._runtime.close()
+            for runtime in self._runtimes.values():
+                await runtime.close()
 
     async def evaluate(self, task: Task, diff: bytes) -> EvaluationResult:
         """Return the grade of a session that left `diff`."""
-        context = self.context(task, diff)
+        return await self.judge(self.context(task, diff))
+
+    async def judge(self, context: EvaluationContext) -> EvaluationResult:
+        """Return the grade of what the context tells."""
         limit = context.request.evaluator.timeout_seconds + context.request.runtime.init_timeout_seconds
         return await judge(EVALUATORS.make(context.request.evaluator), context, limit)
 
@@ -71,19 +76,29 @@ class Bench:
         )
 
     @asynccontextmanager
-    async def sandbox(self, task: Task, *, for_agent: bool = False) -> AsyncIterator[Sandbox]:
+    async def sandbox(self, task: Task, *, for_agent: bool = False, image: str | None = None) -> AsyncIterator[Sandbox]:
         """Start a sandbox with the task's workspace at its base commit, and no network.
 
-        `for_agent`: without the tests of the image that are hidden from the agent.
+        `for_agent`: without the tests of the image that are hidden from the agent. `image`: None: the task's.
         """
         request = await asyncio.to_thread(self._sandbox_request, task)
-        sandbox = await self._runtime.start(request)
+        runtime = await asyncio.to_thread(self._runtime_of, request.spec)
+        request.spec.image = image or request.spec.image
+        sandbox = await runtime.start(request)
         try:
-            if task.workspace is None and request.spec.image is not None:
+            if task.workspace is None and request.spec.image is not None and request.spec.scope == "workspace":
                 await set_base(sandbox, request.spec.workspace, for_agent=for_agent)
             yield sandbox
         finally:
             await sandbox.stop()
+
+    def _runtime_of(self, spec: RuntimeSpec) -> Runtime:
+        """Return the runtime with these options. Raises `ConfigError` where it cannot give such sandboxes."""
+        key = repr(spec.options)
+        if key not in self._runtimes:
+            self._runtimes[key] = RUNTIMES.make(spec)
+        check_scope(spec, self._runtimes[key])
+        return self._runtimes[key]
 
     def _request(self, task: Task) -> TaskRequest:
         request = TaskRequest(
@@ -91,7 +106,7 @@ class Bench:
             instruction=instruction(task),
             runtime=self.spec,
             agent=HarnessSpec(name="command"),
-            evaluator=EvaluatorSpec(name="swe"),
+            evaluator=EvaluatorSpec(name="swe" if task.container is None else "harbor"),
         )
         return with_task(request, task)
 

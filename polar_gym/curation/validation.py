@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polar_gym.curation.bench import Bench
+from polar_gym.curation.oracle import grade_container
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.parsers import PASSED
 from polar_gym.runtimes import SandboxError
@@ -42,6 +43,8 @@ class Verdict:
 
 async def validate(task: Task, bench: Bench) -> Verdict:
     """Grade the reference solution and the change that does nothing."""
+    if task.container is not None:
+        return await _validate_container(task, bench)
     if not task.patch.strip():
         return Verdict(task=task, problem="patch: is empty, so there is no reference solution to try")
     try:
@@ -49,6 +52,17 @@ async def validate(task: Task, bench: Bench) -> Verdict:
         no_op = await bench.evaluate(task, NO_OP)
     except GRADING_ERRORS as error:
         return Verdict(task=task, problem=str(error) or "timed out")
+    return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
+
+
+async def _validate_container(task: Task, bench: Bench) -> Verdict:
+    try:
+        gold = await grade_container(task, bench, solve=True) if task.container and task.container.solution else None
+        no_op = await grade_container(task, bench, solve=False)
+    except GRADING_ERRORS as error:
+        return Verdict(task=task, problem=str(error) or "timed out")
+    if gold is None:
+        return Verdict(task=task, no_op=no_op, problem="solution/solve.sh: is missing, so there is nothing to try")
     return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
 
 

@@ -4,8 +4,8 @@ Grading happens in a fresh sandbox, built from the same image and workspace. Onl
 that sandbox.
 
 An evaluator is one module that defines `EVALUATOR`: a class with the method `evaluate` (`Evaluator` below), made from
-its validated `Options`. The evaluators are `swe`, `test_on_output`, `rubric`, `nemo_gym`, `session_completion` and
-`composite`. The tools:
+its validated `Options`. The evaluators are `swe`, `harbor`, `test_on_output`, `rubric`, `nemo_gym`,
+`session_completion` and `composite`. The tools:
 
 - `blame`: decides who is at fault when grading fails;
 - `grading`: carries the harness's diff into a grading sandbox; `patch` splits a diff into files;
@@ -77,6 +77,8 @@ class EvaluationContext:
     final_message: str
     fresh_sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]]
     """A new sandbox from the same image with the workspace at its base commit and no network."""
+    left_sandbox: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None
+    """A new sandbox with all files that the harness left in its container; None where its work is the diff."""
     diff_problem: str = ""
     """Why no diff could be taken, where the harness caused that; `diff` is empty then."""
     control: bool = False

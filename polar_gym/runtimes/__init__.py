@@ -30,8 +30,9 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from polar_gym.errors import ConfigError
 from polar_gym.registry import Makers
 from polar_gym.schema import RuntimeSpec
 
@@ -53,6 +54,10 @@ Serve = Callable[[socket.socket], Awaitable[asyncio.Server]]
 
 class SandboxError(Exception):
     """A sandbox could not be started or used, through no fault of the agent. The message says what to do about it."""
+
+
+class LeftoverError(Exception):
+    """The files that the agent left in its sandbox cannot be copied: the agent's doing, which is scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,20 @@ class Sandbox(Protocol):
         ...
 
 
+@runtime_checkable
+class WholeSandbox(Sandbox, Protocol):
+    """A sandbox of the scope `container`."""
+
+    async def keep(self) -> str:
+        """End the sandbox, and return the name of an image of all files in it, which `stop` removes.
+
+        Raises `LeftoverError` where the files cannot be copied, and `SandboxError` where the runtime fails.
+        """
+        ...
+
+
 class Runtime(Protocol):
-    """Starts sandboxes of one kind."""
+    """Starts sandboxes of one kind. One that can start a `WholeSandbox` has the attribute `whole = True`."""
 
     def check(self) -> list[str]:
         """Return what is missing on this machine, each with the command that installs it. Blocks."""
@@ -159,3 +176,11 @@ class Runtime(Protocol):
 
 
 RUNTIMES: Makers[Runtime] = Makers("runtime", __name__)
+
+
+def check_scope(spec: RuntimeSpec, runtime: Runtime) -> None:
+    """Raise `ConfigError` where sandboxes of this runtime cannot have the scope."""
+    if spec.scope == "container" and not getattr(runtime, "whole", False):
+        raise ConfigError(
+            f"runtime={spec.name}: gives no harness a whole container (runtime.scope=container); set runtime=docker"
+        )

@@ -95,6 +95,10 @@ class RuntimeSpec(PluginSpec):
     network: Literal["gateway", "none", "full"] = "gateway"
     """`gateway`: the sandbox reaches the session's gateway and nothing else. `none`: nothing at all. `full`: the
     gateway and everything that the machine's network reaches. A sandbox for grading never gets the gateway."""
+    scope: Literal["workspace", "container"] = "workspace"
+    """`workspace`: the harness is a user without rights, and grading sees the diff of its workspace. `container`: the
+    harness is root in a container of the image, whose git history is not cut, and grading sees a copy of all files that
+    the harness left. Only docker can do that."""
     init_timeout_seconds: float = Field(default=300.0, gt=0)
     """Time for the sandbox to come up, with its workspace and the harness inside."""
 

@@ -1,7 +1,8 @@
 """Loads tasks. A task is one row in SWE-bench's field names, or in NeMo Gym's form.
 
 A task source is one module that defines `TASKS`: a class made from its validated `Options`, whose `load()` returns
-tasks. The sources are `bundled` (with its files in `suite/`), `jsonl`, `parquet` and `huggingface`. The tools:
+tasks. The sources are `bundled` (with its files in `suite/`), `jsonl`, `parquet`, `huggingface` and `harbor`, which
+reads directories instead of rows. The tools:
 
 - `rows`: reads and checks rows, for all sources; `gym_rows` reads those of NeMo Gym;
 - `confined`: keeps the files that a row names below allowed directories;
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from polar_gym.registry import Makers
-from polar_gym.schema import InsidePath
+from polar_gym.schema import Environment, InsidePath
 from polar_gym.workspaces.requirements import check_requirement
 
 
@@ -37,6 +38,25 @@ class Audit(BaseModel):
     def hackable(self) -> float | None:
         """Return the part of the wrong patches that were rewarded; None where none could be tried."""
         return self.rewarded / self.tried if self.tried else None
+
+
+class Container(BaseModel):
+    """What a task has whose whole container is the harness's, and not a repository in it: a task of Harbor."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tests: str
+    """The directory of the verifier, whose `test.sh` decides."""
+    solution: str | None = None
+    """The directory of the reference solution, `solve.sh`; None: there is none."""
+    environment: Environment = {}
+    verifier_environment: Environment = {}
+    solution_environment: Environment = {}
+    agent_seconds: float | None = Field(default=None, gt=0)
+    """How long the harness, or the reference solution, may work; None: as long as the config says."""
+    verifier_seconds: float = Field(gt=0)
+    limits: dict[str, float] = {}
+    """Options of the runtime that the task sets, such as `memory_mb`; the config's own options win."""
 
 
 class Task(BaseModel):
@@ -78,6 +98,7 @@ class Task(BaseModel):
     gym_row: dict[str, Any] = {}
     """The row in NeMo Gym's form that this task is (`gym_rows`); empty: the task is a repository's."""
     audit: Audit | None = None
+    container: Container | None = None
     place: str = ""
     """The place of the row, `file:line`, for error messages."""
 

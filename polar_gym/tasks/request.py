@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
-from polar_gym.schema import EvaluatorSpec, TaskRequest
-from polar_gym.tasks import Task
+from polar_gym.runtimes.files import pack
+from polar_gym.schema import EvaluatorSpec, RuntimeSpec, TaskRequest
+from polar_gym.tasks import Container, Task
 
 PREAMBLE = """\
 The current directory is a git repository. Resolve the issue below by changing its source files. Hidden tests will \
@@ -30,7 +34,7 @@ def with_task(request: TaskRequest, task: Task) -> TaskRequest:
 
     Options that the evaluator already has win over the task's options. Raises `UngradableError`.
     """
-    runtime = request.runtime
+    runtime = _with_container(request.runtime, task)
     workspace = runtime.workspace.model_copy(
         update={
             "source": task.workspace or runtime.workspace.source,
@@ -43,6 +47,7 @@ def with_task(request: TaskRequest, task: Task) -> TaskRequest:
     return request.model_copy(
         update={
             "runtime": runtime.model_copy(update={"image": task.image or runtime.image, "workspace": workspace}),
+            "timeout_seconds": (task.container and task.container.agent_seconds) or request.timeout_seconds,
             "evaluator": EvaluatorSpec.model_validate(_with_tests(request.evaluator.model_dump(), task)),
             "metadata": {"repo": task.repo, "base_commit": task.base_commit, "instance_id": task.instance_id},
         }
@@ -51,7 +56,7 @@ def with_task(request: TaskRequest, task: Task) -> TaskRequest:
 
 def instruction(task: Task) -> str:
     """Return the instruction for the harness. The task's id is not in it: a model could know the solution by the id."""
-    if task.gym_row:
+    if task.gym_row or task.container is not None:
         return task.problem_statement
     return PREAMBLE.format(issue=task.problem_statement.strip())
 
@@ -62,6 +67,9 @@ def reference_script(task: Task, ends_by: str = "") -> dict[str, Any]:
     `match` is the issue's first line, which occurs verbatim in the instruction. `ends_by`: that of the harness.
     """
     title = task.problem_statement.strip().splitlines()[0].rstrip()
+    if task.container is not None:
+        commands = [*_solve(task.container), *([ends_by] if ends_by else [])]
+        return {"match": title, "commands": commands, "final_message": f"Solved: {title}"}
     patch = shlex.quote(task.patch.removesuffix("\n"))
     # Without names that git would quote.
     old_files = map(shlex.quote, re.findall(r'^--- a/([^\s"]+)$', task.patch, re.MULTILINE))
@@ -79,9 +87,29 @@ def reference_script(task: Task, ends_by: str = "") -> dict[str, Any]:
     }
 
 
+def _solve(container: Container) -> list[str]:
+    """Return commands that put the reference solution at its place and run it; one that looks around without one."""
+    if container.solution is None:
+        return ["ls -a"]
+    archive = base64.b64encode(gzip.compress(pack(Path(container.solution)), mtime=0)).decode()
+    variables = " ".join(shlex.quote(f"{name}={value}") for name, value in container.solution_environment.items())
+    return [
+        f"mkdir -p /solution && echo {archive} | base64 -d | tar -xz -C /solution",
+        f"chmod +x /solution/solve.sh && env {variables} /solution/solve.sh",
+    ]
+
+
 def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
-    """Return an evaluator's spec with the task's tests added to each `swe`, and its test command to each
+    """Return an evaluator's spec with the task's tests added to each `swe` and `harbor`, and its test command to each
     `test_on_output` without a command, also inside of a `composite`."""
+    if evaluator["name"] == ("harbor" if task.container is None else "swe"):
+        raise UngradableError(
+            f"{task.place or task.instance_id}: evaluator={evaluator['name']} cannot grade this task; set "
+            f"evaluator={'swe' if task.container is None else 'harbor'}"
+        )
+    if evaluator["name"] == "harbor" and task.container is not None:
+        own = {"tests": task.container.tests, "environment": task.container.verifier_environment}
+        return {**own, **evaluator, "timeout_seconds": task.container.verifier_seconds}
     if evaluator["name"] == "swe":
         options = {**swe_options(task), **evaluator}
         if not (options.get("test_command") or options.get("eval_script")):
@@ -104,6 +132,22 @@ def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
         parts = evaluator["components"].items()
         return {**evaluator, "components": {name: _with_tests(part, task) for name, part in parts}}
     return evaluator
+
+
+def _with_container(runtime: RuntimeSpec, task: Task) -> RuntimeSpec:
+    """Return the runtime with what a task whose container is the harness's asks for; time to build its image too."""
+    if task.container is None:
+        return runtime
+    limits = task.container.limits
+    return RuntimeSpec.model_validate(
+        {
+            **limits,
+            **runtime.model_dump(),
+            "scope": "container",
+            "environment": {**task.container.environment, **runtime.environment},
+            "init_timeout_seconds": runtime.init_timeout_seconds + limits.get("build_seconds", 0.0),
+        }
+    )
 
 
 def swe_options(task: Task) -> dict[str, Any]:

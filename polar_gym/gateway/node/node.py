@@ -29,8 +29,8 @@ from polar_gym.gateway.session.life import Plugins, SessionLife, Surroundings
 from polar_gym.gateway.session.stages import Stages
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS
-from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve
-from polar_gym.schema import Episode, PluginSpec, Session, Status, TaskRequest
+from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, check_scope
+from polar_gym.schema import Episode, RuntimeSpec, Session, Status, TaskRequest
 
 log = logging.getLogger(__name__)
 
@@ -240,13 +240,17 @@ class Node:
             runtime=self.runtime(request.runtime),
         )
 
-    def runtime(self, spec: PluginSpec) -> Runtime:
-        """Return the runtime for these options, the same for all sessions. May block the first time."""
+    def runtime(self, spec: RuntimeSpec) -> Runtime:
+        """Return the runtime for these options, the same for all sessions. May block the first time.
+
+        Raises `ConfigError` where the runtime cannot give the sandboxes that are asked for.
+        """
         options = check_plugin("runtime", RUNTIMES, spec)
         key = f"{spec.name}:{options!r}"
         if key not in self._runtimes:
             made = RUNTIMES.get(spec.name)(options)
             self._runtimes.setdefault(key, made)  # threads that look at once all get the first one made
+        check_scope(spec, self._runtimes[key])
         return self._runtimes[key]
 
     def _serve(self, capture: SessionCapture) -> Serve:

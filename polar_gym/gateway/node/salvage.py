@@ -17,7 +17,7 @@ from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
 from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.gateway.session.building import build
 from polar_gym.runtimes import Runtime, SandboxError
-from polar_gym.schema import Artifacts, Episode, Failure, ModelCall, PluginSpec, Status
+from polar_gym.schema import Artifacts, Episode, Failure, ModelCall, RuntimeSpec, Status
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ REAP_SECONDS = 60.0
 DIED = "the gateway process that ran it died"
 
 
-async def salvage(state: StateDirectory, runtime: Callable[[PluginSpec], Runtime]) -> None:
+async def salvage(state: StateDirectory, runtime: Callable[[RuntimeSpec], Runtime]) -> None:
     """Write an episode for every session that has none."""
     left = await asyncio.to_thread(_unfinished, state)
     await _reap(left, runtime)
@@ -42,7 +42,7 @@ def _unfinished(state: StateDirectory) -> dict[Key, Manifest]:
     return {key: state.read_manifest(key) for key in state.known() if not state.files(key).episode.exists()}
 
 
-async def _reap(left: dict[Key, Manifest], runtime: Callable[[PluginSpec], Runtime]) -> None:
+async def _reap(left: dict[Key, Manifest], runtime: Callable[[RuntimeSpec], Runtime]) -> None:
     sessions: defaultdict[Runtime, set[str]] = defaultdict(set)
     for key, manifest in left.items():
         try:

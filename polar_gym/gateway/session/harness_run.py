@@ -59,7 +59,7 @@ class HarnessRun:
         """Run the harness until it or a budget ends, and set `exit_code` and `truncated_by` of the session."""
         if launch.files:
             await write_files(self.sandbox, launch.files)
-        path = self.request.runtime.environment.get("PATH", PATH)
+        path = self.request.runtime.environment.get("PATH") or await self._path()
         end = asyncio.Event()
         command = Command(
             argv=launch.argv,
@@ -73,6 +73,13 @@ class HarnessRun:
         if self.session.truncated_by is None and self.capture.cut_by_budget:
             self.session.truncated_by = "tokens"
         return output
+
+    async def _path(self) -> str:
+        """Return the directories of programs: those of the image where the whole container is the harness's."""
+        if self.request.runtime.scope == "workspace":
+            return PATH
+        said = await self.sandbox.exec(Command(argv=["sh", "-c", 'printf %s "$PATH"']))
+        return said.stdout.decode(errors="replace") or PATH
 
     async def _run(self, command: Command, end: asyncio.Event) -> ExecResult:
         """Run the command, and set `end` when a budget ends.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from polar_gym.evaluators import Environment, EvaluationContext, Evaluator, EvaluatorError
@@ -217,7 +218,8 @@ class SessionLife:
         started = time.monotonic()
         trajectory = await self._build_trajectory()
         work = await self._read_work(ready) if ready is not None else Work()
-        await self._sandboxes.close()
+        if not work.image:
+            await self._sandboxes.close()
         self.session.timing.building = time.monotonic() - started
         evaluation = None
         if ready is not None and self.session.failure is None:
@@ -248,7 +250,10 @@ class SessionLife:
     async def _read_work(self, ready: Ready) -> Work:
         work = Work()
         with self._failing(Status.BUILDING, READ_SECONDS):
-            work = await read_work(ready.sandbox, self.request.runtime.workspace.path, ready.base, self.artifacts)
+            spec = self.request.runtime
+            work = await read_work(
+                ready.sandbox, spec.workspace.path, ready.base, self.artifacts, whole=spec.scope == "container"
+            )
             if work.failure:
                 self.fail(Status.BUILDING, "runtime_error", work.failure)
         return work
@@ -263,6 +268,7 @@ class SessionLife:
             diff_problem=work.problem,
             final_message=final_message(self.capture.calls),
             fresh_sandbox=grading.fresh,
+            left_sandbox=partial(grading.of, work.image) if work.image else None,
         )
         try:
             return await judge(self._plugins.evaluator, context, limit)

@@ -59,5 +59,5 @@ async def base_of(sandbox: Sandbox, spec: RuntimeSpec, prepared: Prepared) -> by
 
 
 def brings_workspace(spec: RuntimeSpec) -> bool:
-    """Return whether the workspace is what the image has in its place."""
-    return spec.workspace.source is None and spec.image is not None
+    """Return whether the workspace is what the image has in its place, with a history that is cut."""
+    return spec.workspace.source is None and spec.image is not None and spec.scope == "workspace"

@@ -33,14 +33,17 @@ class Sandboxes:
         self._up.append(sandbox)
         return sandbox
 
-    async def start(self, prepared: Prepared, serve: Serve | None = None) -> Sandbox:
-        """Start a sandbox that the caller must stop; without `serve` it is for grading. Raises `SandboxError`."""
+    async def start(self, prepared: Prepared, serve: Serve | None = None, image: str | None = None) -> Sandbox:
+        """Start a sandbox that the caller must stop; without `serve` it is for grading. Raises `SandboxError`.
+
+        `image`: None: the request's. Another one is of files that a harness left, and gets no toolchain.
+        """
         request = SandboxRequest(
             session_id=self.session.session_id,
             node=self.session.node or "",
-            spec=self._spec,
+            spec=self._spec if image is None else self._spec.model_copy(update={"image": image}),
             workspace=prepared.repository,
-            mounts=prepared.mounts,
+            mounts=prepared.mounts if image is None else (),
             serve=serve,
         )
         sandbox = await self._runtime.start(request)
@@ -105,6 +108,15 @@ class GradingSandboxes:
         self._asked.set()
         if sandbox is None:
             sandbox = await self._sandboxes.start(self._prepared)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
+
+    @asynccontextmanager
+    async def of(self, image: str) -> AsyncIterator[Sandbox]:
+        """Give a sandbox of another image, and remove it afterwards. Raises what the runtime raises."""
+        sandbox = await self._sandboxes.start(self._prepared, image=image)
         try:
             yield sandbox
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from polar_gym.runtimes import Sandbox, SandboxError
+from polar_gym.runtimes import LeftoverError, Sandbox, SandboxError, WholeSandbox
 from polar_gym.schema import Artifacts
 from polar_gym.workspaces.diff import UnreadableWorkspaceError, left_behind, snapshot_diff
 
@@ -22,9 +22,13 @@ class Work:
     """Why no diff could be taken, through the agent's own doing."""
     failure: str = ""
     """Why no diff could be taken, through a fault of the sandbox."""
+    image: str = ""
+    """The image of all files that the agent left, instead of a diff, where the sandbox has the scope `container`."""
 
 
-async def read_work(sandbox: Sandbox, workspace_path: str, base: bytes, artifacts: Artifacts) -> Work:
+async def read_work(
+    sandbox: Sandbox, workspace_path: str, base: bytes, artifacts: Artifacts, *, whole: bool = False
+) -> Work:
     """Return the agent's work. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read.
 
     The files that no diff carries are noted in `artifacts` first, and stay there if the session is then cancelled.
@@ -32,9 +36,11 @@ async def read_work(sandbox: Sandbox, workspace_path: str, base: bytes, artifact
     limit = asyncio.timeout(READ_SECONDS)
     try:
         async with limit:
+            if isinstance(sandbox, WholeSandbox) and whole:
+                return Work(image=await sandbox.keep())
             artifacts.not_carried = await left_behind(sandbox, workspace_path)
             diff = await snapshot_diff(sandbox, workspace_path, base) if base else b""
-    except UnreadableWorkspaceError as error:
+    except (UnreadableWorkspaceError, LeftoverError) as error:
         return Work(problem=str(error))
     except (SandboxError, OSError) as error:  # a runtime may raise a TimeoutError of its own
         late, unread = f"not done within {READ_SECONDS:g} seconds", f"the agent's changes could not be read: {error}"

@@ -27,7 +27,7 @@ from docker import errors
 from polar_gym.durable import make_once
 from polar_gym.runtimes import SandboxError, agent, tar
 from polar_gym.runtimes.glibc import LOADERS
-from polar_gym.runtimes.image_names import ARCHIVE
+from polar_gym.runtimes.image_names import ARCHIVE, DOCKERFILE
 from polar_gym.runtimes.skeleton import skeleton
 
 Form = Literal["directory", "sif"]
@@ -112,6 +112,8 @@ class Images:
     def _path(self, name: str | None) -> Path:
         if name is None:
             return self._skeleton()
+        if name.startswith(DOCKERFILE):
+            raise SandboxError(f"runtime.image={name!r}: apptainer builds no Dockerfile; set runtime=docker")
         if name.startswith(ARCHIVE):
             archive = Path(name.removeprefix(ARCHIVE))
             return self._converted(_id_in_archive(archive), f"{ARCHIVE}{archive.resolve()}")

@@ -1,7 +1,7 @@
 """Sandboxes as containers: an image, limits by the kernel's control groups, and no network.
 
-`daemon` makes the SDK's calls, `images` finds and pulls images, and `sandbox` is one container. `streams` runs commands
-in a container, and `relay` is one way of the gateway into a container.
+`daemon` makes the SDK's calls, `images` finds and pulls images, `builds` builds them, and `sandbox` is one container.
+`streams` runs commands in a container, and `relay` is one way of the gateway into a container.
 
 The gateway gets into the container's empty network by a socket made in its network namespace. Where the gateway may not
 enter that (not root, or in a container itself), it uses a mounted Unix socket and a relay.
@@ -10,15 +10,18 @@ enter that (not root, or in a container itself), it uses a mounted Unix socket a
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import docker
 import requests
 from docker import errors
 
 from polar_gym.runtimes import SandboxError, SandboxRequest, agent, processes, scratch_directory
+from polar_gym.runtimes.docker.builds import build
 from polar_gym.runtimes.docker.daemon import Daemon, DockerOptions
 from polar_gym.runtimes.docker.images import Image
-from polar_gym.runtimes.docker.sandbox import SESSION_LABEL, DockerSandbox, remove_container
+from polar_gym.runtimes.docker.sandbox import SESSION_LABEL, DockerSandbox, remove_container, remove_image
+from polar_gym.runtimes.image_names import DOCKERFILE
 from polar_gym.runtimes.skeleton import import_skeleton, skeleton_tag
 
 
@@ -34,6 +37,7 @@ class Docker:
     """Starts sandboxes as containers of a daemon on this machine."""
 
     Options = DockerOptions
+    whole = True
 
     def __init__(self, options: DockerOptions) -> None:
         self._daemon = Daemon(options)
@@ -89,6 +93,9 @@ class Docker:
             orphans = [each["Id"] for each in containers if each["Labels"][SESSION_LABEL] in session_ids]
             for orphan in orphans:
                 remove_container(client, orphan)
+            for image in client.images.list(filters={"label": SESSION_LABEL}):
+                if image.labels[SESSION_LABEL] in session_ids:
+                    remove_image(client, str(image.id))
             directories = scratch_directory.orphans(session_ids, self._daemon.options.scratch)
             for directory in directories:
                 scratch_directory.remove(directory)
@@ -102,12 +109,25 @@ class Docker:
     def _image(self, client: docker.DockerClient, name: str | None) -> Image:
         """Return the image to run, after it was brought onto this machine. Raises `SandboxError`."""
         if name is not None:
-            return self._daemon.images.get(client, name)
+            return self._daemon.images.get(client, self._built(name))
         if not self._daemon.options.host_usr:
             raise SandboxError("runtime.image is not set: name an image, or set runtime.host_usr=true")
         tag = skeleton_tag()
         import_skeleton(client, tag)
         return Image(name=tag, id=tag, glibc=True, git=True)
+
+    def _built(self, name: str) -> str:
+        """Return the name of an image that the daemon may have, after it was built from a Dockerfile if it must be."""
+        if not name.startswith(DOCKERFILE):
+            return name
+        options, directory = self._daemon.options, Path(name.removeprefix(DOCKERFILE))
+        return build(
+            self._daemon.host,
+            directory,
+            arguments=options.build_args,
+            network=options.build_network,
+            seconds=options.build_seconds,
+        )
 
 
 RUNTIME = Docker

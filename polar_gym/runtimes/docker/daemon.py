@@ -55,6 +55,13 @@ class DockerOptions(LimitOptions):
     starts_per_second: float = Field(default=10.0, ge=0.1)
     """How many containers the daemon is asked to begin; it does about five a second on a small machine."""
 
+    build_seconds: float = Field(default=600.0, gt=0)
+    """Time for the build of an image whose name is `dockerfile:DIRECTORY`."""
+    build_network: Annotated[str, Names.OTHER] = "default"
+    """The Docker network in which such an image is built, e.g. `host`."""
+    build_args: dict[str, str] = Field(default_factory=dict)
+    """The arguments of such a build (`ARG` in the Dockerfile)."""
+
     def shares_network(self) -> bool:
         return self.bridge == "host" or self.bridge.startswith("container:")
 

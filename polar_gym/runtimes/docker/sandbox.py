@@ -8,6 +8,8 @@ no time limit for a command, so the runtime watches the clock (`lasting`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import time
 import uuid
@@ -15,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import docker
+import requests
 from docker import errors
 from docker import types as docker_types
 
@@ -23,6 +26,7 @@ from polar_gym.runtimes import (
     PROXY_PORT,
     Command,
     ExecResult,
+    LeftoverError,
     Mount,
     SandboxError,
     SandboxRequest,
@@ -37,6 +41,7 @@ from polar_gym.runtimes.docker.images import Image
 from polar_gym.runtimes.kernel import seccomp, uids
 from polar_gym.runtimes.kernel.listener import listen_inside
 from polar_gym.runtimes.lasting import LastingSandbox
+from polar_gym.runtimes.limits import MEBIBYTE
 from polar_gym.runtimes.output import CHUNK, Output
 from polar_gym.runtimes.threads import to_its_end
 
@@ -56,6 +61,21 @@ grep -q "^[^:]*:[^:]*:$3:" /etc/passwd || printf %s "$4" >> /etc/passwd
 grep -q "^[^:]*:[^:]*:$3:" /etc/group || printf %s "$5" >> /etc/group
 """
 
+PREPARE_WHOLE = """
+set -e
+mkdir -p "$(dirname "$1")" "$2"
+[ -e "$1" ] || ln -s /root "$1"
+[ -d /tmp ] || mkdir -m 1777 /tmp
+"""
+"""The same where the agent is root, whose home is then the agent's. It changes no owner."""
+
+ROOT = ("DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
+"""The capabilities beside CHOWN of an agent that is root: Docker's own, without those for devices, raw sockets, the
+audit log, and the capabilities of files and processes."""
+
+KEPT = "polar-gym/kept"
+"""The repository of images of the files that agents left."""
+
 SECURITY = ("no-new-privileges", f"seccomp={seccomp.profile()}")
 """The profile is ours, because an older daemon's own allows io_uring and AF_ALG."""
 
@@ -67,21 +87,25 @@ class DockerSandbox(LastingSandbox):
     """A running container."""
 
     def __init__(self, daemon: Daemon, request: SandboxRequest, image: Image) -> None:
-        super().__init__(request, uids.Claim(agent.UID) if image.own_user else uids.claim())
+        self._whole = request.spec.scope == "container"
+        super().__init__(request, _claim(image, whole=self._whole))
         self._daemon = daemon
         self._image = image
         self._agent = f"{self.claim.uid}:{self.claim.uid}"
         self._name = f"polar-gym-{uuid.uuid4().hex[:16]}"
         self._relay_directory: Path | None = None
         self._relay: asyncio.StreamWriter | None = None
+        self._kept = ""
+        """The image of all files that the agent left, once `keep` makes it."""
 
     async def start(self) -> None:
         workspace = self._request.spec.workspace.path
-        if self._request.served is not None and self._daemon.options.gateway != "namespace":
+        if self._request.served is not None and self._gateway() != "namespace":
             self._relay_directory = await to_its_end(self._make_relay_directory)
         pid = await self._daemon.begin(self._create)
         arguments = [HOME, workspace, str(self.claim.uid), *agent.accounts(self.claim.uid).values()]
-        prepared = await self._run(["/bin/sh", "-c", PREPARE, "sh", *arguments], user="0")
+        script = PREPARE_WHOLE if self._whole else PREPARE
+        prepared = await self._run(["/bin/sh", "-c", script, "sh", *arguments], user="0")
         if prepared.exit_code != 0:
             raise SandboxError(
                 f"runtime.image: {self._image.name!r} could not be prepared ({_said(prepared)}); an image needs sh, "
@@ -105,6 +129,27 @@ class DockerSandbox(LastingSandbox):
     async def kill_agent(self) -> None:
         await self._run(agent.KILL, user=self._agent)
 
+    async def keep(self) -> str:
+        """End the container, and return the name of an image of all its files. See `runtimes.WholeSandbox`."""
+        self._kept = f"{KEPT}:{self._name}"
+        await self._daemon.call(self._commit)
+        await self.end()
+        return self._kept
+
+    def _commit(self, client: docker.DockerClient) -> None:
+        """Copy the files into the image. A daemon that is slow or refuses does so because of the files."""
+        limit = self._daemon.options.disk_mb
+        try:
+            (found,) = client.api.containers(all=True, size=True, filters={"name": self._name})
+            if limit is not None and found.get("SizeRw", 0) > limit * MEBIBYTE:
+                raise LeftoverError(f"the harness left {found['SizeRw']} bytes, more than runtime.disk_mb={limit}")
+            client.api.commit(self._name, repository=KEPT, tag=self._name)
+        except (errors.APIError, requests.Timeout) as error:
+            said = str(getattr(error, "explanation", None) or error)
+            if "no space left" in said:
+                raise
+            raise LeftoverError(f"the files that the harness left cannot be copied: {said}") from error
+
     async def end(self) -> None:
         await self._daemon.call(lambda client: remove_container(client, self._name))
 
@@ -113,6 +158,12 @@ class DockerSandbox(LastingSandbox):
             self._relay.close()
         if self._relay_directory is not None:
             await to_its_end(scratch_directory.remove, self._relay_directory)
+        if self._kept:
+            await self._daemon.call(lambda client: remove_image(client, self._kept))
+
+    def _gateway(self) -> str:
+        """Return how the gateway gets in. A relay is a process in the container, which an agent that is root ends."""
+        return "namespace" if self._whole else self._daemon.options.gateway
 
     def _make_relay_directory(self) -> Path:
         directory = scratch_directory.make(self._request.session_id, self._daemon.options.scratch)
@@ -134,13 +185,16 @@ class DockerSandbox(LastingSandbox):
             labels={SESSION_LABEL: self._request.session_id, NODE_LABEL: self._request.node},
             network_mode=options.bridge if self._request.spec.network == "full" else "none",
             cap_drop=["ALL"],
-            cap_add=["CHOWN"],  # for PREPARE; agents, not being root, never hold it
+            cap_add=[
+                "CHOWN",
+                *(ROOT if self._whole else ()),
+            ],  # CHOWN is for PREPARE; only an agent that is root holds it
             security_opt=list(SECURITY),
             mounts=self._mounts(),
             mem_limit=memory,
             memswap_limit=memory,
             pids_limit=options.pids,
-            nano_cpus=None if options.cpus is None else int(options.cpus * 1e9),
+            nano_cpus=None if options.cpus is None else int(min(options.cpus, os.cpu_count() or 1) * 1e9),
             log_config=docker_types.LogConfig(type="none"),
             **self._daemon.limits(),
         )
@@ -161,7 +215,7 @@ class DockerSandbox(LastingSandbox):
 
     async def _listen(self, pid: int) -> socket.socket:
         """Return the gateway's listening socket, in the container's network namespace or on this side of the relay."""
-        gateway = self._daemon.options.gateway
+        gateway = self._gateway()
         if gateway != "relay":
             try:
                 # Daemon and gateway may count processes differently: then this number means another process here.
@@ -213,8 +267,23 @@ class DockerSandbox(LastingSandbox):
         return ExecResult(exit_code=await self._exit_code(exec_id), stdout=stdout.value(), stderr=stderr.value())
 
 
+def _claim(image: Image, *, whole: bool) -> uids.Claim:
+    """Return the agent's uid. Raises `SandboxError`."""
+    if whole and image.own_user:
+        raise SandboxError(f"runtime.image: {image.name!r} is made for another user than root; set USER root in it")
+    if whole:
+        return uids.Claim(0)
+    return uids.Claim(agent.UID) if image.own_user else uids.claim()
+
+
 def _said(result: ExecResult) -> str:
     return (result.stderr or result.stdout).decode(errors="replace").strip()
+
+
+def remove_image(client: docker.DockerClient, image: str) -> None:
+    """Remove an image. Do nothing where it does not exist."""
+    with contextlib.suppress(errors.ImageNotFound):
+        client.images.remove(image, force=True)
 
 
 def remove_container(client: docker.DockerClient, container: str) -> None:

@@ -1,0 +1,63 @@
+"""Builds images from directories with a Dockerfile: each content once, however many sessions ask for it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from polar_gym.durable import locked
+from polar_gym.paths import cache_dir
+from polar_gym.runtimes import SandboxError
+
+LAST_LINES = 5
+
+
+def build(host: str, directory: Path, *, arguments: Mapping[str, str], network: str, seconds: float) -> str:
+    """Return the tag of the image of a directory, built where the daemon does not have it. Raises `SandboxError`.
+
+    The tag is a hash of the directory and of the build's arguments, not of the image in `FROM`.
+    """
+    if not (directory / "Dockerfile").is_file():
+        raise SandboxError(f"runtime.image: {directory} has no Dockerfile; write one, or name another directory")
+    digest = _digest(directory, arguments)
+    tag = f"polar-gym/built:{digest}"
+    locks = cache_dir() / "builds"
+    locks.mkdir(parents=True, exist_ok=True)
+    docker = ("docker", "--host", host)
+    given = (part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}"))
+    with locked(locks / f"{digest}.lock"):
+        if subprocess.run([*docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
+            return tag
+        command = [*docker, "build", "--force-rm", "--network", network, "--tag", tag, *given, str(directory)]
+        try:
+            built = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SandboxError(_problem(directory, f"is not done within {seconds:g} s", error.output)) from error
+    if built.returncode != 0:
+        raise SandboxError(_problem(directory, f"exited with {built.returncode}", built.stdout))
+    return tag
+
+
+def _problem(directory: Path, ending: str, output: bytes | None) -> str:
+    lines = [line.strip() for line in (output or b"").decode(errors="replace").splitlines() if line.strip()]
+    said = " | ".join(lines[-LAST_LINES:]) or "it said nothing"
+    return f"runtime.image: docker build {directory} {ending}: {said}"
+
+
+def _digest(directory: Path, arguments: Mapping[str, str]) -> str:
+    """Return a hash of what a build of the directory depends on: its files, their modes, and the arguments."""
+    digest = hashlib.sha256(repr(sorted(arguments.items())).encode())
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink():
+            content = f"link {path.readlink()}"
+        elif path.is_file():
+            with path.open("rb") as file:
+                content = f"{path.stat().st_mode & 0o777:o} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        else:
+            content = ""
+        digest.update(repr((str(path.relative_to(directory)), content)).encode())
+    return digest.hexdigest()[:32]
