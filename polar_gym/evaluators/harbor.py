@@ -85,7 +85,7 @@ class Harbor:
                 continue
             except SandboxError as error:
                 raise ValueError(str(error)) from error
-            rewards = _parsed(path, content)
+            rewards = parse_rewards(path, content)
             if self._options.reward_key not in rewards and len(rewards) > 1:
                 names = ", ".join(sorted(rewards))
                 raise ValueError(f"{path} has no {self._options.reward_key!r} among {names}: set evaluator.reward_key")
@@ -93,7 +93,7 @@ class Harbor:
         raise ValueError(f"wrote neither {' nor '.join(REWARDS)}")
 
 
-def _parsed(path: str, content: bytes) -> dict[str, float]:
+def parse_rewards(path: str, content: bytes) -> dict[str, float]:
     """Return the rewards in a file. Raises `ValueError`."""
     text = content.decode(errors="replace").strip()
     problem = f"{path} holds no finite number: {text[:80]!r}"

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from polar_gym.runtimes.image_names import DOCKERFILE
+from polar_gym.schema import InsidePath
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import FileSelection, PlacedRow, Selection, select, to_task
 
@@ -86,7 +87,7 @@ class _Verifier(_Phase):
 class _Environment(_Section):
     docker_image: str | None = None
     build_timeout_sec: Seconds = 600.0
-    workdir: str | None = None
+    workdir: InsidePath | None = None
     env: Variables = {}
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory_mb: Size | None = None
