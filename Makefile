@@ -9,9 +9,9 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-gym show-harness-check show-honest \
-	show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray show-rewrites \
-	show-sandboxes show-search show-sft show-splice show-swe-ground show-tasks show-utilisation
+SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-gym show-harbor show-harness-check \
+	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
+	show-rewrites show-sandboxes show-search show-sft show-splice show-swe-ground show-tasks show-utilisation
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format docs $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
@@ -62,6 +62,7 @@ show-faults: ## Kill every process of the service while 200 sessions run (5 min)
 show-forest: ## Count what groups of sessions of each harness share as prefixes (15 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
 show-gym: ## Run harnesses on NeMo Gym's own environments, and compare rewards (40 min)
+show-harbor: ## Grade task directories of Harbor: ARGS="--directories DIR..." (5 min)
 show-harness-check: ## Check what holds between the gateway and each harness (15 min)
 show-honest: ## Count correct solutions without the reward, and lost sessions (65 min)
 show-law: ## Pack sessions in several ways, and compare each trainer's gradients (1 min)
@@ -81,7 +82,7 @@ show-swe-ground: ## Grade rebuilt SWE-bench tasks by us and by swebench (2 h)
 show-tasks: ## Make tasks out of git histories: ARGS="--histories DIR..." (1 h)
 show-utilisation: ## Compare staged pools with one pool for everything (3 min)
 
-show-fuzz show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-swe-ground show-tasks: NEEDS := test
+show-fuzz show-harbor show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-swe-ground show-tasks: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft show-swe-ground show-tasks: PARTS := dev,swe
 show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +15,18 @@ from polar_gym.runtimes import SandboxError
 
 LAST_LINES = 5
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
 
 def build(host: str, directory: Path, *, arguments: Mapping[str, str], network: str, seconds: float) -> str:
     """Return the tag of the image of a directory, built where the daemon does not have it. Raises `SandboxError`.
 
     The tag is a hash of the directory and of the build's arguments, not of the image in `FROM`.
     """
+    if shutil.which("docker") is None:
+        raise SandboxError(
+            "the program docker is missing, which builds images; install it with: apt-get install docker.io"
+        )
     if not (directory / "Dockerfile").is_file():
         raise SandboxError(f"runtime.image: {directory} has no Dockerfile; write one, or name another directory")
     digest = _digest(directory, arguments)
@@ -43,7 +51,8 @@ def build(host: str, directory: Path, *, arguments: Mapping[str, str], network: 
 
 
 def _problem(directory: Path, ending: str, output: bytes | None) -> str:
-    lines = [line.strip() for line in (output or b"").decode(errors="replace").splitlines() if line.strip()]
+    text = _COLOUR.sub("", (output or b"").decode(errors="replace"))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = " | ".join(lines[-LAST_LINES:]) or "it said nothing"
     return f"runtime.image: docker build {directory} {ending}: {said}"
 
