@@ -183,7 +183,7 @@ async def _kinds(subject: Subject) -> Seen:
     run = await subject.plain
     roots = [call for call in run.of_kind("main") if call.continuation == "root"]
     counts = ", ".join(f"{count} {kind}" for kind, count in Counter(map(kind_of, run.calls)).items())
-    return _judged(len(roots) == 1, f"{counts or 'no call'}; {len(roots)} main conversation")
+    return _judged(len(roots) == 1, f"{counts or 'no call'}; main conversations: {len(roots)}")
 
 
 async def _success(subject: Subject) -> Seen:
@@ -199,9 +199,10 @@ async def _api_failure(subject: Subject) -> Seen:
 
 async def _time_out(subject: Subject) -> Seen:
     plain = await subject.plain
-    mark = f"86400.{secrets.randbelow(10**9)}"
+    mark = f"harness-check-{secrets.token_hex(8)}"
     seconds = 5 + 2 * (plain.episode.session.timing.running or 0)
-    run = await subject.run(Rehearsal([[f"sleep {mark} & sleep {mark}"]]), seconds)
+    # A pipe that is never written: some harnesses refuse to sleep.
+    run = await subject.run(Rehearsal([[f"mkfifo /tmp/{mark}; cat /tmp/{mark} & cat /tmp/{mark}"]]), seconds)
     left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)]
     if run.episode.session.truncated_by != "time":
         return "fail", f"it ended by itself: {run.ending}"

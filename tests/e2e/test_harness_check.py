@@ -68,6 +68,6 @@ async def test_a_harness_that_breaks_promises_fails_their_rows() -> None:
     found = {row.check: row for row in (await report(name, CARELESS, "bubblewrap", rows, print)).rows}
     assert {each for each, row in found.items() if row.verdict == "fail"} == {*rows} - {"wire"}
     assert found["wire"] == Row(check="wire", verdict="pass", reason="openai_chat, does not stream")
-    assert "2 main conversation" in found["kinds"].reason
+    assert found["kinds"].reason == "4 main; main conversations: 3"
     assert "exit code 0" in found["exit code of an API failure"].reason
     assert "+go 0." in found["stable prompts"].reason

@@ -1,4 +1,4 @@
-"""The real Pi, Codex and Mistral Vibe against the real providers: tools run, and ids link the history that comes back."""
+"""Real CLIs against the real providers: the tools run, and the history comes back linked by id."""
 
 from __future__ import annotations
 
