@@ -18,7 +18,7 @@ SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz s
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^##@ / { print "\n" substr($$0, 5) } \
-		/^[a-z][a-z0-9-]*:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+		/^[a-z][a-z0-9-]*:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ First run
 

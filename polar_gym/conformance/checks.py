@@ -66,7 +66,7 @@ class Run:
         """How the session ended, in a few words."""
         session = self.episode.session
         failure = f", {session.failure.kind}: {session.failure.message.strip()[-300:]}" if session.failure else ""
-        return f"exit code {session.exit_code}{failure}; {len(self.calls)} calls"
+        return f"exit code {session.exit_code}{failure}; calls: {len(self.calls)}"
 
     def of_kind(self, kind: str) -> list[ModelCall]:
         return [call for call in self.calls if kind_of(call) == kind]
@@ -129,7 +129,7 @@ async def _round_trip(subject: Subject) -> Seen:
     fidelity = run.episode.trajectory.fidelity
     causes = Counter(broken.cause for broken in fidelity.breaks)
     broken = ", ".join(f"{cause} ({count})" for cause, count in causes.items()) or "no break"
-    told = f"{fidelity.spliced} continuations spliced, {fidelity.canonical} templated again, {broken}"
+    told = f"continuations spliced: {fidelity.spliced}, templated again: {fidelity.canonical}; {broken}"
     done = "three" in _results(run.calls[-1]) if run.calls else False
     return _judged(done and fidelity.exact and fidelity.spliced and not fidelity.canonical and not causes, told)
 
@@ -152,7 +152,7 @@ def _retry(error: EngineError, fails: range, *, cuts: bool = False) -> Check:
         engine = Rehearsal(subject.turns, error=error, fails=fails, cuts=cuts)
         run = await subject.run(engine)
         resumed = len(engine.asked) > fails.stop and run.finished
-        again = f"asked again after {len(fails)} failures, {run.episode.session.timing.running or 0:.0f} s"
+        again = f"failures: {len(fails)}; asked again and finished, {run.episode.session.timing.running or 0:.0f} s"
         return _judged(resumed, again if resumed else run.ending)
 
     return check
@@ -162,9 +162,9 @@ async def _compaction(subject: Subject) -> Seen:
     run = await subject.run(subject.acting(Compacting))
     asked = [call for call in run.of_kind("main") if not call.tools and call.index]
     if found := run.of_kind("compaction"):
-        return _judged(run.finished, f"{len(found)} calls of kind compaction, {run.ending}")
+        return _judged(run.finished, f"calls of kind compaction: {len(found)}; {run.ending}")
     if asked:
-        return "fail", f"{len(asked)} calls without tools are of kind main: does classify know compactions?"
+        return "fail", f"calls without tools of kind main: {len(asked)}; does classify know compactions?"
     return "n/a", f"it does not compact; at the context's end: {run.ending[:200]}"
 
 
@@ -175,7 +175,7 @@ async def _subagents(subject: Subject) -> Seen:
         return "n/a", "it offers no sub-agents"
     run = await subject.run(subject.acting(Delegating))
     found = run.of_kind("subagent")
-    return _judged(found and run.finished, f"{len(found)} calls of kind subagent, {run.ending}")
+    return _judged(found and run.finished, f"calls of kind subagent: {len(found)}; {run.ending}")
 
 
 async def _kinds(subject: Subject) -> Seen:
@@ -206,7 +206,7 @@ async def _time_out(subject: Subject) -> Seen:
     left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)]
     if run.episode.session.truncated_by != "time":
         return "fail", f"it ended by itself: {run.ending}"
-    return _judged(not left, f"ended after {seconds:.0f} s, {len(left)} processes left, {len(run.calls)} calls")
+    return _judged(not left, f"ended after {seconds:.0f} s; processes left: {len(left)}")
 
 
 def _read(path: Path) -> bytes:

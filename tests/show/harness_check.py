@@ -18,7 +18,10 @@ from polar_gym.console import make_console
 from polar_gym.harnesses import HARNESSES as REGISTRY
 from tests.show.result import HARNESSES, Result, make_parser, parse
 
-(HOLDS,) = LAWS = ("no row of any harness fails",)
+(HOLDS,) = LAWS = ("no row of any harness fails, except those of known limits",)
+
+LIMITS = {("qwen_code", "sub-agents"): "nothing in a request of a sub-agent tells who asks"}
+"""Known failures: harness and row -> the reason."""
 
 SIGNS = {"pass": "ok", "fail": "FAILS", "n/a": "-"}
 
@@ -29,6 +32,11 @@ def show(reports: list[Report]) -> Table:
     for check in CHECKS:
         table.add_row(check, *(each.get(check, "not installed") for each in verdicts))
     return table
+
+
+def unknown(found: Report) -> list[str]:
+    """Return the failed rows that are no known limit."""
+    return [each for each in found.failed if (found.harness, each.partition(":")[0]) not in LIMITS]
 
 
 def main() -> int:
@@ -46,7 +54,7 @@ def main() -> int:
         if options.newest:
             harness = replace(harness, version=newest(harness))
         found = asyncio.run(report(name, harness, options.runtime, CHECKS, lambda check: None))
-        result.check(HOLDS, [f"{name} {harness.version}: {each}" for each in found.failed])
+        result.check(HOLDS, [f"{name} {harness.version}: {each}" for each in unknown(found)])
         result.figures[name] = asdict(found)
         reports.append(found)
     console.print(show(reports))

@@ -61,5 +61,5 @@ def test_without_a_registry_nothing_is_installed(
     (row,) = report["rows"]
     assert (code, row["check"], row["verdict"]) == (1, "installation", "fail")
     assert " failed (exit code 1): " in row["reason"]
-    with pytest.raises(ConfigError, match="the newest version of .* is not known; is its registry reachable?"):
+    with pytest.raises(ConfigError, match=r"the newest version of .* is not known; is its registry reachable\?"):
         newest(HARNESSES.get(name))
