@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from polar_gym.harnesses import (
     MCP_PATIENCE_SECONDS,
@@ -33,8 +34,10 @@ _RESERVE = 13_000
 def launch(context: LaunchContext) -> Launch:
     model = context.spec.model_name
     profile = _LEAN if context.spec.profile == "lean" else _DEFAULT
+    servers = f"{context.home}/.polar-gym/mcp.json"
+    mcp = ["--mcp-config", servers] if context.mcp_url else []
     return Launch(
-        argv=[*context.executable, "-p", "--dangerously-skip-permissions", "--model", model, *profile, *_mcp(context)],
+        argv=[*context.executable, "-p", "--dangerously-skip-permissions", "--model", model, *profile, *mcp],
         environment={
             **_QUIET,
             "ANTHROPIC_BASE_URL": context.base_url,
@@ -43,16 +46,15 @@ def launch(context: LaunchContext) -> Launch:
             "CLAUDE_CODE_SUBAGENT_MODEL": model,
             "CLAUDE_CONFIG_DIR": f"{context.home}/.claude",
             **_limits(context),
+            **(_MCP if context.mcp_url else {}),
         },
+        files={servers: json.dumps({"mcpServers": {MCP_SERVER: _server(context)}})} if context.mcp_url else {},
         stdin=context.instruction.encode(),
     )
 
 
-def _mcp(context: LaunchContext) -> list[str]:
-    if context.mcp_url is None:
-        return []
-    server = {"type": "http", "url": context.mcp_url, "headers": mcp_headers(context)}
-    return ["--mcp-config", json.dumps({"mcpServers": {MCP_SERVER: server}})]
+def _server(context: LaunchContext) -> dict[str, Any]:
+    return {"type": "http", "url": context.mcp_url, "headers": mcp_headers(context)}
 
 
 _DEFAULT = ("--disallowedTools", "WebSearch,WebFetch")
@@ -71,11 +73,16 @@ _QUIET = {
     "DISABLE_PROMPT_CACHING": "1",  # the markers of the cache move through the history from turn to turn
     "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(_HOUR_MS // 2),  # with this setting, pings keep it waiting
     "API_TIMEOUT_MS": str(_HOUR_MS),
-    "MCP_CONNECTION_NONBLOCKING": "0",  # else its first request may come before it knows an environment's tools
+}
+
+
+_MCP = {
+    "MCP_CONNECTION_NONBLOCKING": "0",  # else its first request may come before it knows the tools
     "MCP_TIMEOUT": str(_HOUR_MS // 12),
     "MCP_TOOL_TIMEOUT": str(MCP_PATIENCE_SECONDS * 1000),
-    "ENABLE_TOOL_SEARCH": "false",  # it would keep an environment's tools from the model until the model asks for them
+    "ENABLE_TOOL_SEARCH": "false",  # it would keep the tools from the model until the model asks for them
 }
+"""Variables of a session whose environment has tools."""
 
 
 def _limits(context: LaunchContext) -> dict[str, str]:
