@@ -19,6 +19,7 @@ from polar_gym.http.failures import reason
 TOOL_NAME = re.compile(r"(?!(verify|seed_session|aggregate_metrics|mcp)$)[A-Za-z0-9_-]{1,48}")
 """A tool's name is a path of the server, and part of the name that a harness shows to the model."""
 MAX_TOOL_BYTES = 1024 * 1024
+"""Of the arguments of a call, and of its answer."""
 MAX_VERDICT_BYTES = 256 * 1024 * 1024
 """A verdict repeats the row and the conversation."""
 KEPT_BYTES = 64 * 1024 * 1024
@@ -64,6 +65,8 @@ class ResourcesServer:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Return the answer of a tool. Nothing is raised: the agent is told what went wrong."""
+        if len(json.dumps(arguments)) > MAX_TOOL_BYTES:
+            return ToolAnswer(f"{name}: the arguments have more than {MAX_TOOL_BYTES} bytes", failed=True)
         async with self._turn:
             try:
                 async with asyncio.timeout(self._tool_seconds):

@@ -199,7 +199,8 @@ async def test_a_tools_failure_is_told_to_the_agent(server: Counting, monkeypatc
         refused = await environment.call("add", {"count": "many"})
         assert (refused.failed, "an integer is needed" in refused.text) == (True, True)
         monkeypatch.setattr("polar_gym.evaluators.resources_server.MAX_TOOL_BYTES", 10)
-        assert "more than 10 bytes" in (await environment.call("add", {"count": 3})).text
+        assert "answered with more than 10 bytes" in (await environment.call("total", {})).text
+        assert "the arguments have more than 10 bytes" in (await environment.call("add", {"count": 3})).text
         server.slow, environment._tool_seconds = "/total", 0.2
         assert "no answer within 0.2 seconds" in (await environment.call("total", {})).text
         assert not environment.away
