@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from polar_gym.evaluators import EvaluationContext
+from polar_gym.evaluators import EvaluationContext, EvaluatorError
 from polar_gym.evaluators.patch import FileChange, file_changes
 from polar_gym.runtimes import Sandbox
 from polar_gym.workspaces.diff import apply_diff
@@ -18,6 +18,8 @@ async def carry(
 
     Return "" when the diff is applied, else the reason why it does not apply. The harness is at fault then.
     """
+    if context.request.runtime.scope == "container":
+        raise EvaluatorError("the work is a whole container, of which there is no diff: set evaluator=harbor")
     if context.diff_problem:
         return context.diff_problem
     context.progress.carried = bool(context.diff.strip())

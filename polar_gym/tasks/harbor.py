@@ -215,7 +215,7 @@ def _row(directory: Path, options: HarborOptions) -> dict[str, Any]:
         "problem_statement": _CANARY.sub("", (directory / "instruction.md").read_text()),
         "image": f"{DOCKERFILE}{dockerfile.parent}" if built else environment.docker_image,
         "workspace_path": environment.workdir or _workdir(instructions),
-        "internet": "public" in _networks(toml),
+        "internet": _wants_internet(toml),
         "container": {
             "tests": str(directory / "tests"),
             "solution": str(solution) if (solution / "solve.sh").is_file() else None,
@@ -253,10 +253,11 @@ def _problem(problem: Any) -> str:
     return f"task.toml: {place}={value if len(value) <= 80 else f'{value[:77]}...'}: {said}"
 
 
-def _networks(toml: _Toml) -> set[str]:
-    """Return the network modes of the phases. `allow_internet` is the older word, which the newer one overrides."""
-    base = "no-network" if toml.environment.allow_internet is False else toml.environment.network_mode
-    return {toml.agent.network_mode or base, toml.verifier.network_mode or base} & {"public"}
+def _wants_internet(toml: _Toml) -> bool:
+    """Return whether a phase has the network mode `public`. `allow_internet` is the older word of the environment."""
+    older = toml.environment.allow_internet is False and "network_mode" not in toml.environment.model_fields_set
+    base = "no-network" if older else toml.environment.network_mode
+    return "public" in (toml.agent.network_mode or base, toml.verifier.network_mode or base)
 
 
 def _workdir(dockerfile: str) -> str:

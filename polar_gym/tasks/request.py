@@ -44,11 +44,13 @@ def with_task(request: TaskRequest, task: Task) -> TaskRequest:
             "python_requirements": [*runtime.workspace.python_requirements, *task.python_requirements],
         }
     )
+    seconds = {"timeout_seconds": task.container.verifier_seconds} if task.container else {}
+    evaluator = {**_with_tests(request.evaluator.model_dump(), task), **seconds}
     return request.model_copy(
         update={
             "runtime": runtime.model_copy(update={"image": task.image or runtime.image, "workspace": workspace}),
             "timeout_seconds": (task.container and task.container.agent_seconds) or request.timeout_seconds,
-            "evaluator": EvaluatorSpec.model_validate(_with_tests(request.evaluator.model_dump(), task)),
+            "evaluator": EvaluatorSpec.model_validate(evaluator),
             "metadata": {"repo": task.repo, "base_commit": task.base_commit, "instance_id": task.instance_id},
         }
     )
@@ -102,14 +104,13 @@ def _solve(container: Container) -> list[str]:
 def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
     """Return an evaluator's spec with the task's tests added to each `swe` and `harbor`, and its test command to each
     `test_on_output` without a command, also inside of a `composite`."""
-    if evaluator["name"] == ("harbor" if task.container is None else "swe"):
+    if evaluator["name"] in (("harbor",) if task.container is None else ("swe", "test_on_output")):
         raise UngradableError(
             f"{task.place or task.instance_id}: evaluator={evaluator['name']} cannot grade this task; set "
             f"evaluator={'swe' if task.container is None else 'harbor'}"
         )
     if evaluator["name"] == "harbor" and task.container is not None:
-        own = {"tests": task.container.tests, "environment": task.container.verifier_environment}
-        return {**own, **evaluator, "timeout_seconds": task.container.verifier_seconds}
+        return {"tests": task.container.tests, "environment": task.container.verifier_environment, **evaluator}
     if evaluator["name"] == "swe":
         options = {**swe_options(task), **evaluator}
         if not (options.get("test_command") or options.get("eval_script")):

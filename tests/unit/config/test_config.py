@@ -87,6 +87,7 @@ def test_every_shipped_group_names_a_plugin_and_only_its_options(group: tuple[st
         "sglang": {"url": "http://127.0.0.1:1"},
         "jsonl": {"path": "x.jsonl"},
         "parquet": {"path": "x.parquet"},
+        "harbor": {"path": "x"} if kind == "tasks" else {},
         "huggingface": {"dataset": "somebody/something"},
         "test_on_output": {"command": "ls"},
         "rubric": {"url": "http://127.0.0.1:1", "model": "m", "criteria": "[{name:a,text:b}]"},

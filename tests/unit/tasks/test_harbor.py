@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from polar_gym.errors import ConfigError
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.runtimes import RUNTIMES, check_scope
 from polar_gym.schema import EvaluatorSpec, PluginSpec, RuntimeSpec
 from polar_gym.tasks import TASK_SOURCES, Task
@@ -198,10 +199,20 @@ def test_other_runtimes_are_refused_by_name(name: str) -> None:
         check_scope(spec, RUNTIMES.make(spec))
 
 
-def test_the_evaluator_must_suit_the_task() -> None:
+@pytest.mark.parametrize("name", ["swe", "test_on_output"])
+def test_the_evaluator_must_suit_the_task(name: str) -> None:
     (task,) = load(TASKS / "greet")
-    with pytest.raises(UngradableError, match="evaluator=swe cannot grade this task; set evaluator=harbor"):
-        request_for(task, runtime=DOCKER, evaluator=EvaluatorSpec(name="swe"))
+    with pytest.raises(UngradableError, match=f"evaluator={name} cannot grade this task; set evaluator=harbor"):
+        request_for(task, runtime=DOCKER, evaluator=EvaluatorSpec(name=name))
+
+
+def test_the_verifier_may_be_a_part_of_a_grade() -> None:
+    (task,) = load(TASKS / "greet")
+    parts = {"verifier": {"name": "harbor"}, "done": {"name": "session_completion"}}
+    evaluator = EvaluatorSpec.model_validate({"name": "composite", "components": parts})
+    request = request_for(task, runtime=DOCKER, evaluator=evaluator)
+    assert request.evaluator.timeout_seconds == 30
+    EVALUATORS.make(request.evaluator)
 
 
 def test_the_reference_script_brings_and_runs_the_solution() -> None:
