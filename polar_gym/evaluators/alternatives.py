@@ -41,8 +41,8 @@ def drawn(value: object, words: frozenset[str]) -> tuple[int, Draw, int] | None:
         digits = len(repr(value)) - 1
         return MOST, partial(_characters, repr(value)[:5], lambda text: float(text + repr(value)[5:])), min(digits, 3)
     if isinstance(value, str | bytes) and (isinstance(value, str) or value.isascii()):
-        text = value if isinstance(value, str) else value.decode()
-        made = str if isinstance(value, str) else partial(bytes, encoding="ascii")
+        text, made = (value, str) if isinstance(value, str) else (value.decode(), partial(bytes, encoding="ascii"))
+        words = words if isinstance(value, str) else frozenset(filter(str.isascii, words))
         places = [match.span() for match in re.finditer(r"\w{2,}", text)]
         for number in (16, 8, 4):
             if _columns(number, len(places), len(words)):

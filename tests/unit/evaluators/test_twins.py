@@ -6,7 +6,7 @@ import unittest
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polar_gym.evaluators.alternatives import MOST
@@ -122,6 +122,7 @@ def functions(source: str) -> dict[str, str]:
     ),
     st.integers(0, 99),
 )
+@example(["10", "01:0¹", b"00"], 0)  # a word of a text that no bytes can hold
 def test_no_copy_can_be_told_by_its_distances(values: list[Any], seed: int) -> None:
     """If one copy were at the centre of the others, code that compares the copies would know the original."""
     body = "".join(f"    assert f({number}) == {value!r}\n" for number, value in enumerate(values))
