@@ -216,8 +216,9 @@ def _read(path: Path) -> bytes:
 
 
 async def _mcp(subject: Subject) -> Seen:
-    prefix = getattr(subject.harness, "mcp_prefix", None)
-    return ("n/a", "not declared") if prefix is None else ("pass", f"declared: tools are called {prefix}NAME")
+    """Say what the harness file declares."""
+    prefix = subject.harness.mcp_prefix
+    return "n/a", "not declared" if prefix is None else f"declared, not tried: tools are called {prefix}NAME"
 
 
 async def _stability(subject: Subject) -> Seen:
