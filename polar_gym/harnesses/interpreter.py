@@ -67,7 +67,8 @@ def copy_into(directory: Path) -> Path:
     start = binaries / "python3"
     start.write_text(_START.format(loader=loader.name, program=program))
     start.chmod(0o755)
-    packages = modules / "site-packages"
-    packages.mkdir()
-    subprocess.run([start, "-I", "-c", "import ctypes, ssl"], check=True, capture_output=True, timeout=60)
+    # Debian's Python has another place for packages than others have.
+    ask = [start, "-I", "-c", "import ctypes, ssl, site; print(site.getsitepackages()[-1])"]
+    packages = Path(subprocess.run(ask, check=True, capture_output=True, text=True, timeout=60).stdout.strip())
+    packages.mkdir(parents=True, exist_ok=True)
     return packages
