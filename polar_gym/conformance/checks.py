@@ -201,7 +201,7 @@ async def _time_out(subject: Subject) -> Seen:
     plain = await subject.plain
     mark = f"harness-check-{secrets.token_hex(8)}"
     seconds = 5 + 2 * (plain.episode.session.timing.running or 0)
-    # A pipe that is never written: some harnesses refuse to sleep.
+    # A pipe that is never written: some harnesses do not wait for `sleep`.
     run = await subject.run(Rehearsal([[f"mkfifo /tmp/{mark}; cat /tmp/{mark} & cat /tmp/{mark}"]]), seconds)
     left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)]
     if run.episode.session.truncated_by != "time":
