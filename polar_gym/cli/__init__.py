@@ -26,6 +26,7 @@ COMMANDS = {
     "rollout": "rollout.rollout",
     "learn": "learn.learn",
     "eval": "evaluate.evaluate",
+    "view": "view.view",
     "inspect": "episodes.inspect",
     "verify": "episodes.verify",
     "doctor": "doctor.doctor",
