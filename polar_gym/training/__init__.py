@@ -9,6 +9,7 @@
     prime_rl     rows in the form of prime-rl
     trl          rows and episodes in the forms of TRL
     verl         rows in the form of verl
+    annotations  per-token values of a trainer, for `polar-gym view`
     conformance  a check of trainers: the gradient does not depend on the packing
 
     batch = make_batch(infos["trajectory"], max_tokens=32768, zero_variance="drop", multiple_of=8)
