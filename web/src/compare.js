@@ -1,7 +1,7 @@
 /** Two episodes side by side: samples of a task, builders of a session, checkpoints on a task. */
 
 import { answers, messageBox } from './conversation.js';
-import { append, count, h, said } from './dom.js';
+import { append, count, h, many, said } from './dom.js';
 import { nameOf, rewardMark } from './episode.js';
 import { to } from './place.js';
 import { around, parting } from './tokens.js';
@@ -19,7 +19,7 @@ export async function comparePage(store, e, other) {
   const episodes = await Promise.all(sides.map(({ at }) => store.episode(at)));
   const page = h('main', { class: 'compare' });
   page.append(h('header', { class: 'head' }, h('a', { href: to({ other: null }) }, '← episode'), h('h1', {}, 'Side by side')),
-    h('div', { class: 'pair' }, ...sides.map(({ row, at }) => h('section', { class: 'card' }, h('h2', {}, h('a', { href: to({ e: at, other: null }) }, ...nameOf(row)), ' ', rewardMark(row)), facts(row)))),
+    h('div', { class: 'pair' }, ...sides.map(({ row, at }) => h('section', { class: 'card' }, h('h2', {}, h('a', { href: to({ e: at, other: null }) }, ...nameOf(row)), ' ', rewardMark(row)), facts(row, store.rows[at === e ? other : e])))),
     traces(episodes));
   const tests = outcomes(episodes);
   if (tests) page.append(tests);
@@ -31,18 +31,25 @@ export async function comparePage(store, e, other) {
 /** @param {Episode} episode */
 const main = (episode) => episode.strands.find((strand) => strand.trace && strand.kind === 'main') ?? episode.strands[0];
 
-/** @param {Row} row */
-function facts(row) {
-  /** @type {[string, unknown][]} */
-  const facts = [['file', row.source], ['model', row.model], ['weights', row.version ?? 'never set'], ['harness', row.harness], ['builder', row.builder],
+/**
+ * @param {Row} row
+ * @param {Row} other
+ */
+function facts(row, other) {
+  const others = new Map(told(other));
+  return h('dl', { class: 'facts' }, ...told(row).flatMap(([name, value]) => [h('dt', {}, name), h('dd', { class: value === others.get(name) ? 'quiet' : 'differs' }, said(value))]));
+}
+
+/** @param {Row} row @returns {[string, unknown][]} */
+function told(row) {
+  return [['file', row.source], ['model', row.model], ['weights', row.version ?? 'never set'], ['harness', row.harness], ['builder', row.builder],
     ['ended', row.failure?.kind ?? row.truncated ?? row.status], ['calls', row.calls], ['sampled', count(row.sampled)], ['trainable', count(row.trainable)], ['breaks', row.breaks.length]];
-  return h('dl', { class: 'facts' }, ...facts.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, said(value))]));
 }
 
 /** @param {Episode[]} episodes */
 function traces(episodes) {
-  return h('div', { class: 'pair' }, ...episodes.map((episode) => h('section', { class: 'card' }, h('h2', {}, `${episode.strands.filter((strand) => strand.trace).length} traces`),
-    h('table', {}, h('tbody', {}, ...episode.strands.filter((strand) => strand.trace).map((strand) => h('tr', {}, h('td', {}, strand.kind), h('td', { class: 'number' }, `${strand.turns.length} calls`),
+  return h('div', { class: 'pair' }, ...episodes.map((episode) => h('section', { class: 'card' }, h('h2', {}, many(episode.strands.filter((strand) => strand.trace).length, 'trace')),
+    h('table', {}, h('tbody', {}, ...episode.strands.filter((strand) => strand.trace).map((strand) => h('tr', {}, h('td', {}, strand.kind), h('td', { class: 'number' }, many(strand.turns.length, 'call')),
       h('td', { class: 'number' }, `${count(strand.mask.reduce((sum, n) => sum + n, 0))} of ${count(strand.ids.length)} tokens`))))))));
 }
 
@@ -51,7 +58,7 @@ function outcomes(episodes) {
   const [one, two] = episodes.map((episode) => /** @type {Record<string, string>} */ (episode.evaluation?.tests ?? {}));
   const names = [...new Set([...Object.keys(one), ...Object.keys(two)])].filter((name) => one[name] !== two[name]);
   if (!names.length) return null;
-  return h('section', { class: 'card' }, h('h2', {}, `${names.length} tests with different outcomes`),
+  return h('section', { class: 'card' }, h('h2', {}, `${many(names.length, 'test')} with different outcomes`),
     h('table', { class: 'tests' }, h('tbody', {}, ...names.map((name) => h('tr', {}, ...[one, two].map((tests) => h('td', { class: tests[name] === 'PASSED' ? 'good' : 'bad' }, said(tests[name] ?? '–'))), h('td', {}, said(name)))))));
 }
 
@@ -83,5 +90,5 @@ function words(one, two) {
     append(column, strand.messages.slice(same).map((message, place) => messageBox(message, calls[same + place], (call) => to({ tab: 'tokens', call, other: null }))));
     return column;
   });
-  return h('section', {}, h('h2', {}, same ? `The first ${same} messages are the same` : 'No message is the same'), h('div', { class: 'pair' }, ...columns));
+  return h('section', {}, h('h2', {}, same ? `The first ${many(same, 'message')} are the same` : 'No message is the same'), h('div', { class: 'pair' }, ...columns));
 }

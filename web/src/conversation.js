@@ -1,6 +1,6 @@
 /** A conversation as the model saw it: messages in chat form, nothing cut. */
 
-import { h, pre, said } from './dom.js';
+import { h, many, pre, said } from './dom.js';
 
 /** @import {Message, Strand} from './types.js' */
 
@@ -60,7 +60,7 @@ export function conversation(strand, link) {
   const whole = h('div', { class: 'conversation' });
   if (strand.tools.length) {
     const names = strand.tools.map((tool) => tool.function?.name).join(', ');
-    whole.append(h('details', { class: 'offered' }, h('summary', {}, `${strand.tools.length} tools: `, said(names)), pre(JSON.stringify(strand.tools, null, 2))));
+    whole.append(h('details', { class: 'offered' }, h('summary', {}, `${many(strand.tools.length, 'tool')}: `, said(names)), pre(JSON.stringify(strand.tools, null, 2))));
   }
   strand.messages.forEach((message, place) => whole.append(messageBox(message, calls[place], link)));
   return whole;

@@ -91,6 +91,13 @@ export const pre = (text) => h('pre', { tabIndex: 0 }, text);
 /** @param {number} value */
 export const count = (value) => value.toLocaleString('en-US');
 
+/**
+ * Return a number of things.
+ * @param {number} n
+ * @param {string} thing
+ */
+export const many = (n, thing) => `${count(n)} ${thing}${n === 1 ? '' : 's'}`;
+
 /** @param {number | null | undefined} value */
 export const seconds = (value) => (value === null || value === undefined ? '' : `${value.toFixed(value < 10 ? 2 : 1)} s`);
 

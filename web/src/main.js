@@ -36,6 +36,7 @@ async function show() {
     document.title = wanted === null || !store.rows[wanted] ? 'polar-gym view' : `${store.rows[wanted].task} #${store.rows[wanted].sample}`;
     window.scrollTo(0, scroll);
     document.body.dataset.ready = location.hash || 'run';
+    performance.mark('shown');
   } catch (error) {
     page.replaceChildren(h('main', {}, h('p', { class: 'empty bad' }, `This cannot be shown: `, said(error))));
     throw error;

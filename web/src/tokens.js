@@ -1,4 +1,4 @@
-/** Tokens, drawn as they come into view. */
+/** Tokens, drawn as they come into view, and forgotten when they are far from it. */
 
 import { h } from './dom.js';
 
@@ -100,10 +100,23 @@ export function tokens(strand, text, colour, marked, chosen) {
     for (let at = from; at < to; at++)
       body.append(token(strand, at, text, `${nameOf(at)} ${band(at)} ${begins.has(at) ? 'begins' : ''} ${at === marked ? 'marked' : ''}`));
     chunk.append(body);
+    chunk.style.minHeight = '';
+  };
+  /** @param {HTMLElement} chunk @param {number} height */
+  const empty = (chunk, height) => {
+    chunk.style.minHeight = `${height}px`;
+    chunk.lastElementChild?.remove();
+    delete chunk.dataset.full;
   };
   const seen = new IntersectionObserver(
-    (entries) => { for (const entry of entries) if (entry.isIntersecting) fill(/** @type {HTMLElement} */ (entry.target)); },
-    { rootMargin: '600px' },
+    (entries) => {
+      for (const { target, isIntersecting, boundingClientRect } of entries) {
+        const chunk = /** @type {HTMLElement} */ (target);
+        if (isIntersecting) fill(chunk);
+        else if (chunk.dataset.full) empty(chunk, boundingClientRect.height);
+      }
+    },
+    { rootMargin: '1200px' },
   );
   const bounds = [...starts(strand, text), strand.ids.length];
   const chunks = bounds.slice(0, -1).map((from, place) => h('div', { class: 'chunk', role: 'listitem', 'data-from': from, 'data-to': bounds[place + 1] }, h('span', { class: 'at' }, String(from))));
