@@ -11,7 +11,8 @@ SOURCES := polar_gym tests benchmarks docs recipes
 
 SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-gym show-harbor show-harness-check \
 	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
-	show-rewrites show-sandboxes show-search show-sft show-splice show-swe-ground show-tasks show-utilisation
+	show-rewrites show-sandboxes show-search show-sft show-splice show-swe-ground show-tasks show-utilisation \
+	show-view
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-e2e lint format docs $(SHOWS) bench bench-peers vllm nemo nemo-rl image clean core dev dev,swe
@@ -81,8 +82,9 @@ show-splice: ## Prove token-in/token-out on a real vLLM, with and without it (10
 show-swe-ground: ## Grade rebuilt SWE-bench tasks by us and by swebench (2 h)
 show-tasks: ## Make tasks out of git histories: ARGS="--histories DIR..." (1 h)
 show-utilisation: ## Compare staged pools with one pool for everything (3 min)
+show-view: ## Open pages of 2 and 10 million tokens in a browser (3 min)
 
-show-fuzz show-harbor show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-swe-ground show-tasks: NEEDS := test
+show-fuzz show-harbor show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-swe-ground show-tasks show-view: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft show-swe-ground show-tasks: PARTS := dev,swe
 show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
