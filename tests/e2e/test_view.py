@@ -59,6 +59,7 @@ def test_every_chart_filters_every_other(browser: Browser, page: Path) -> None:
     browser.wait("return document.querySelector('#shown').innerText.includes('of')")
     assert browser.text("#shown") == f"{TASKS} of {TASKS * SAMPLES} sessions"
     assert sum(answers(browser, "end").values()) == TASKS
+    assert browser.run("return document.activeElement.dataset.focus") == "break:history", "keys go on from there"
     assert answers(browser, "break") == {"history": TASKS, "engine": TASKS, "off": TASKS}
     browser.click(".chip")
     browser.wait("return !document.querySelector('#shown').innerText.includes('of')")
@@ -172,8 +173,8 @@ def test_nothing_that_an_agent_says_is_run_or_hides(browser: Browser, tmp_path: 
         episode.trajectory.fidelity.excluded = {HOSTILE: 1, "__proto__": 2}
         for broken in episode.trajectory.fidelity.breaks:
             broken.cause = HOSTILE
-        for attempt in episode.trajectory.tool_attempts:
-            attempt.name = HOSTILE
+        for attempt, name in zip(episode.trajectory.tool_attempts, [HOSTILE, "constructor"] * 9, strict=False):
+            attempt.name = name
         for trace in episode.trajectory.traces:
             trace.trace_id = HOSTILE
             for version in trace.weight_versions:
@@ -204,6 +205,8 @@ def test_nothing_that_an_agent_says_is_run_or_hides(browser: Browser, tmp_path: 
         assert "\u202e" not in shown, place
         assert "U+202E" in shown, place
         assert "\u241b" in shown, f"{place}: escape is shown by its picture"
+    browser.go("")
+    assert answers(browser, "tool")["constructor"] == 2 * 3, "a name of JavaScript's own is counted like others"
     outside = browser.run(
         "return [...document.querySelectorAll('a[href]')].filter((a) => !a.getAttribute('href').startsWith('#')).length"
     )

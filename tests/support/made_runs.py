@@ -89,7 +89,11 @@ class _Writer:
                 known[2 * len(known) // 3] = ids_of(" otherwise")[0]
             prompt = [*known, *prompt]
         command = {"command": f"python -m pytest -q tests/test_{self.rng.choice(WORDS)}.py"}
-        tool = {"id": f"call_{index}", "type": "function", "function": {"name": "bash", "arguments": json.dumps(command)}}
+        tool = {
+            "id": f"call_{index}",
+            "type": "function",
+            "function": {"name": "bash", "arguments": json.dumps(command)},
+        }
         response = {"role": "assistant", "content": self.words(8), "reasoning": self.words(12), "tool_calls": [tool]}
         sampled = ids_of(f"{response['reasoning']}</think>{response['content']}<tool_call>{command}</tool_call>")
         logprobs = -np.random.default_rng(index).exponential(0.4, len(sampled)).astype(np.float32)

@@ -37,7 +37,7 @@ export function bucket(value) {
 /** @param {number[]} values */
 function buckets(values) {
   /** @type {Record<string, number>} */
-  const counts = {};
+  const counts = Object.create(null);
   for (const value of values) counts[bucket(value)] = (counts[bucket(value)] ?? 0) + 1;
   return counts;
 }
@@ -65,7 +65,7 @@ function continuations(row) {
 /** @param {[string, number][]} pairs */
 function total(pairs) {
   /** @type {Record<string, number>} */
-  const sums = {};
+  const sums = Object.create(null);  // a name may be that of a property of all objects
   for (const [key, value] of pairs) sums[key] = (sums[key] ?? 0) + value;
   return sums;
 }
@@ -127,7 +127,7 @@ export function left(rows, chosen, except) {
   const places = [];
   rows.forEach((row, place) => {
     const told = wanted.length ? answersOf(row) : [];
-    if (!row.variant && wanted.every((each) => each.answers.some((answer) => told[each.place][answer]))) places.push(place);
+    if (!row.variant && wanted.every((each) => each.answers.some((answer) => Object.hasOwn(told[each.place], answer)))) places.push(place);
   });
   return places;
 }

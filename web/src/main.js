@@ -32,7 +32,9 @@ async function show() {
     const key = `${place.e} ${place.other} ${place.tab} ${place.strand}`;
     const scroll = key === shown ? window.scrollY : 0;
     shown = key;
+    const focus = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset.focus;
     page.replaceChildren(next);
+    if (focus) /** @type {HTMLElement | undefined} */ ([...page.querySelectorAll('[data-focus]')].find((each) => /** @type {HTMLElement} */ (each).dataset.focus === focus))?.focus();
     document.title = wanted === null || !store.rows[wanted] ? 'polar-gym view' : `${store.rows[wanted].task} #${store.rows[wanted].sample}`;
     window.scrollTo(0, scroll);
     document.body.dataset.ready = location.hash || 'run';
@@ -133,10 +135,16 @@ if (document.body.dataset.follow === undefined) {
   await show();
 } else {
   let late = 0;
+  let took = 0;
   let state = 'following';
   store.follow((problem) => {
     note.textContent = state = problem || state;
-    if (!late && here().e === null) late = setTimeout(() => { late = 0; if (here().e === null) show(); }, 100);
+    if (!late && here().e === null) late = setTimeout(() => {
+      late = 0;
+      const begun = performance.now();
+      if (here().e === null) show();
+      took = performance.now() - begun;
+    }, 100 + 4 * took);
     else if (here().e !== null && document.body.dataset.ready === undefined) show();
   }).then(() => { note.textContent = state === 'following' ? 'the server has ended' : state; }, (error) => { note.textContent = `not following: ${error.message}`; });
 }

@@ -84,7 +84,7 @@ function card(rows, place, question) {
   const bars = found.slice(0, columns ? 40 : ANSWERS).map(([answer, n]) => {
     const pressed = chosen?.has(answer) ?? false;
     const bar = h('span', { class: 'bar', [columns ? 'height%' : 'width%']: (100 * n) / most });
-    return h('button', { class: `answer ${chosen && !pressed ? 'faint' : ''} ${tone(question.id, answer)}`, 'aria-pressed': String(pressed),
+    return h('button', { class: `answer ${chosen && !pressed ? 'faint' : ''} ${tone(question.id, answer)}`, 'aria-pressed': String(pressed), 'data-focus': `${question.id}:${answer}`,
       title: `${answer}: ${count(n)} ${question.unit}, ${((100 * n) / (all || 1)).toFixed(1)} %`, onclick: () => toggle(place, question.id, answer) },
     columns ? h('span', { class: 'room' }, bar) : null, said(answer, 'name'), h('span', { class: 'n' }, count(n)), columns ? null : h('span', { class: 'room' }, bar));
   });

@@ -1,6 +1,6 @@
 /** Looks for text in messages, or for ids in tokens, through all episodes. */
 
-import { textOf } from './conversation.js';
+import { answers, textOf } from './conversation.js';
 import { hashOf } from './place.js';
 
 /** @import {Store} from './blocks.js' */
@@ -23,7 +23,8 @@ export async function* search(store, places, query) {
     const episode = await store.episode(place);
     const text = store.texts(store.rows[place]);
     const told = new Set();
-    for (const [strand, { ids: tokens, messages, turns }] of episode.strands.entries()) {
+    for (const [strand, whole] of episode.strands.entries()) {
+      const { ids: tokens, messages } = whole;
       if (ids) {
         for (let at = tokens.indexOf(ids[0]); at >= 0 && found < ENOUGH; at = tokens.indexOf(ids[0], at + 1)) {
           if (!ids.every((id, step) => tokens[at + step] === id)) continue;
@@ -36,12 +37,11 @@ export async function* search(store, places, query) {
       for (const message of messages) {
         if (told.has(message)) continue;
         told.add(message);
-        const whole = [textOf(message.reasoning), textOf(message.content), ...(message.tool_calls ?? []).map((/** @type {any} */ made) => `${made.function?.name} ${made.function?.arguments}`)].join('\n');
-        const at = whole.toLowerCase().indexOf(wanted);
+        const words = [textOf(message.reasoning), textOf(message.content), ...(message.tool_calls ?? []).map((/** @type {any} */ made) => `${made.function?.name} ${made.function?.arguments}`)].join('\n');
+        const at = words.toLowerCase().indexOf(wanted);
         if (at < 0) continue;
         found++;
-        const answered = message.role === 'assistant' ? turns[messages.slice(0, messages.indexOf(message)).filter(({ role }) => role === 'assistant').length]?.[0] ?? null : null;
-        yield { place, href: hashOf({ ...base, e: place, strand, call: answered }), words: `${message.role}: ${whole.slice(Math.max(0, at - 40), at + 80)}` };
+        yield { place, href: hashOf({ ...base, e: place, strand, call: answers(whole)[messages.indexOf(message)] }), words: `${message.role}: ${words.slice(Math.max(0, at - 40), at + 80)}` };
       }
     }
     if (found >= ENOUGH) return;

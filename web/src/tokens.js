@@ -49,7 +49,7 @@ function colours(strand, colour) {
     const kept = strand.kept;
     return (at) => (kept[at] ? `h${Math.min(7, Math.floor(Math.log2(kept[at])))}` : '');
   }
-  const values = strand.values[colour];
+  const values = Object.hasOwn(strand.values, colour) ? strand.values[colour] : null;
   if (!values) return (at) => (strand.mask[at] || strand.logprobs[at] ? heat(strand.logprobs[at]) : '');
   const finite = [...values].filter(Number.isFinite);
   const largest = finite.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
