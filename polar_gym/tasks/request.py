@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from polar_gym.runtimes import RUNTIMES
 from polar_gym.runtimes.files import pack
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec, TaskRequest
 from polar_gym.tasks import Container, Task
@@ -139,6 +140,11 @@ def _with_container(runtime: RuntimeSpec, task: Task) -> RuntimeSpec:
     """Return the runtime with what a task whose container is the harness's asks for; time to build its image too."""
     if task.container is None:
         return runtime
+    if not getattr(RUNTIMES.get(runtime.name), "whole", False):
+        raise UngradableError(
+            f"{task.place or task.instance_id}: runtime={runtime.name}: gives no harness a whole container; "
+            "set runtime=docker"
+        )
     limits = task.container.limits
     return RuntimeSpec.model_validate(
         {

@@ -197,6 +197,8 @@ def test_other_runtimes_are_refused_by_name(name: str) -> None:
     spec = RuntimeSpec.model_validate({"name": name, "scope": "container"})
     with pytest.raises(ConfigError, match=f"runtime={name}: gives no harness a whole container.*set runtime=docker"):
         check_scope(spec, RUNTIMES.make(spec))
+    with pytest.raises(UngradableError, match=f"greet: runtime={name}: gives no harness a whole container"):
+        request_for(load(TASKS / "greet")[0], runtime=RuntimeSpec(name=name), evaluator=HARBOR)
 
 
 @pytest.mark.parametrize("name", ["swe", "test_on_output"])
