@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.made_runs import made_run, write_run
 from tests.support.requirements import need_bubblewrap, need_node
 
 
@@ -50,3 +51,9 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_request_in_polars_form(tmp_path: Path) -> None:
     assert run(block("TaskRequest.model_validate"), tmp_path) == "fix-1 16\n"
+
+
+def test_values_of_a_trainer(tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs" / "demo.jsonl", made_run(1, 2))
+    run(block("write_annotations("), tmp_path)
+    assert '"probability":[1.0,1.0,' in (tmp_path / "notes.jsonl").read_text()
