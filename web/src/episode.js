@@ -35,7 +35,9 @@ export async function episodePage(store, place, e) {
   const body = h('div', { class: 'body', id: 'body', tabIndex: -1 });
   const tabs = h('nav', { class: 'tabs', 'aria-label': 'views of the episode' },
     ...TABS.map((name) => h('a', { href: to({ tab: name, token: null }), 'aria-current': name === place.tab ? 'page' : undefined }, label(name, episode))));
-  body.append(tabs, content(store, row, episode, strand, place));
+  body.append(tabs);
+  if (row.failure) body.append(h('p', { class: 'bad' }, said(row.failure.kind), ' while ', row.failure.stage, ': ', said(row.failure.message)));
+  body.append(content(store, row, episode, strand, place));
   page.append(body);
   return page;
 }
@@ -68,7 +70,7 @@ function header(store, row, e, place) {
     h('h1', {}, ...nameOf(row)), rewardMark(row),
     h('span', { class: 'quiet' }, said(row.harness), ' · ', said(row.model), row.scripted && ' (scripted)', ' · ', said(row.builder), ' · ', row.status.toLowerCase()),
     row.truncated && h('span', { class: 'flag' }, `truncated by ${row.truncated}`),
-    row.failure && h('span', { class: 'flag bad' }, said(row.failure.kind), ' while ', row.failure.stage, ': ', said(row.failure.message)),
+    row.failure && h('span', { class: 'flag bad' }, said(row.failure.kind)),
     h('span', { class: 'grow' }), alike.length > 0 && select,
     h('a', { href: e > 0 ? to({ ...FRESH, e: e - 1 }) : undefined, title: 'k' }, 'previous'),
     h('span', { class: 'quiet' }, `${e + 1} of ${rows.length}`),

@@ -81,15 +81,16 @@ function card(rows, place, question) {
   const most = Math.max(...found.map(([, n]) => n), 1);
   const all = found.reduce((sum, [, n]) => sum + n, 0);
   const columns = question.ordered && found.length > 1;
-  const bars = found.slice(0, columns ? 40 : ANSWERS).map(([answer, n]) => {
+  const bars = Math.min(found.length, columns ? 40 : ANSWERS);
+  const buttons = found.slice(0, bars).map(([answer, n]) => {
     const pressed = chosen?.has(answer) ?? false;
     const bar = h('span', { class: 'bar', [columns ? 'height%' : 'width%']: (100 * n) / most });
     return h('button', { class: `answer ${chosen && !pressed ? 'faint' : ''} ${tone(question.id, answer)}`, 'aria-pressed': String(pressed), 'data-focus': `${question.id}:${answer}`,
       title: `${answer}: ${count(n)} ${question.unit}, ${((100 * n) / (all || 1)).toFixed(1)} %`, onclick: () => toggle(place, question.id, answer) },
-    columns ? h('span', { class: 'room' }, bar) : null, said(answer, 'name'), h('span', { class: 'n' }, count(n)), columns ? null : h('span', { class: 'room' }, bar));
+    columns ? h('span', { class: 'room' }, bar) : null, said(columns && bars > 8 ? answer.split('–')[0] : answer, 'name'), h('span', { class: 'n' }, count(n)), columns ? null : h('span', { class: 'room' }, bar));
   });
   return h('section', { class: 'card', 'data-question': question.id }, h('h2', {}, question.title, h('span', { class: 'quiet' }, ` ${question.unit}`)),
-    h('div', { class: columns ? 'columns' : 'rows' }, ...bars), found.length > bars.length && h('p', { class: 'quiet' }, `and ${found.length - bars.length} more`));
+    h('div', { class: columns ? 'columns' : 'rows' }, ...buttons), found.length > bars && h('p', { class: 'quiet' }, `and ${found.length - bars} more`));
 }
 
 /**
@@ -140,11 +141,13 @@ function timeline(rows, places) {
   const known = timed.every((at) => rows[at].started !== null);
   /** @param {Row} row */
   const start = (row) => (known ? Number(row.started) - row.timing.slice(0, 3).reduce((/** @type {number} */ sum, each) => sum + (each ?? 0), 0) : 0);
-  const order = timed.map((at) => ({ at, from: start(rows[at]) })).sort((one, other) => one.from - other.from || one.at - other.at);
+  /** @type {Map<string, number>} */
+  const zeros = new Map();  // files may be of runs on different days
+  for (const at of timed) zeros.set(rows[at].source, Math.min(zeros.get(rows[at].source) ?? Infinity, start(rows[at])));
+  const order = timed.map((at) => ({ at, from: start(rows[at]) - Number(zeros.get(rows[at].source)) })).sort((one, other) => one.from - other.from || one.at - other.at);
   if (!order.length) return null;
-  const zero = order[0].from;
   const spans = order.flatMap(({ at, from }, line) => {
-    let x = from - zero;
+    let x = from;
     return rows[at].timing.map((each, stage) => ({ line, stage, x, end: (x += each ?? 0) }));
   });
   const whole = spans.reduce((most, span) => Math.max(most, span.end), 1e-3);
@@ -160,7 +163,7 @@ function timeline(rows, places) {
     const line = Math.floor(((event.clientY - box.top) / box.height) * order.length);
     if (order[line]) go({ ...FRESH, e: order[line].at });
   });
-  return h('section', { class: 'card wide' }, h('h2', {}, 'Stages', h('span', { class: 'quiet' }, ` ${seconds(whole)}, ${known ? 'in time' : 'each from its start: the journals that tell when are not here'}`)),
+  return h('section', { class: 'card wide' }, h('h2', {}, 'Stages', h('span', { class: 'quiet' }, ` ${seconds(whole)}, ${known ? `in time${zeros.size > 1 ? ', each file from its start' : ''}` : 'each from its start: the journals that tell when are not here'}`)),
     h('p', { class: 'legend' }, ...STAGES.map((name, stage) => h('span', {}, h('span', { class: `swatch part${stage}` }), name))),
     known && h('figure', {}, busy(spans, whole), h('figcaption', { class: 'quiet' }, `sessions in each stage; at most ${most(spans, 3)} ran at once`)),
     h('div', { class: 'scroll', tabIndex: 0 }, picture));
