@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from polar_gym.gateway.proxy.proxy import _read_json
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts
 from polar_gym.schema import Episode, EvaluatorSpec, Status
 from tests.support.requirements import need_bubblewrap
@@ -79,7 +80,9 @@ async def test_a_server_that_refuses_the_row_fails_the_session_before_its_sandbo
     assert failure.message == f'{server.url}/seed_session answered 422: {{"detail": "initial_count: missing"}}'
 
 
-async def test_only_the_session_itself_reaches_its_tools(tmp_path: Path, server: Counting) -> None:
+async def test_only_the_session_itself_reaches_its_tools(
+    tmp_path: Path, server: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = task(evaluator=grading(server, 6))
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     async with (
@@ -98,6 +101,15 @@ async def test_only_the_session_itself_reaches_its_tools(tmp_path: Path, server:
         assert await status(capture.key, body=[message]) == 400
         capture.running = False
         assert await status(capture.key) == 403
+
+        async def ends_meanwhile(http: Any) -> dict[str, Any]:
+            body = await _read_json(http)
+            capture.running = False
+            return body
+
+        monkeypatch.setattr("polar_gym.gateway.proxy.proxy._read_json", ends_meanwhile)
+        capture.running = True
+        assert await status(capture.key) == 403, "a tool was reached after the end of the session"
 
 
 async def test_a_tool_call_ends_with_its_session(tmp_path: Path, server: Counting) -> None:

@@ -127,6 +127,7 @@ class Proxy:
                 if http.method != "POST":
                     return web.Response(status=405, headers={"Allow": "POST"})
                 message = await _read_json(http)
+                self._authenticate(http, provider, bound)  # the session may have ended while the body came
                 async with capture.tool_call():
                     return await mcp.answer(message, capture.environment)
             if route is None:
