@@ -23,7 +23,7 @@ MAX_TOOL_BYTES = 1024 * 1024
 MAX_VERDICT_BYTES = 256 * 1024 * 1024
 """A verdict repeats the row and the conversation."""
 KEPT_BYTES = 64 * 1024 * 1024
-"""How much text of tools is kept for the verdict. After that the conversation has the text as the harness states it."""
+"""How much of arguments and answers is kept for the verdict. After that the harness's own words stand there."""
 SAID_BYTES = 500
 
 
@@ -65,7 +65,8 @@ class ResourcesServer:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Return the answer of a tool. Nothing is raised: the agent is told what went wrong."""
-        if len(json.dumps(arguments)) > MAX_TOOL_BYTES:
+        size = len(json.dumps(arguments))
+        if size > MAX_TOOL_BYTES:
             return ToolAnswer(f"{name}: the arguments have more than {MAX_TOOL_BYTES} bytes", failed=True)
         async with self._turn:
             try:
@@ -79,7 +80,7 @@ class ResourcesServer:
             except TimeoutError:
                 return ToolAnswer(f"{name}: no answer within {self._tool_seconds:g} seconds", failed=True)
         text = answer.decode(errors="replace")
-        self._kept += len(answer)
+        self._kept += size + len(answer)
         if self._kept <= KEPT_BYTES:
             self._said.append((name, arguments, text))
         return ToolAnswer(text, failed=status != 200)

@@ -208,6 +208,19 @@ async def test_a_tools_failure_is_told_to_the_agent(server: Counting, monkeypatc
         await environment.close()
 
 
+async def test_arguments_count_to_what_is_kept_of_tools(server: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short answers to long arguments filled the gateway's memory."""
+    monkeypatch.setattr("polar_gym.evaluators.resources_server.KEPT_BYTES", 2000)
+    environment = NemoGym(NemoGymOptions(url=server.url, row=row(6))).environment
+    await environment.open()
+    try:
+        for _ in range(5):
+            assert not (await environment.call("add", {"count": 1, "note": "x" * 900})).failed
+        assert len(environment._said) == 2
+    finally:
+        await environment.close()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
