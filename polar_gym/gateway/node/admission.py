@@ -128,6 +128,8 @@ def _named_by(
             raise ConfigError(f"runtime.image={runtime.image!r}: {error}") from error
         if file is not None:
             yield Named("runtime.image", Names.PATH, str(file))
+    if runtime.scope == "container":  # the harness is root there
+        yield Named("runtime.scope", Names.OTHER, runtime.scope)
     yield from _named("runtime", RUNTIMES, runtime)
     yield from _named("agent", HARNESSES, harness)
     yield from _named("builder", BUILDERS, builder)
