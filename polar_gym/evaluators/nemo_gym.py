@@ -117,7 +117,8 @@ class NemoGym:
                     item["name"] = names[item["name"]]
                     said[item["call_id"]] = self.environment.said(item["name"], item["arguments"])
             for item in results:
-                item["output"] = said.get(item["call_id"]) or item["output"]
+                words = said.get(item["call_id"])
+                item["output"] = item["output"] if words is None else words
             items += [*answer, *results]
         return items
 

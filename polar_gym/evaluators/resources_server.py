@@ -28,7 +28,7 @@ SAID_BYTES = 500
 
 
 class AwayError(EvaluatorError):
-    """The server cannot be reached."""
+    """No connection to the server can be made."""
 
 
 class ResourcesServer:
@@ -51,6 +51,7 @@ class ResourcesServer:
     async def open(self) -> None:
         """Begin the episode. Raises `EvaluatorError`."""
         self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True),  # a kept connection may be closed when it is used again
             cookie_jar=aiohttp.CookieJar(unsafe=True, quote_cookie=False),  # unsafe: also for a host that is a number
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         )
@@ -114,6 +115,8 @@ class ResourcesServer:
                     if len(answer) > limit:
                         raise EvaluatorError(f"{self._url}{path} answered with more than {limit} bytes")
                 return response.status, bytes(answer)
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
             why = f"{self._url}{path} cannot be reached ({reason(error)}); is the resources server running there?"
             raise AwayError(why) from error
+        except aiohttp.ClientError as error:  # the agent's words may have caused it
+            raise EvaluatorError(f"{self._url}{path}: {reason(error)}") from error

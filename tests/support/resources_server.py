@@ -42,12 +42,18 @@ class Counting:
         """Path -> the status and body of every answer there, instead of the true one."""
         self.slow: str | None = None
         """The path whose answers never come."""
+        self.dropped: str | None = None
+        """The path whose next connection is closed without an answer."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         session = request.cookies.get("session") or uuid.uuid4().hex
         if request.path == self.slow:
             await asyncio.Event().wait()
+        if request.path == self.dropped and request.transport is not None:
+            self.dropped = None
+            request.transport.abort()
+            return web.Response()
         status, answer = self.broken.get(request.path) or self._answer(request.path, session, body)
         whole = isinstance(answer, bytes)
         given = web.Response(body=answer, status=status) if whole else web.json_response(answer, status=status)

@@ -192,6 +192,23 @@ async def test_a_server_that_went_away_masks_the_session(server: Counting) -> No
         await evaluator.environment.close()
 
 
+async def test_a_broken_connection_masks_nothing(server: Counting) -> None:
+    """Guards against masks that an agent buys: words of its may make the server drop the connection."""
+    evaluator = NemoGym(NemoGymOptions(url=server.url, row=row(6)))
+    await evaluator.environment.open()
+    try:
+        server.dropped = "/add"
+        assert (await evaluator.environment.call("add", {"count": 3})).failed
+        assert not (await evaluator.environment.call("add", {"count": 3})).failed
+        graded = await judge(evaluator, make_context(EvaluatorSpec(name="nemo_gym"), []), 60)
+        assert graded.reward == 1.0
+        server.dropped = "/verify"
+        graded = await judge(evaluator, make_context(EvaluatorSpec(name="nemo_gym"), []), 60)
+        assert (graded.reward, "hung up without an answer" in graded.detail) == (0.0, True)
+    finally:
+        await evaluator.environment.close()
+
+
 async def test_a_tools_failure_is_told_to_the_agent(server: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = NemoGym(NemoGymOptions(url=server.url, row=row(6))).environment
     await environment.open()
