@@ -136,10 +136,13 @@ def validate_tasks(
         return
     config = load_config(None, ["tasks=harbor", f"tasks.path={file}", *(settings or [])])
     options = HarborOptions.model_validate(config.tasks.options)
-    bad = read_directories(options)[1]
-    for problem in bad:
-        errors.print(Text(problem, "red"), soft_wrap=True)
-    tasks = HarborTasks(options.model_copy(update={"skip_bad": True})).load()
+    try:
+        bad = read_directories(options)[1]
+        for problem in bad:
+            errors.print(Text(problem, "red"), soft_wrap=True)
+        tasks = HarborTasks(options.model_copy(update={"skip_bad": True})).load()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     _conclude(_of_each(tasks, config.runtime, validate), config.runtime)
     if bad:
         raise typer.Exit(1)

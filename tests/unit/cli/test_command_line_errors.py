@@ -284,3 +284,15 @@ def test_episodes_are_verified_from_any_directory(
         main(["verify", str(tmp_path / "out" / "episodes.jsonl")])
     assert ended.value.code == 0
     assert "exact: 0 of 0 traces" in capsys.readouterr().out
+
+
+def test_a_directory_without_tasks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a traceback where `tasks validate` finds no task directory."""
+    assert f"tasks.path='{tmp_path}' holds no task directory" in said(["tasks", "validate", str(tmp_path)], capsys)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "task.toml").write_text("[")
+    with pytest.raises(SystemExit) as ended:
+        main(["tasks", "validate", str(tmp_path)])
+    assert ended.value.code
+    assert "Traceback" not in (shown := capsys.readouterr().err)
+    assert "broken: " in shown
