@@ -48,13 +48,13 @@ FOUND, SOLVED, SAME = LAWS = (
 async def search(
     repository: Path, name: str | None, out: Path, options: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
-    """Search one history until it has given `--limit` tasks, and return the figures of the whole search."""
+    """Search one history for `--limit` tasks in `--candidates` commits, and return the figures of the whole search."""
     history = open_history(repository, name, since=options.since)
     every = list(commits(history))
     candidates, done, seconds = [each for each in every if not each.lacks], tried(out), list[float]()
     async with Bench(RuntimeSpec(name="bubblewrap"), cache_dir()) as bench:
         for commit in candidates:
-            if sum(bool(each.task) for each in done.values()) >= options.limit:
+            if sum(bool(each.task) for each in done.values()) >= options.limit or len(done) >= options.candidates:
                 break
             if commit.sha not in done:
                 started = time.monotonic()
@@ -101,6 +101,7 @@ def main() -> int:
     parser = make_parser("tasks", __doc__, quick="docker, and all histories but a small one of its own")
     parser.add_argument("--histories", nargs="*", default=[], help="git repositories: DIR, or OWNER/NAME=DIR")
     parser.add_argument("--limit", type=int, default=2, help="tasks of each history")
+    parser.add_argument("--candidates", type=int, default=10, help="commits of each history that are tried")
     parser.add_argument("--since", type=datetime.fromisoformat, help="leave out commits before this day")
     parser.add_argument("--directory", type=Path, default=cache_dir() / "git-tasks", help="where tasks are kept")
     parser.set_defaults(runtime=RUNTIMES)
