@@ -1,7 +1,8 @@
-"""`polar-gym export sft`: episodes -> files that trainers read."""
+"""`polar-gym export`: episodes -> files that trainers read."""
 
 from __future__ import annotations
 
+import importlib.util
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -23,9 +24,12 @@ def export() -> None:
     """Turn episodes into files that trainers read."""
 
 
+FILES = Annotated[list[Path], typer.Argument(help="Files of episodes, as `polar-gym rollout` writes them.")]
+
+
 @app.command("sft")
 def sft(
-    files: Annotated[list[Path], typer.Argument(help="Files of episodes, as `polar-gym rollout` writes them.")],
+    files: FILES,
     out: Annotated[
         Path, typer.Option(help="The dataset's directory; rows that are in it already are not added again.")
     ],
@@ -39,10 +43,8 @@ def sft(
     ] = False,
 ) -> None:
     """Write the accepted trajectories as Parquet and JSONL: chat messages with tools, exact ids, loss mask."""
-    try:
-        from polar_gym.export.sft import export_sft
-    except ImportError as error:
-        raise ConfigError(f"{error.name} is missing; install it with: {how_to_install('export')}") from error
+    _check_pyarrow()
+    from polar_gym.export.sft import export_sft
 
     filters = Filters(
         min_reward=min_reward, max_tokens=max_tokens, allow_truncated=truncated, allow_scripted=allow_scripted
@@ -56,3 +58,25 @@ def sft(
         console.print(
             Text(f"{scripted} episodes of a scripted policy were refused; --allow-scripted accepts them", "yellow")
         )
+
+
+@app.command("rl")
+def rl(
+    files: FILES,
+    out: Annotated[Path, typer.Option(help="The Parquet file, which must not be there yet.")],
+) -> None:
+    """Write all traces as Parquet: exact ids, loss mask, captured logprobs, rewards, groups, weight versions."""
+    _check_pyarrow()
+    from polar_gym.export.rl import export_rl
+
+    counts = export_rl(chain.from_iterable(map(read_episodes, files)), out)
+    said = (
+        f"{counts.rows} traces of {counts.episodes} episodes ({counts.masked} masked, {counts.without_trace} without a "
+        f"trace), {counts.trainable_tokens} of {counts.tokens} tokens trainable; in {out}"
+    )
+    console.print(Text(said), soft_wrap=True)
+
+
+def _check_pyarrow() -> None:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(f"pyarrow is missing; install it with: {how_to_install('export')}")

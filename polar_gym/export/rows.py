@@ -109,14 +109,18 @@ def digest(row: Row) -> str:
 
 def to_table(rows: list[Row]) -> pa.Table:
     """Return the rows as an Arrow table with the columns of `SCHEMA`."""
-    arrays = []
-    for name, (kind, _) in COLUMNS.items():
-        values = [row[name] for row in rows]
-        if kind == JSON_LIST:
-            arrays.append(_json_lists(values))
-        else:
-            arrays.append(lists(values, kind) if name == "routed_experts" else pa.array(values, kind))
+    arrays = [column(name, [row[name] for row in rows], kind) for name, (kind, _) in COLUMNS.items()]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return the values of a column as an Arrow array of its type."""
+    if kind == pa.json_():
+        texts = pa.array([orjson.dumps(value).decode() for value in values], pa.string())
+        return pa.ExtensionArray.from_storage(kind, texts)
+    if kind == JSON_LIST:
+        return _json_lists(values)
+    return lists(values, kind) if name == "routed_experts" else pa.array(values, kind)
 
 
 def _json_lists(values: list[list[Any]]) -> pa.Array:
