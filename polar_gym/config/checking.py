@@ -12,6 +12,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, PluginSpec
+from polar_gym.tracking import check_installed
 
 
 def check_config(values: Any) -> RunConfig:
@@ -25,6 +26,7 @@ def check_config(values: Any) -> RunConfig:
     if config.proxy.frozen is not None:
         check_plugin("proxy.frozen.engine", ROOMS["engine"], config.proxy.frozen.engine)
     _check_today(config.harness)
+    check_installed(config.rollout.metrics)
     return config
 
 

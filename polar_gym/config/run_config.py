@@ -23,6 +23,7 @@ from polar_gym.schema import (
     Sampling,
     TaskRequest,
 )
+from polar_gym.tracking import Where
 
 
 class RolloutConfig(Record):
@@ -37,6 +38,8 @@ class RolloutConfig(Record):
     is in each run's own directory."""
     state: Path | None = None
     """The directory of journals of captured calls; null: beside the output, or for gym.make in a temporary folder."""
+    metrics: Where = "none"
+    """Where the figures of `polar-gym rollout` and `polar-gym learn` go; the clients read their own environment."""
 
 
 class Pools(Record):
@@ -118,6 +121,12 @@ class RunConfig(Record):
         """Return the API keys of the engines; None for an engine without a key."""
         specs = (self.engine, self.scoring.reference, self.proxy.frozen and self.proxy.frozen.engine)
         return [spec.options.get("api_key") for spec in specs if spec is not None]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Return the name of each plug-in of the run."""
+        keys = ("harness", "runtime", "engine", "builder", "evaluator", "tasks")
+        return {key: getattr(self, key).name for key in keys}
 
     def with_rollout(self, **changes: Any) -> RunConfig:
         return self.model_copy(update={"rollout": self.rollout.model_copy(update=changes)})

@@ -58,6 +58,20 @@ def sentence(line: Line) -> str:
     )
 
 
+LABELS = ("step", "evaluated", "greedy", "harness", "cold_start")
+
+
+def tracked_line(line: Line) -> tuple[Line, int]:
+    """Return the figures of a line of a run, named after the line's kind, and the step that they are of."""
+    if "evaluated" in line:
+        kind = "/".join(filter(None, ("held_out", line.get("harness"), "greedy" if line["greedy"] else "")))
+    else:
+        kind = "training" if "step" in line else "cold_start"
+    named = {name: value for name, value in line.items() if name not in LABELS}
+    step = line.get("step", line.get("evaluated", 0))
+    return {f"{kind}/{name}": value for name, value in named.items()}, step
+
+
 def print_run(lines: Sequence[Line], console: Console) -> None:
     """Print each step's mean reward, and each evaluation with its 95 % interval."""
     shown = table("Mean reward", "step", "of", "reward", "95 %")

@@ -33,9 +33,10 @@ from polar_gym.learning.families import Split, write_tasks
 from polar_gym.learning.files import read_rows, write_episodes
 from polar_gym.learning.grpo import MakeRows, Settings, Trainer, choose, rows_of
 from polar_gym.learning.meter import Meter, peak_mib
-from polar_gym.learning.report import curve, figures, sentence
+from polar_gym.learning.report import curve, figures, sentence, tracked_line
 from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
+from polar_gym.tracking import Log, tracked
 
 OWN_HELD_OUT = 5
 """One of so many tasks of the user's is held out."""
@@ -94,6 +95,7 @@ class Run:
         self._progress, self._make_rows, self._meter = progress, make_rows, Meter()
         self._trained = [harness for harness in configs if harness not in plan.only_tested]
         self._configs = self._checked(configs)
+        self._log: Log = lambda figures, step: None
         if missing := [name for name in ("torch", "transformers", "pyarrow") if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"{', '.join(missing)}: missing; install with: {how_to_install('torch', 'export')}")
         directory.mkdir(parents=True, exist_ok=True)
@@ -115,6 +117,12 @@ class Run:
 
     def go(self) -> list[dict[str, Any]]:
         """Run, or go on, to the end. Return the lines of `steps.jsonl`."""
+        config = next(iter(self._configs.values()))
+        parameters = {**config.names, "harness": "+".join(self._configs), "family": self.plan.family}
+        with tracked(config.rollout.metrics, self.directory.name, self.directory, parameters) as self._log:
+            return self._go()
+
+    def _go(self) -> list[dict[str, Any]]:
         transformers: Any = importlib.import_module("transformers")
         transformers.utils.logging.disable_progress_bar()
         start = self._start_model()
@@ -263,6 +271,7 @@ class Run:
         line |= {**self._meter.take(), "peak_mib": peak_mib()}
         with (self.directory / "steps.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        self._log(*tracked_line(line))
         self._progress(sentence(line))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +19,7 @@ from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.paths import check_writable
 from polar_gym.schema import Episode, TaskRequest
+from polar_gym.tracking import Where, tracked
 
 
 async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
@@ -34,7 +38,8 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     requests = [make_request(config, task) for task in tasks]
     samples = list(_samples(requests))
     episodes: list[Episode] = []
-    async with make_node(config, tasks) as node:
+    where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
+    async with _tracked(where, output, parameters, episodes), make_node(config, tasks) as node:
         await _check_runtimes(node, requests)
         if kept := set_aside(output):
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
@@ -52,6 +57,31 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
                 for request, sample_index in samples:
                     group.create_task(one(request, sample_index))
     return episodes
+
+
+@asynccontextmanager
+async def _tracked(
+    where: Where, output: Path, parameters: dict[str, Any], episodes: list[Episode]
+) -> AsyncIterator[None]:
+    """Log the figures of the episodes that are there at the end."""
+    with tracked(where, output.stem, output.parent, parameters) as log:
+        yield
+        await asyncio.to_thread(log, figures(episodes), 0)
+
+
+def figures(episodes: list[Episode]) -> dict[str, float]:
+    """Return the figures of a run. A masked episode, which has no reward, is in no mean."""
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    fidelities = [episode.trajectory.fidelity for episode in episodes]
+    counts = ("calls", "traces", "sampled_tokens", "trainable_tokens")
+    return {
+        "episodes": len(episodes),
+        "masked": len(episodes) - len(rewards),
+        "truncated": sum(episode.truncated for episode in episodes),
+        **({"reward": sum(rewards) / len(rewards)} if rewards else {}),
+        **{name: sum(getattr(fidelity, name) for fidelity in fidelities) for name in counts},
+        "run_seconds": sum(episode.session.timing.running or 0.0 for episode in episodes),
+    }
 
 
 async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
