@@ -4,7 +4,7 @@ A harness is a plug-in: a module that defines one `HARNESS`, an object of the cl
 required. A harness that is a package of npm or PyPI is installed unmodified, at a pinned version, into a cache on the
 gateway's machine (`install`), and mounted read-only into the sandbox, one of PyPI with a Python of its own
 (`interpreter`). A harness that writes the date into its prompt is told `spec.today`, if it can be told a date
-(`today`). `sdk` holds the variables that programs with an SDK read.
+(`today`). `sdk` holds the variables that programs with an SDK read, and `mcp` the server of an environment's tools.
 
 This room uses runtimes, registry, schema and durable.
 """
@@ -24,12 +24,6 @@ around, to edit files and to check your work. Work until the task is done withou
 the task needs, then say briefly what you did.
 """
 """Replaces the system prompt of a harness in its lean profile."""
-
-
-MCP_SERVER = "gym"
-"""The name of the MCP server with an environment's tools, in the configuration of harnesses."""
-MCP_PATIENCE_SECONDS = 3600
-"""How long a harness waits for a tool of an environment, which the gateway ends much earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +56,6 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     """Absolute path inside the sandbox -> text, written before the start."""
     stdin: bytes = b""
-
-
-def mcp_headers(context: LaunchContext) -> dict[str, str]:
-    """Return the headers of requests to `context.mcp_url`."""
-    return {"Authorization": f"Bearer {context.api_key}"}
 
 
 def no_hints(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
@@ -122,7 +111,7 @@ class Harness:
     acts_on_text: bool = False
     """Whether the harness may act on the text of an answer. False: it acts on structured tool calls only."""
     mcp_prefix: str | None = None
-    """The text that this harness puts before the name of a tool of the MCP server `MCP_SERVER`.
+    """The text that this harness puts before the name of a tool of the MCP server `mcp.SERVER`.
 
     None: `launch` ignores `mcp_url`, and no environment with tools can be given to the harness.
     """

@@ -15,15 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import (
-    MCP_PATIENCE_SECONDS,
-    MCP_SERVER,
-    Harness,
-    Launch,
-    LaunchContext,
-    mcp_headers,
-    objects,
-)
+from polar_gym.harnesses import Harness, Launch, LaunchContext, mcp, objects
 
 _HOUR_MS = 3_600_000
 
@@ -35,9 +27,9 @@ def launch(context: LaunchContext) -> Launch:
     model = context.spec.model_name
     profile = _LEAN if context.spec.profile == "lean" else _DEFAULT
     servers = f"{context.home}/.polar-gym/mcp.json"
-    mcp = ["--mcp-config", servers] if context.mcp_url else []
+    tools = ["--mcp-config", servers] if context.mcp_url else []
     return Launch(
-        argv=[*context.executable, "-p", "--dangerously-skip-permissions", "--model", model, *profile, *mcp],
+        argv=[*context.executable, "-p", "--dangerously-skip-permissions", "--model", model, *profile, *tools],
         environment={
             **_QUIET,
             "ANTHROPIC_BASE_URL": context.base_url,
@@ -48,13 +40,13 @@ def launch(context: LaunchContext) -> Launch:
             **_limits(context),
             **(_MCP if context.mcp_url else {}),
         },
-        files={servers: json.dumps({"mcpServers": {MCP_SERVER: _server(context)}})} if context.mcp_url else {},
+        files={servers: json.dumps({"mcpServers": {mcp.SERVER: _server(context)}})} if context.mcp_url else {},
         stdin=context.instruction.encode(),
     )
 
 
 def _server(context: LaunchContext) -> dict[str, Any]:
-    return {"type": "http", "url": context.mcp_url, "headers": mcp_headers(context)}
+    return {"type": "http", "url": context.mcp_url, "headers": mcp.headers(context)}
 
 
 _DEFAULT = ("--disallowedTools", "WebSearch,WebFetch")
@@ -79,7 +71,7 @@ _QUIET = {
 _MCP = {
     "MCP_CONNECTION_NONBLOCKING": "0",  # else its first request may come before it knows the tools
     "MCP_TIMEOUT": str(_HOUR_MS // 12),
-    "MCP_TOOL_TIMEOUT": str(MCP_PATIENCE_SECONDS * 1000),
+    "MCP_TOOL_TIMEOUT": str(mcp.PATIENCE_SECONDS * 1000),
     "ENABLE_TOOL_SEARCH": "false",  # it would keep the tools from the model until the model asks for them
 }
 """Variables of a session whose environment has tools."""
@@ -134,5 +126,5 @@ HARNESS = Harness(
     launch=launch,
     told_today_by="bun",
     classify=classify,
-    mcp_prefix=f"mcp__{MCP_SERVER}__",
+    mcp_prefix=f"mcp__{mcp.SERVER}__",
 )

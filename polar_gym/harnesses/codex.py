@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import LEAN_PROMPT, MCP_PATIENCE_SECONDS, MCP_SERVER, Harness, Launch, LaunchContext
+from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, mcp
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
 
@@ -64,11 +64,11 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
 
 
 def _mcp(url: str) -> dict[str, Any]:
-    server = f"mcp_servers.{MCP_SERVER}"
+    server = f"mcp_servers.{mcp.SERVER}"
     return {
         f"{server}.url": url,
         f"{server}.bearer_token_env_var": _KEY_VARIABLE,
-        f"{server}.tool_timeout_sec": MCP_PATIENCE_SECONDS,
+        f"{server}.tool_timeout_sec": mcp.PATIENCE_SECONDS,
         f"{server}.required": True,
     }
 
@@ -148,7 +148,7 @@ HARNESS = Harness(
     },
     launch=launch,
     classify=classify,
-    mcp_prefix=f"mcp__{MCP_SERVER}__",
+    mcp_prefix=f"mcp__{mcp.SERVER}__",
     # Codex's idle timer is reset by an event with data, of any type, and not by a comment.
     keep_alive=b'event: keepalive\ndata: {"type":"keepalive"}\n\n',
 )

@@ -16,16 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import (
-    LEAN_PROMPT,
-    MCP_PATIENCE_SECONDS,
-    MCP_SERVER,
-    Harness,
-    Launch,
-    LaunchContext,
-    mcp_headers,
-    objects,
-)
+from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, mcp, objects
 
 _LEAN_TOOLS = ["run_shell_command", "read_file", "write_file", "replace"]
 
@@ -55,7 +46,7 @@ def launch(context: LaunchContext) -> Launch:
 def _settings(context: LaunchContext) -> dict[str, Any]:
     answer = {"maxOutputTokens": min(context.spec.max_output_tokens, context.context_length // 2)}
     override = {"match": {"model": context.spec.model_name}, "modelConfig": {"generateContentConfig": answer}}
-    core = [*_LEAN_TOOLS, *([f"mcp_{MCP_SERVER}_*"] if context.mcp_url else [])]
+    core = [*_LEAN_TOOLS, *([f"mcp_{mcp.SERVER}_*"] if context.mcp_url else [])]
     lean = {"core": core} if context.spec.profile == "lean" else {}
     return {
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
@@ -67,13 +58,8 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
         "modelConfigs": {"customOverrides": [override]},
         "tools": {"exclude": _WITHOUT} | lean,
         "advanced": {"autoConfigureMemory": False},
-        **({"mcpServers": {MCP_SERVER: _mcp(context)}} if context.mcp_url else {}),
+        **({"mcpServers": {mcp.SERVER: mcp.gemini_server(context)}} if context.mcp_url else {}),
     }
-
-
-def _mcp(context: LaunchContext) -> dict[str, Any]:
-    patience = MCP_PATIENCE_SECONDS * 1000
-    return {"httpUrl": context.mcp_url, "headers": mcp_headers(context), "timeout": patience, "trust": True}
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str, str]:
@@ -99,5 +85,5 @@ HARNESS = Harness(
     launch=launch,
     told_today_by="node",
     classify=classify,
-    mcp_prefix=f"mcp_{MCP_SERVER}_",
+    mcp_prefix=f"mcp_{mcp.SERVER}_",
 )

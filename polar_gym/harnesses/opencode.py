@@ -15,16 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import (
-    LEAN_PROMPT,
-    MCP_PATIENCE_SECONDS,
-    MCP_SERVER,
-    Harness,
-    Launch,
-    LaunchContext,
-    mcp_headers,
-    system_prompt,
-)
+from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, mcp, system_prompt
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
 
@@ -70,9 +61,9 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
         settings["agent"] = {"title": {"disable": True}, "build": {"prompt": LEAN_PROMPT}}
         settings["tools"] = {"*": False} | dict.fromkeys(_LEAN_TOOLS, True)
     if context.mcp_url:
-        server = {"type": "remote", "url": context.mcp_url, "headers": mcp_headers(context), "oauth": False}
-        settings["mcp"] = {MCP_SERVER: {**server, "timeout": MCP_PATIENCE_SECONDS * 1000}}
-        settings.setdefault("tools", {})[f"{MCP_SERVER}_*"] = True
+        server = {"type": "remote", "url": context.mcp_url, "headers": mcp.headers(context), "oauth": False}
+        settings["mcp"] = {mcp.SERVER: {**server, "timeout": mcp.PATIENCE_SECONDS * 1000}}
+        settings.setdefault("tools", {})[f"{mcp.SERVER}_*"] = True
     return settings
 
 
@@ -119,5 +110,5 @@ HARNESS = Harness(
     },
     launch=launch,
     classify=classify,
-    mcp_prefix=f"{MCP_SERVER}_",
+    mcp_prefix=f"{mcp.SERVER}_",
 )

@@ -14,15 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polar_gym.harnesses import (
-    LEAN_PROMPT,
-    MCP_PATIENCE_SECONDS,
-    MCP_SERVER,
-    Harness,
-    Launch,
-    LaunchContext,
-    mcp_headers,
-)
+from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, mcp
 
 _PATIENCE_MILLISECONDS = 3_600_000
 
@@ -65,9 +57,7 @@ def _settings(context: LaunchContext, lean: bool) -> dict[str, Any]:
         "model": {"generationConfig": _generation(context)},
     }
     if context.mcp_url:
-        patience = MCP_PATIENCE_SECONDS * 1000
-        server = {"httpUrl": context.mcp_url, "headers": mcp_headers(context), "timeout": patience, "trust": True}
-        settings["mcpServers"] = {MCP_SERVER: server}
+        settings["mcpServers"] = {mcp.SERVER: mcp.gemini_server(context)}
     if lean:
         settings["tools"] = {"core": _LEAN_CORE, "exclude": [*_FOUND_BY_SEARCH, *_NOT_CORE]}
         settings["memory"] = {"enableManagedAutoMemory": False}
@@ -105,6 +95,6 @@ HARNESS = Harness(
     launch=launch,
     told_today_by="node",
     classify=classify,
-    mcp_prefix=f"mcp__{MCP_SERVER}__",
+    mcp_prefix=f"mcp__{mcp.SERVER}__",
     broken_stream="end",  # an error event ends its run
 )
