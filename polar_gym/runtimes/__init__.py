@@ -178,8 +178,8 @@ class Runtime(Protocol):
 RUNTIMES: Makers[Runtime] = Makers("runtime", __name__)
 
 
-def check_scope(spec: RuntimeSpec, runtime: Runtime) -> None:
-    """Raise `ConfigError` where sandboxes of this runtime cannot have the scope."""
+def check_scope(spec: RuntimeSpec, runtime: Runtime | Callable[..., Runtime]) -> None:
+    """Raise `ConfigError` where sandboxes of this runtime, or class of runtimes, cannot have the scope."""
     if spec.scope == "container" and not getattr(runtime, "whole", False):
         raise ConfigError(
             f"runtime={spec.name}: gives no harness a whole container (runtime.scope=container); set runtime=docker"

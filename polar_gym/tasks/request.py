@@ -9,7 +9,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from polar_gym.runtimes import RUNTIMES
+from polar_gym.errors import ConfigError
+from polar_gym.runtimes import RUNTIMES, check_scope
 from polar_gym.runtimes.files import pack
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec, TaskRequest
 from polar_gym.tasks import Container, Task
@@ -71,7 +72,7 @@ def reference_script(task: Task, ends_by: str = "") -> dict[str, Any]:
     """
     title = task.problem_statement.strip().splitlines()[0].rstrip()
     if task.container is not None:
-        commands = [*_solve(task.container), *([ends_by] if ends_by else [])]
+        commands = [*_solution_commands(task.container), *([ends_by] if ends_by else [])]
         return {"match": title, "commands": commands, "final_message": f"Solved: {title}"}
     patch = shlex.quote(task.patch.removesuffix("\n"))
     # Without names that git would quote.
@@ -90,7 +91,7 @@ def reference_script(task: Task, ends_by: str = "") -> dict[str, Any]:
     }
 
 
-def _solve(container: Container) -> list[str]:
+def _solution_commands(container: Container) -> list[str]:
     """Return commands that put the reference solution at its place and run it; one that looks around without one."""
     if container.solution is None:
         return ["ls -a"]
@@ -140,13 +141,8 @@ def _with_container(runtime: RuntimeSpec, task: Task) -> RuntimeSpec:
     """Return the runtime with what a task whose container is the harness's asks for; time to build its image too."""
     if task.container is None:
         return runtime
-    if not getattr(RUNTIMES.get(runtime.name), "whole", False):
-        raise UngradableError(
-            f"{task.place or task.instance_id}: runtime={runtime.name}: gives no harness a whole container; "
-            "set runtime=docker"
-        )
     limits = task.container.limits
-    return RuntimeSpec.model_validate(
+    asked = RuntimeSpec.model_validate(
         {
             **limits,
             **runtime.model_dump(),
@@ -155,6 +151,11 @@ def _with_container(runtime: RuntimeSpec, task: Task) -> RuntimeSpec:
             "init_timeout_seconds": runtime.init_timeout_seconds + limits.get("build_seconds", 0.0),
         }
     )
+    try:
+        check_scope(asked, RUNTIMES.get(asked.name))
+    except ConfigError as error:
+        raise UngradableError(f"{task.place or task.instance_id}: {error}") from error
+    return asked
 
 
 def swe_options(task: Task) -> dict[str, Any]:
