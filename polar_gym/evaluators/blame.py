@@ -74,7 +74,7 @@ async def _attempt(evaluator: Evaluator, context: EvaluationContext, deadline_se
     rewards, order = result.call_rewards, [call.call_id for call in sorted(context.calls, key=attrgetter("index"))]
     for call_id, reward in rewards.items():
         if call_id not in order or not math.isfinite(reward):
-            why = "the reward is no finite number" if call_id in order else "the session has no such call"
+            why = "the reward is not a finite number" if call_id in order else "the session has no such call"
             raise MaskedError(f"{result.evaluator}: call_rewards[{call_id!r}]={reward!r}: {why}")
     return result.model_copy(update={"call_rewards": {name: rewards[name] for name in order if name in rewards}})
 

@@ -53,7 +53,7 @@ def component_root_for(gym: str | None, cache: Path) -> Path:
     try:
         numbers = tuple(int(number) for number in (gym or "0.0").split(".")[:2])
     except ValueError as error:
-        raise ValueError(f"{gym!r} is no version of NeMo Gym; expected e.g. 0.7.0") from error
+        raise ValueError(f"{gym!r} is not a version of NeMo Gym; expected e.g. 0.7.0") from error
     if numbers < DECLARED_SINCE:
         return component_root()
     shipped = component_root() / ENVIRONMENT

@@ -179,7 +179,7 @@ def _directories(path: Path) -> list[Path]:
     """Return the task directories: the directory itself, or those in it. Raises `ValueError`."""
     path = path.resolve()
     if not path.is_dir():
-        raise ValueError(f"tasks.path={str(path)!r} is no directory")
+        raise ValueError(f"tasks.path={str(path)!r} is not a directory")
     marks = ("task.toml", "instruction.md")
     inside = [path] if (path / "task.toml").exists() else sorted(each for each in path.iterdir() if each.is_dir())
     found = [each for each in inside if any((each / mark).exists() for mark in marks)]
@@ -274,7 +274,7 @@ def _workdir(dockerfile: str) -> str:
         raise ValueError(f"environment/Dockerfile: USER {user} is not supported, only root; leave the task out")
     if not workdir.startswith("/") or "$" in workdir:
         raise ValueError(
-            f"environment/Dockerfile: WORKDIR={workdir!r} is no absolute path; set environment.workdir in task.toml"
+            f"environment/Dockerfile: WORKDIR={workdir!r} is not an absolute path; set environment.workdir in task.toml"
         )
     return workdir
 

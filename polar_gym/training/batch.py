@@ -250,7 +250,7 @@ def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int
         raise ValueError(f"turn_reward_weight={turn_reward_weight!r}: expected a finite number of at least 0")
     for episode in episodes:
         if episode.reward is not None and not math.isfinite(episode.reward):
-            raise ValueError(f"session {episode.session.session_id}: reward={episode.reward!r} is no finite number")
+            raise ValueError(f"session {episode.session.session_id}: reward={episode.reward!r} is not a finite number")
     for session_id, times in Counter(episode.session.session_id for episode in episodes).items():
         if times > 1:
             raise ValueError(f"session {session_id} occurs {times} times: its tokens would be trained as often")
@@ -264,7 +264,7 @@ def check_logprobs(episodes: Sequence[Episode]) -> None:
             if not np.isfinite(trace.logprobs).all():
                 raise ValueError(
                     f"session {episode.session.session_id}, trace {trace.trace_id}: the engine gave a logprob that is "
-                    "no finite number; leave the session out"
+                    "not a finite number; leave the session out"
                 )
 
 

@@ -193,7 +193,7 @@ class StreamedAnswer:
         )
         if not isinstance(delta.content, str) or not isinstance(delta.reasoning, str):
             self._tell(replace(delta, reasoning="", content="", tool_calls=[]))  # its tokens were sampled all the same
-            raise self._http.broken_off(f"an event's text is no text: {str(said)[:200]}")
+            raise self._http.broken_off(f"the text of an event is not a string: {str(said)[:200]}")
         return delta
 
 

@@ -48,8 +48,8 @@ async def grade(**evaluator: Any) -> EvaluationResult:
     ("rewards", "says"),
     [
         ({"call0": 1.0, "call7": 0.5}, r"rating: call_rewards\['call7'\]=0.5: the session has no such call"),
-        ({"call0": float("nan")}, r"rating: call_rewards\['call0'\]=nan: the reward is no finite number"),
-        ({"call1": float("-inf")}, r"rating: call_rewards\['call1'\]=-inf: the reward is no finite number"),
+        ({"call0": float("nan")}, r"rating: call_rewards\['call0'\]=nan: the reward is not a finite number"),
+        ({"call1": float("-inf")}, r"rating: call_rewards\['call1'\]=-inf: the reward is not a finite number"),
     ],
 )
 async def test_a_bad_reward_of_a_call_masks(rewards: dict[str, float], says: str) -> None:

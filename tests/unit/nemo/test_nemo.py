@@ -357,5 +357,5 @@ def test_the_component_root_suits_the_version_of_nemo_gym(tmp_path: Path) -> Non
         assert declared["agent_server"]["name"] in config
         for path in (ENVIRONMENT / "manifest.yaml", ENVIRONMENT / "data" / "example.jsonl", AGENT / "app.py"):
             assert (root / path).read_bytes() == (component_root() / path).read_bytes()
-    with pytest.raises(ValueError, match=r"'next' is no version of NeMo Gym; expected e\.g\. 0\.7\.0"):
+    with pytest.raises(ValueError, match=r"'next' is not a version of NeMo Gym; expected e\.g\. 0\.7\.0"):
         component_root_for("next", tmp_path)

@@ -149,7 +149,7 @@ def test_what_would_mean_something_else_is_refused(tmp_path: Path, toml: str) ->
         (lambda task: shutil.rmtree(task / "tests"), "tests/test.sh is missing"),
         (lambda task: (task / "environment/Dockerfile").unlink(), "environment/Dockerfile is missing"),
         (lambda task: (task / "environment/docker-compose.yaml").write_text(""), "several containers"),
-        (lambda task: (task / "environment/Dockerfile").write_text("FROM a\n"), "WORKDIR='' is no absolute path"),
+        (lambda task: (task / "environment/Dockerfile").write_text("FROM a\n"), "WORKDIR='' is not an absolute path"),
         (lambda task: (task / "environment/Dockerfile").write_text("FROM a\nUSER dev\nWORKDIR /a\n"), "USER dev"),
         (lambda task: (task / "task.toml").write_bytes(b"\xff"), "can't decode"),
     ],
@@ -179,7 +179,7 @@ def test_tasks_that_want_the_internet_are_named_once(caplog: pytest.LogCaptureFi
 def test_a_place_without_tasks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no task directory"):
         load(tmp_path)
-    with pytest.raises(ValueError, match="is no directory"):
+    with pytest.raises(ValueError, match="is not a directory"):
         load(tmp_path / "missing")
 
 

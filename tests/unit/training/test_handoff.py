@@ -190,7 +190,7 @@ def test_groups_without_variance() -> None:
     ("episodes", "settings", "says"),
     [
         ([make_episode("a", 1.0), make_episode("a", 0.0)], {}, "session a occurs 2 times"),
-        ([make_episode("a", float("nan"))], {}, "session a: reward=nan is no finite number"),
+        ([make_episode("a", float("nan"))], {}, "session a: reward=nan is not a finite number"),
         ([], {"max_tokens": 0}, "max_tokens=0: expected at least 1"),
         ([], {"multiple_of": 0}, "multiple_of=0: expected at least 1"),
         ([], {"overlong": "dorp"}, "overlong='dorp': unknown; known: 'drop', 'truncate', 'mask'"),
@@ -210,7 +210,7 @@ def test_a_logprob_that_is_no_number_is_refused() -> None:
     episode.trajectory.traces[0].logprobs[1] = float("nan")
     for hand_off in (make_batch, rollout_output):
         with pytest.raises(
-            ValueError, match=r"session a, trace .*: the engine gave a logprob that is no finite number"
+            ValueError, match=r"session a, trace .*: the engine gave a logprob that is not a finite number"
         ):
             hand_off([episode])
     episode.reward = None
