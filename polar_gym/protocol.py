@@ -212,6 +212,83 @@ class NodeState(Record):
     heartbeat: Heartbeat
 
 
+class Transcript(Record):
+    """Node to server: the end of a running session's conversation."""
+
+    session_id: str
+    attempt: int
+    calls: int
+    """Recorded calls."""
+    lines: list[tuple[str, str]]
+    """Role and text of the latest call's last messages, shortened: at most 4 lines of 300 characters each."""
+
+
+class TaskProgress(Record):
+    """Server to the live page: how far a task is."""
+
+    task_id: str
+    status: TaskStatus
+    harness: str
+    created_at: float
+    samples: dict[str, int]
+    """`waiting`, `placed` or `ended` -> how many samples."""
+    usable: int
+    failures: dict[str, int]
+
+
+class Disk(Record):
+    """The server's disk, in bytes."""
+
+    stored: int
+    """Episodes that the server keeps."""
+    keep: int
+    """`keep_bytes`: above this number, fetched episodes are deleted."""
+    refuse: int
+    """`refuse_bytes`: above this number, new tasks are refused."""
+    free: int
+    """Free space on the disk of the server's state."""
+
+
+class LearningRun(Record):
+    """A run of `polar-gym learn`, as its files tell."""
+
+    name: str
+    seed: int | None = None
+    lines: list[dict[str, Any]] = Field(default_factory=list)
+    """The objects of `steps.jsonl`; see `polar_gym.learning.run`."""
+    problem: str = ""
+    """The reason why the files cannot be read."""
+
+
+class Live(Record):
+    """Server to the live page: what the service does now."""
+
+    at: float
+    """Unix time, seconds."""
+    generation: Generation
+    weight_version: str | None
+    behind: dict[str, int]
+    """Weight version of a running session -> how many versions were set since."""
+    tasks: list[TaskProgress]
+    """The newest live tasks, newest first."""
+    live_tasks: int
+    waiting: int
+    """Samples that wait for a node."""
+    ended_tasks: dict[str, int]
+    """Status -> how many tasks ended since the server was started; so are the next three."""
+    episodes: dict[str, int]
+    failures: dict[str, int]
+    """Kind -> how many samples ended with this failure."""
+    retried: int
+    nodes: list[NodeState]
+    transcripts: list[Transcript]
+    unreached: dict[str, str]
+    """Node -> why its transcripts are missing."""
+    disk: Disk
+    runs: list[LearningRun] | None = None
+    """None: as in the line before."""
+
+
 class Callback(Record):
     """Server to the task's `callback_url`, at least once: a sample has ended, or the whole task has ended.
 

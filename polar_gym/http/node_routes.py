@@ -25,6 +25,8 @@ DRAIN = Route("POST", "/v1/drain", "Finish the sessions that there are and take 
               keys=NODE, statuses=(204,))
 HEALTHZ = Route("GET", "/healthz", "Tell whether the process works")
 READYZ = Route("GET", "/readyz", "Tell whether the node takes sessions")
+TRANSCRIPTS = Route("GET", "/v1/transcripts", "Get the end of each running session's conversation",
+                    gives=protocol.Transcript, many=True, keys=NODE)
 METRICS = Route("GET", "/metrics", "Get metrics for Prometheus")
 
 # For operators; the rollout server does not ask these.

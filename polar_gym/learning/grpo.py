@@ -90,10 +90,14 @@ class Trainer:
         self._torch: Any = importlib.import_module("torch")
         self.optimizer = self._torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         self._settings, self._pad_id = settings, pad_id
+        self._moved: list[tuple[float, float, float]] = []
+        """Of each part of an epoch: trained tokens, and the sums of their ratios and of their KL estimates."""
 
     def update(self, rows: Sequence[Row], version: str, progress: float) -> dict[str, float]:
         """Take the optimizer's steps on the rows. `version` names the weights that the model has; `progress` is the
-        share of the run that is over. Raises `LogprobsDifferError`."""
+        share of the run that is over. Return the figures of the step: `ratio` and `kl` are means over trained tokens
+        at the last epoch, between the weights before the step and those that the epoch began with. Raises
+        `LogprobsDifferError`."""
         if not any(row.advantage for row in rows):  # the optimizer's momentum alone would change the weights
             return {"rows": len(rows), "loss": 0.0, "logprob_difference": 0.0}
         for group in self.optimizer.param_groups:
@@ -111,11 +115,14 @@ class Trainer:
             )
         losses = []
         for _ in range(self._settings.epochs):
+            self._moved.clear()
             self.optimizer.zero_grad()
             losses.append(self.accumulate(parts, before))
             self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
-        return {"rows": len(rows), "loss": losses[0], "logprob_difference": difference}
+        tokens, ratio, kl = (sum(each) for each in zip(*self._moved, strict=True))
+        moved = {"ratio": ratio / max(1, tokens), "kl": kl / max(1, tokens)}
+        return {"rows": len(rows), "loss": losses[0], "logprob_difference": difference, **moved}
 
     def arrays(self, rows: Sequence[Row]) -> Part:
         """Return rows as tensors on the model's device."""
@@ -144,6 +151,10 @@ class Trainer:
         importance = (old - part["old_logprobs"][:, 1:]).exp().clamp(max=settings.truncate)
         advantages = part["advantages"][:, 1:]
         clipped = ratio.clamp(1 - settings.clip_below, 1 + settings.clip_above)
+        with torch.no_grad():  # KL: the estimator k3 of http://joschu.net/blog/kl-approx.html
+            trained = part["loss_mask"][:, 1:]
+            sums = trained, ratio * trained, (ratio - 1 - ratio.log()) * trained
+            self._moved.append((float(sums[0].sum()), float(sums[1].sum()), float(sums[2].sum())))
         gain = torch.minimum(ratio * advantages, clipped * advantages)
         return -(part["weights"][:, 1:] * importance * gain).sum()
 

@@ -29,6 +29,6 @@ The edges:
     process         the server as a process
     ray_cluster     nodes on the machines of a Ray cluster
 
-The room may use `gateway.node`, `gateway.session.turns`, `config`, `http` and what lies below them. Only `cli` uses it;
-clients know nothing but `protocol`.
+The room may use `gateway.node`, `gateway.session.turns`, `config`, `http`, `view` and what lies below them. Only `cli`
+uses it; clients know nothing but `protocol`.
 """

@@ -39,6 +39,8 @@ class Counts:
     """`accepted` and `excluded` ones."""
     tasks: Counter[str] = field(default_factory=Counter)
     """Ended ones, by status."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Samples that ended with a failure, by its kind."""
     callbacks: Counter[str] = field(default_factory=Counter)
     """Tries to deliver one, by outcome."""
 
@@ -103,6 +105,7 @@ class Book:
             said = {"status": session.status, "usable": ending.sample.usable}
             if session.failure is not None:
                 said["failure"] = session.failure.kind
+                self.counts.failures[session.failure.kind] += 1
             change.events.append(event(task, "session.ended", session, **said))
             _add_callback(change, task, now, session)
         placements = [ending.placement for ending in endings if ending.placement is not None]

@@ -6,13 +6,18 @@ import asyncio
 from typing import Any
 
 import aiohttp
+from pydantic import TypeAdapter
 
 from polar_gym.http import node_routes as routes
 from polar_gym.http.failures import error_text, reason
 from polar_gym.http.route import Route
-from polar_gym.protocol import Dispatch, Generation, GenerationAnswer, Weights
+from polar_gym.protocol import Dispatch, Generation, GenerationAnswer, Transcript, Weights
 
 TIMEOUT_SECONDS = 20.0
+TRANSCRIPT_SECONDS = 2.0
+"""How long the live page waits for a node."""
+
+_TRANSCRIPTS = TypeAdapter(list[Transcript])
 
 
 class NodeUnreachableError(Exception):
@@ -68,6 +73,14 @@ class NodeLink:
 
     async def weights(self, url: str, order: Weights) -> GenerationAnswer:
         return _acknowledgement(*await self._ask(routes.WEIGHTS, url, order.to_json()))
+
+    async def transcripts(self, url: str) -> list[Transcript]:
+        status, answer = await self._ask(routes.TRANSCRIPTS, url, seconds=TRANSCRIPT_SECONDS)
+        _expect_success(status, answer)
+        try:
+            return _TRANSCRIPTS.validate_json(answer)
+        except ValueError as error:
+            raise NodeUnreachableError(f"not a list of Transcripts: {error}") from error
 
     async def _ask(
         self, route: Route[Any], base: str, body: bytes | None = None, seconds: float = TIMEOUT_SECONDS, **parts: object

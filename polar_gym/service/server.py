@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
@@ -24,7 +25,7 @@ from polar_gym.http.edge import (
     whole_number,
 )
 from polar_gym.http.keys import Keys
-from polar_gym.protocol import Delivery, Generation, Heartbeat, TaskPage, TaskStatus, Weights
+from polar_gym.protocol import Delivery, Generation, Heartbeat, Live, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import check_url
@@ -33,6 +34,7 @@ from polar_gym.service.metrics import ServiceMetrics
 from polar_gym.service.openapi import openapi_document
 from polar_gym.service.service import ConflictError, OverloadedError, RolloutService, UnknownNodeError, UnknownTaskError
 from polar_gym.service.store import EpisodeRow, StoreError
+from polar_gym.view.page import head
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +45,23 @@ MAX_EPISODE_BYTES = 2 * 2**30
 KEEP_ALIVE_SECONDS = 15.0
 """How often the server sends a comment on a silent event stream, so that a dead connection is noticed."""
 
+LIVE_SECONDS = 1.0
+"""The pause between two states of the live page."""
+
 MAX_EVENT_ID = 2**63 - 1
 """SQLite's largest number."""
 
 
 def make_app(
-    service: RolloutService, keys: Keys, allowed: Allowed, addresses: CallbackAddresses, url: str | None = None
+    service: RolloutService,
+    keys: Keys,
+    allowed: Allowed,
+    addresses: CallbackAddresses,
+    watch: Callable[[], AsyncIterator[Live]],
+    url: str | None = None,
 ) -> web.Application:
-    """Return the rollout server's application. `url`: where nodes reach the server, if that is not where it listens."""
+    """Return the rollout server's application. `watch` begins to tell the live page what the service does. `url`: where
+    nodes reach the server, if that is not where it listens."""
     statuses = {
         ConfigError: 422,
         UnknownTaskError: 404,
@@ -60,7 +71,7 @@ def make_app(
         OverloadedError: 503,
         StoreError: 503,
     }
-    served = _served(_Handlers(service, keys, allowed, addresses))
+    served = _served(_Handlers(service, keys, allowed, addresses, watch))
     return application(
         served, {"service": keys.service, "node": keys.node}, statuses, max_bytes=MAX_REQUEST_BYTES, url=url
     )
@@ -85,6 +96,8 @@ def _served(handlers: _Handlers) -> Served:
         routes.DELIVER: handlers.deliver,
         routes.DRAIN: handlers.drain,
         routes.NODE_DIED: handlers.node_died,
+        routes.PAGE: handlers.page,
+        routes.LIVE: handlers.live,
         routes.HEALTHZ: handlers.healthz,
         routes.READYZ: handlers.readyz,
         routes.METRICS: handlers.metrics,
@@ -94,12 +107,21 @@ def _served(handlers: _Handlers) -> Served:
 
 
 class _Handlers:
-    def __init__(self, service: RolloutService, keys: Keys, allowed: Allowed, addresses: CallbackAddresses) -> None:
+    def __init__(
+        self,
+        service: RolloutService,
+        keys: Keys,
+        allowed: Allowed,
+        addresses: CallbackAddresses,
+        watch: Callable[[], AsyncIterator[Live]],
+    ) -> None:
         self._service = service
         self._keys = keys
         self._allowed = allowed
         self._addresses = addresses
         self._metrics = ServiceMetrics(service.book)
+        self._watch = watch
+        self._page = head(follows=True, name="live") + b"</body></html>\n"
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
@@ -260,6 +282,23 @@ class _Handlers:
         return web.Response(status=204)
 
     # About the server -------------------------------------------------------------------------------------------------
+
+    async def page(self, http: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": "frame-ancestors 'none'", "Cache-Control": "no-store"}
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=headers)
+
+    async def live(self, http: web.Request) -> web.StreamResponse:
+        """Tell what the service does, once, or with `follow` every second until the client goes."""
+        follow = query_flag(http, "follow")
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+        await response.prepare(http)
+        async for state in self._watch():
+            await response.write(state.to_json() + b"\n")
+            if not follow or http.transport is None or http.transport.is_closing():
+                break
+            await asyncio.sleep(LIVE_SECONDS)
+        await response.write_eof()
+        return response
 
     async def healthz(self, http: web.Request) -> web.Response:
         if self._service.book.failed.done():

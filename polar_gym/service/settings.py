@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from polar_gym.errors import ConfigError, validated
-from polar_gym.gateway.node.settings import ListenSettings, split_own
+from polar_gym.gateway.node.settings import ListenSettings, several, split_own
 from polar_gym.paths import shipped_dir
 from polar_gym.record import Record
 from polar_gym.service.service import Limits
@@ -50,6 +50,8 @@ class ServeSettings(Limits, ListenSettings):
     """The URL at which nodes reach this server; null: at `listen`."""
     state: Path = Path("state")
     """The directory of the database and the episodes. One process at a time may use it."""
+    learning: Annotated[list[Path], BeforeValidator(several)] = Field(default=[])
+    """Directories of `polar-gym learn`, whose curves the page of the server shows: learning=DIR,..."""
     cluster: ClusterSpec
 
 

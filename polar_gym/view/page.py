@@ -11,7 +11,7 @@ import hashlib
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import orjson
 
@@ -20,9 +20,10 @@ from polar_gym.view.blocks import Block
 HERE = Path(__file__).parent
 
 
-def head(*, follows: bool) -> bytes:
-    """Return the page without data. `follows`: it fetches its data from the server that it came from."""
-    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+def head(*, follows: bool, name: Literal["page", "live"] = "page") -> bytes:
+    """Return the page without data. `follows`: it fetches its data from the server that it came from. `live`: the page
+    of a rollout server, instead of that of episodes."""
+    script, style = ((HERE / file).read_text(encoding="utf-8") for file in (f"{name}.js", "page.css"))
     source = "'self'" if follows else "'none'"
     policy = "; ".join(
         [
@@ -41,7 +42,7 @@ def head(*, follows: bool) -> bytes:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>polar-gym view</title><style>{style}</style></head>\n"
+        f"<title>polar-gym{' view' if name == 'page' else ''}</title><style>{style}</style></head>\n"
         f"<body{' data-follow' if follows else ''}>"
         '<noscript>This page shows its data by a script, which it contains.</noscript><div id="page"></div>\n'
         f'<script type="module">{script}</script>\n'

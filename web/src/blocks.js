@@ -1,5 +1,7 @@
 /** Decodes the data of the page: rows at once, an episode when it is looked at. */
 
+import { told } from './stream.js';
+
 /** @import {Episode, Row, Strand} from './types.js' */
 
 /** @param {string} text */
@@ -47,18 +49,10 @@ export class Store {
    * @param {(said: string) => void} changed
    */
   async follow(changed) {
-    const response = await fetch('episodes', { cache: 'no-store' });
-    if (!response.ok || !response.body) throw new Error(`the server answered ${response.status}`);
-    let rest = '';
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      const lines = (rest + value).split('\n');
-      rest = /** @type {string} */ (lines.pop());
+    for await (const lines of told('episodes')) {
       let problem = '';
-      for (const line of lines) problem = this.#add(JSON.parse(line)) || problem;
-      if (lines.length) changed(problem);
+      for (const line of lines) problem = this.#add(line) || problem;
+      changed(problem);
     }
   }
 

@@ -40,6 +40,7 @@ def control_app(service: NodeService, metrics: NodeMetrics, key: str | None) -> 
         routes.DRAIN: handlers.post_drain,
         routes.HEALTHZ: handlers.healthz,
         routes.READYZ: handlers.readyz,
+        routes.TRANSCRIPTS: handlers.get_transcripts,
         routes.METRICS: handlers.get_metrics,
         routes.SESSIONS: handlers.list_sessions,
         routes.SESSION: handlers.get_session,
@@ -107,6 +108,9 @@ class _Handlers:
         if self._service.draining:
             raise AnswerError(503, "draining")
         return web.Response(text="ready\n")
+
+    async def get_transcripts(self, http: web.Request) -> web.Response:
+        return answer_list(self._service.transcripts())
 
     async def get_metrics(self, http: web.Request) -> web.Response:
         return answer_metrics(self._metrics)

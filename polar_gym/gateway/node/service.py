@@ -24,7 +24,8 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
 from polar_gym.gateway.session.life import Plugins, SessionLife
-from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat
+from polar_gym.gateway.session.transcript import last_lines
+from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat, Transcript
 from polar_gym.schema import Episode, Session, Status, TaskRequest
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,19 @@ class NodeService:
     @property
     def sessions(self) -> list[Session]:
         return [held.session for held in self._held.values()]
+
+    def transcripts(self) -> list[Transcript]:
+        """Return the end of each running session's conversation."""
+        return [
+            Transcript(
+                session_id=key.session_id,
+                attempt=key.attempt,
+                calls=len(held.life.capture.calls),
+                lines=last_lines(held.life.capture.calls),
+            )
+            for key, held in self._held.items()
+            if held.life is not None and held.session.status is Status.RUNNING
+        ]
 
     def session(self, key: Key) -> Session | None:
         held = self._held.get(key)

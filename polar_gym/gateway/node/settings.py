@@ -19,7 +19,7 @@ from polar_gym.http.urls import is_http_url
 from polar_gym.record import Record
 
 
-def _several(value: Any) -> Any:
+def several(value: Any) -> Any:
     """Return the parts of `a,b` or `[a,b]`, as an operator types them; another value stays as it is."""
     if not isinstance(value, str):
         return value
@@ -32,10 +32,10 @@ class ListenSettings(Record):
 
     listen: str
     url: str | None = None
-    imports: Annotated[list[str], BeforeValidator(_several)] = Field(default=[])
+    imports: Annotated[list[str], BeforeValidator(several)] = Field(default=[])
     """Import paths that requests may name, package.module:attribute or path/to/file.py:function, besides those in the
     node's own config: IMPORT,IMPORT."""
-    directories: Annotated[list[Path], BeforeValidator(_several)] = Field(default=[])
+    directories: Annotated[list[Path], BeforeValidator(several)] = Field(default=[])
     """Directories below which requests may name workspaces and image files, besides the bundled tasks and those in the
     node's own config: DIR,DIR."""
 

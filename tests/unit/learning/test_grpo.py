@@ -50,6 +50,8 @@ def test_an_update_makes_rewarded_tokens_likelier_and_the_others_rarer(tiny_gpt2
     assert likely(good) > before[0]
     assert likely(bad) < before[1]
     assert 0 < figures["logprob_difference"] < 1e-4
+    assert figures["kl"] > 0, "the last epoch began with other weights"
+    assert figures["ratio"] != 1
 
 
 def test_logprobs_of_other_weights_stop_the_run(tiny_gpt2: Any) -> None:

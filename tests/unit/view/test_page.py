@@ -24,14 +24,15 @@ def test_the_bundle_is_what_the_checked_source_makes(tmp_path: Path) -> None:
     for command in ("ci --no-audit --no-fund", "run check", "run build"):
         done = subprocess.run(["npm", *command.split()], cwd=tmp_path / "web", capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("page.js", "page.css"):
+    for name in ("page.js", "live.js", "page.css"):
         assert (made / name).read_bytes() == (HERE / name).read_bytes(), "cd web && npm ci && npm run build"
 
 
 def test_the_code_is_small_and_ends_no_element_early() -> None:
     assert len(zlib.compress(head(follows=False))) < MOST
-    script, style = ((HERE / name).read_text() for name in ("page.js", "page.css"))
-    assert not re.search("<(/?script|!--)", script, re.IGNORECASE)
+    for name in ("page.js", "live.js"):
+        assert not re.search("<(/?script|!--)", (HERE / name).read_text(), re.IGNORECASE)
+    style = (HERE / "page.css").read_text()
     assert "</style" not in style
 
 
