@@ -1,6 +1,6 @@
 /** The page of a rollout server: what it does now, and the curves of training runs. It changes nothing. */
 
-import { count, h, many, pre, said, some, svg } from './dom.js';
+import { count, h, many, said, some, svg } from './dom.js';
 import { Refused, told } from './stream.js';
 
 /** @typedef {Record<string, any>} Live  `polar_gym.protocol.Live`. */
@@ -79,7 +79,7 @@ function sessions(live) {
       h('h3', {}, said(session.task_id), ` #${session.sample_index}`, session.attempt > 0 && ` attempt ${session.attempt}`, h('span', { class: 'quiet' }, ' · ', session.status.toLowerCase(), ' · ', said(session.harness), ' on ', said(session.node),
         transcript && ` · ${many(transcript.calls, 'call')}`, session.weight_version !== null && ' · weights ', session.weight_version !== null && said(session.weight_version)),
       behind > 0 && h('span', { class: 'flag' }, `${many(behind, 'version')} behind`)),
-      ...(transcript?.lines ?? []).map((/** @type {[string, string]} */ [role, text]) => h('div', { class: `message ${/^\w+$/.test(role) ? role : ''}` }, h('header', {}, said(role)), pre(text))));
+      ...(transcript?.lines ?? []).map((/** @type {[string, string]} */ [role, text]) => h('div', { class: `message ${/^\w+$/.test(role) ? role : ''}` }, h('header', {}, said(role)), h('div', { class: 'words' }, text))));
   }, 20);
   return card('Sessions', `${count(all.length)} have begun`, list);
 }
@@ -117,11 +117,11 @@ function runs(live) {
 /** @type {[(live: Live) => HTMLElement, (live: Live) => unknown][]} Each part of the page, and what it is drawn from. */
 const PARTS = [
   [headline, (live) => [live.live_tasks, live.waiting, live.nodes.length, live.transcripts.length, live.episodes, live.retried, live.weight_version, live.generation]],
-  [sessions, (live) => [live.transcripts, live.behind, live.nodes.map((/** @type {any} */ node) => node.heartbeat.sessions)]],
   [nodes, (live) => [live.unreached, live.nodes.map((/** @type {any} */ each) => [Math.floor(each.silent_seconds), each.draining, each.heartbeat.held, each.heartbeat.waiting])]],
   [tasks, (live) => [live.live_tasks, live.tasks]],
   [totals, (live) => [live.ended_tasks, live.episodes, live.failures, size(live.disk.stored), size(live.disk.free)]],
   [runs, (live) => live.runs],
+  [sessions, (live) => [live.transcripts, live.behind, live.nodes.map((/** @type {any} */ node) => node.heartbeat.sessions)]],
 ];
 
 /** @type {string[]} */
