@@ -20,6 +20,7 @@ The state, and the work on it:
     addresses       decides to which addresses callbacks go
     service         all of these together, without HTTP
     metrics         what Prometheus reads
+    live            what the page of the server shows
 
 The edges:
 
