@@ -114,13 +114,18 @@ def _program(harness: Harness) -> str:
     return harness.native_programs[machine]
 
 
+def _program_here(name: str) -> str | None:
+    """Return the path of a program of this Python's environment, else of PATH."""
+    return shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name)
+
+
 def _node() -> Path:
     """Return the path of the real node binary. Raises `InstallError`."""
     advice = (
         f"install Node.js {NODE_MAJOR} or newer: from https://nodejs.org/en/download (Debian 12's own is too old), "
         "or with apt-get install nodejs npm where the distribution's is new enough"
     )
-    found = shutil.which("node")
+    found = _program_here("node")
     if found is None:
         raise InstallError(f"node is not on PATH; {advice}")
     # A version manager may have put a script in node's place: ask node itself for the path of its binary.
@@ -136,7 +141,7 @@ def _node() -> Path:
 
 
 def _npm() -> str:
-    npm = shutil.which("npm")
+    npm = _program_here("npm")
     if npm is None:
         raise InstallError("npm is not on PATH; install it: apt-get install npm")
     return npm

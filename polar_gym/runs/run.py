@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from polar_gym.episodes.progress import Progress
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
+from polar_gym.harnesses import HARNESSES
+from polar_gym.harnesses.install import InstallError, install, place
 from polar_gym.paths import check_writable
 from polar_gym.schema import Episode, TaskRequest
 from polar_gym.tracking import Where, tracked
@@ -41,6 +44,7 @@ async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
     where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
     async with _tracked(where, output, parameters, episodes), make_node(config, tasks) as node:
         await _check_runtimes(node, requests)
+        await _install_harness(config.harness.name, node.cache, console)
         if kept := set_aside(output):
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         with output.open("wb") as lines, Progress(console, total=len(samples)) as progress:
@@ -90,6 +94,22 @@ async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
         runtime = await asyncio.to_thread(node.runtime, spec)
         if missing := await asyncio.to_thread(runtime.check):
             raise ConfigError(f"runtime={spec.name!r}: {'; '.join(missing)}")
+
+
+async def _install_harness(name: str, cache: Path, console: Console) -> None:
+    """Install the harness, so that no session's time holds the download. Raises `ConfigError`."""
+    harness = HARNESSES.get(name)
+    if harness.package is None or place(harness, cache).exists():
+        return
+    started = time.monotonic()
+    said = Text(f"installing {harness.package} {harness.version}, once on this machine")
+    console.print(said, soft_wrap=True)
+    try:
+        with console.status(said):
+            await asyncio.to_thread(install, harness, cache)
+    except InstallError as error:
+        raise ConfigError(f"harness={name}: {error}") from error
+    console.print(Text(f"installed in {time.monotonic() - started:.0f} s", "dim"))
 
 
 def _samples(requests: list[TaskRequest]) -> Iterator[tuple[TaskRequest, int]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from polar_gym.runtimes import agent
 from tests.attack_search.building import commands
 from tests.attack_search.drawing import Drawer
 from tests.attack_search.exploring import Search, kind
@@ -16,6 +18,7 @@ from tests.attack_search.plan import PLACES, TRIGGERS, Piece, Plan, plan_from
 from tests.attack_search.triggers import wrapped
 from tests.attack_search.weak_grader import Reads, weak_grader
 from tests.lifecycle.grading_bench import Bench, make_bench
+from tests.support.requirements import need
 
 
 @pytest.fixture
@@ -51,6 +54,8 @@ def search_on(bench: Bench, ground: Ground, reads: Reads, seed: int) -> Search:
 async def test_it_finds_a_rewarded_diff_where_the_grader_is_weak(
     bench: Bench, name: str, reads: Reads, seed: int
 ) -> None:
+    if name == "node":
+        need(shutil.which("node", path=agent.PATH), "node in sandboxes", "https://nodejs.org (>= 20)")
     ground = grounds(bench.directory)[name]
     search = search_on(bench, ground, reads, seed)
     assert (await search.grade(ground, b"")).reward == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import socket
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -33,9 +34,13 @@ def printed(checks: list[Check]) -> str:
 
 @pytest.fixture
 def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH that holds nothing; what it returns is the directory, for programs to be put in."""
+    """A PATH that holds nothing; what it returns is the directory, for programs to be put in.
+
+    This Python's environment may hold node, too.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     return programs

@@ -179,5 +179,6 @@ def test_what_is_missing_is_named_with_its_cure(
 ):
     with _path_with(tmp_path / "bin", *programs) as path:
         monkeypatch.setitem(os.environ, "PATH", path)
+        monkeypatch.setattr(sys, "executable", f"{path}/python")  # this Python's environment may hold node
         lacking = missing()
     assert [message in text for message, text in zip(messages, lacking, strict=True)] == [True, True], lacking

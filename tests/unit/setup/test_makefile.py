@@ -7,9 +7,18 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from tests.support.requirements import need_program
+
 CHECKOUT = Path(__file__).parents[3]
 INTERNAL = {"core", "dev", "dev,swe"}
 """Targets that only other targets name."""
+
+
+@pytest.fixture(autouse=True)
+def _make() -> None:
+    need_program("make", "apt-get install make")
 
 
 def make(*arguments: str) -> str:
