@@ -1,4 +1,4 @@
-# Every target does its own set-up: `make demo` and `make test` are all that a fresh clone needs.
+# Every target does its own set-up: `./demo` and `./test` are the same without make.
 # PYTHON=... chooses the interpreter of a new .venv; ARGS=... goes to the program that a target ends in;
 # WORKERS=... says in how many processes tests run.
 
@@ -9,7 +9,7 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-errors show-exact show-faults show-forest show-fuzz show-gym show-harbor show-harness-check \
+SHOWS := show-attacks show-bare show-errors show-exact show-faults show-forest show-fuzz show-gym show-harbor show-harness-check \
 	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
 	show-rewrites show-sandboxes show-search show-sft show-splice show-swe-ground show-tasks show-utilisation \
 	show-view
@@ -24,20 +24,15 @@ help: ## List the targets
 ##@ First run
 
 demo: ## Roll out sessions of real harnesses on this machine, without a GPU
-	@.ci/needs demo
-	@$(MAKE) --no-print-directory core
-	$(BIN)/polar-gym rollout demo $(ARGS)
+	@./demo $(ARGS)
 
 ##@ Develop
 
-test: ## Run every test. Missing parts skip tests; with CI=true they fail them
-	@.ci/needs test
-	@$(MAKE) --no-print-directory $(if $(CI),vllm nemo,dev)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.e2e.vllm_server pytest tests/unit --ignore=tests/unit/setup/test_setup.py -q -n $(WORKERS) --dist loadfile)
+test: ## Run the tests (ARGS=--all: also slow ones). With CI=true a missing part fails
+	@./test $(ARGS)
 
 test-e2e: ## Run only the tests with real harnesses, sandboxes and engines
-	@.ci/needs test
+	@.ci/inside .ci/needs test
 	@$(MAKE) --no-print-directory $(if $(CI),vllm nemo,dev)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e tests/wire $(ARGS)
 
@@ -57,6 +52,7 @@ docs: dev ## Build the documentation as a site in build/site
 ##@ Show (all take ARGS=--quick, ARGS=--help; see tests/show/README.md)
 
 show-attacks: ## Try to get rewards without solving the task (55 min)
+show-bare: ## Type ./demo and ./test on bare Debian 12 and 13, root and user
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
@@ -92,7 +88,7 @@ show-gym: PARTS := nemo
 show-nemo: PARTS := vllm nemo
 
 $(SHOWS): show-%:
-	@.ci/needs $(or $(NEEDS),demo)
+	@.ci/inside .ci/needs $(or $(NEEDS),demo)
 	@$(MAKE) --no-print-directory $(or $(PARTS),dev)
 	$(BIN)/python -m tests.show.$(subst -,_,$*) $(ARGS)
 

@@ -59,10 +59,10 @@ def test_help_fits_a_terminal_and_has_groups() -> None:
 def test_a_show_target_checks_what_it_needs_and_passes_its_arguments() -> None:
     commands = make("-n", "show-attacks", "ARGS=--quick").splitlines()
     assert commands == [
-        ".ci/needs demo",
+        ".ci/inside .ci/needs demo",
         "make --no-print-directory dev",
         ".ci/venv dev",
         ".venv/bin/python -m tests.show.attacks --quick",
     ]
-    assert ".ci/needs test" in make("-n", "show-pypi-tasks").splitlines()
+    assert ".ci/inside .ci/needs test" in make("-n", "show-pypi-tasks").splitlines()
     assert ".ci/venv dev,swe" in make("-n", "show-pypi-tasks").splitlines()
