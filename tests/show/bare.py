@@ -1,6 +1,6 @@
 """Make bare Debian machines, type `./demo` twice and `./test` in a fresh clone, as root and as a plain user.
 
-A machine is a root directory of debootstrap in namespaces of its own, with this kernel and network. It gets the settings
+A machine is a directory of debootstrap in namespaces of its own, with this kernel and network. It gets the settings
 of this machine's apt, pip and npm, and the certificates that this machine trusts. The clone holds the last commit.
 Ubuntu's systems, and containers without user namespaces, are not made here.
 """

@@ -159,8 +159,8 @@ class Bubblewrap:
             return [f"bwrap is too old, or setuid ({reason}); install bubblewrap >= 0.7, or set runtime=docker"]
         return [
             f"bwrap cannot make a sandbox here ({reason}); allow user namespaces with: "
-            "sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 "
-            "kernel.apparmor_restrict_unprivileged_userns=0 (those of the three that exist)"
+            "sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000. Where AppArmor "
+            "restricts them (Ubuntu 24.04), `.ci/needs demo` prints a profile for bwrap alone"
         ]
 
     def _limits(self) -> dict[int, int]:
