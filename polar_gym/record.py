@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import os
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -102,8 +103,8 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_assignment=False)
 
     def to_json(self) -> bytes:
-        """Return the record as one line of JSON (UTF-8, no newline)."""
-        return orjson.dumps(self.model_dump(mode="python"), option=orjson.OPT_SERIALIZE_NUMPY)
+        """Return the record as one line of JSON (UTF-8, no newline). A path in options becomes text."""
+        return orjson.dumps(self.model_dump(mode="python"), default=os.fspath, option=orjson.OPT_SERIALIZE_NUMPY)
 
     @classmethod
     def from_json(cls, line: bytes | str) -> Self:

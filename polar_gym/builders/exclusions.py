@@ -21,11 +21,13 @@ from polar_gym.schema import BuilderSpec, ModelCall
 def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
     """Return for each excluded call, by its id, why none of its tokens is trained on: `abandoned`, `failed`, `frozen`
     (another model answered), `sampling_mismatch`, `multimodal` (a trace carries ids, not media), `superseded`,
-    `rejected`, or `kind:<kind>`."""
+    `rejected`, `branched` (another session trains them), or `kind:<kind>`."""
     reasons: dict[str, str] = {}
     for call in calls:
         kind = kind_of(call)
-        if call.outcome != "delivered":
+        if call.replayed is not None and not call.replayed.owned:
+            reasons[call.call_id] = "branched"
+        elif call.outcome != "delivered":
             reasons[call.call_id] = call.outcome
         elif call.frozen is not None:
             reasons[call.call_id] = "frozen"

@@ -24,6 +24,7 @@ from polar_gym.console import errors
 
 COMMANDS = {
     "rollout": "rollout.rollout",
+    "branch": "branch.branch",
     "learn": "learn.learn",
     "eval": "evaluate.evaluate",
     "view": "view.view",

@@ -44,6 +44,10 @@ def rollout(
     config_dir: Annotated[
         Path | None, typer.Option("--config-dir", help="A directory with recipes and groups of your own.")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="FILE", help="Go on with the unfinished run that writes FILE: same settings."),
+    ] = None,
     _: Annotated[bool, help_option(print_run_settings)] = False,
 ) -> None:
     """Roll out tasks x samples and write one episode a line."""
@@ -54,7 +58,8 @@ def rollout(
     elif multirun:
         _sweep(arguments, config_dir)
     else:
-        _roll_out(load_config(*split_recipe(arguments), config_dir=config_dir))
+        config = load_config(*split_recipe(arguments), config_dir=config_dir)
+        _roll_out(config if resume is None else config.with_rollout(output=resume), resume=resume is not None)
 
 
 def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, resolve: bool) -> None:
@@ -85,20 +90,20 @@ def _sweep(arguments: Sequence[str], config_dir: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def episodes_of(config: RunConfig, progress: Console) -> list[Episode]:
+def episodes_of(config: RunConfig, progress: Console, *, resume: bool = False) -> list[Episode]:
     """Roll out and return the episodes. Where the user interrupts, print where episodes and captured calls are."""
     hide_keys(*config.engine_keys)
     try:
-        return asyncio.run(roll_out(config, progress))
+        return asyncio.run(roll_out(config, progress, resume=resume))
     except KeyboardInterrupt as error:
         state = config.rollout.state or config.rollout.output.parent / "state"
         said = f"interrupted: {config.rollout.output} holds the episodes that ended, {state} the calls of all sessions"
-        errors.print(Text(f"{said}; no sandbox is left"), soft_wrap=True)
+        errors.print(Text(f"{said}; no sandbox is left; go on with --resume {config.rollout.output}"), soft_wrap=True)
         raise typer.Exit(130) from error
 
 
-def _roll_out(config: RunConfig) -> None:
-    episodes = episodes_of(config, console)
+def _roll_out(config: RunConfig, *, resume: bool) -> None:
+    episodes = episodes_of(config, console, resume=resume)
     print_summary(episodes, console)
     console.print(Text(f"look at them with: polar-gym inspect {config.rollout.output}", "dim"))
     if any(episode.session.failure is not None for episode in episodes):

@@ -94,6 +94,7 @@ class Sessions:
         life = self._node.open_session(request, self._samples[request.task_id])
         self._samples[request.task_id] += 1
         self._lives[place] = life
+        await self._node.note(life)
         async with self._node.stages.init.place(request.task_id):
             if (ready := await life.initialize()) is not None:
                 self._ready[place] = ready

@@ -21,6 +21,7 @@ from polar_gym.envs.spaces import action_space, observation_space
 from polar_gym.envs.transcript import transcript
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import make_node
+from polar_gym.gateway.session.branching import branch_of
 from polar_gym.gateway.session.life import SessionLife
 from polar_gym.schema import Episode, Sampling, Session, TaskRequest
 
@@ -87,13 +88,16 @@ class HarnessEnv(OnSessions, gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Prepare the sandbox of a task: `options["task_id"]`, or one drawn at random.
+        """Prepare the sandbox of a task: `options["task_id"]`, or one drawn at random. `options["branch"]`: an episode
+        and a number of calls: the session begins with so many calls of the episode, and the policy goes on from there.
 
         Raises `KeyError` for an unknown task or option, and `RuntimeError` when the sandbox does not come up.
         """
         super().reset(seed=seed)
-        check_options(options or {}, "task_id")
-        request = choose(self._requests, (options or {}).get("task_id"), self.np_random)
+        options = options or {}
+        check_options(options, "task_id", "branch")
+        branch = options.get("branch")
+        request = choose(self._requests, options.get("task_id"), self.np_random) if branch is None else branched(branch)
         life = self._sessions.prepare({0: request})[0]
         if life.session.failure is not None:
             self._sessions.abandon(0)
@@ -117,6 +121,13 @@ class HarnessEnv(OnSessions, gym.Env[Any, Any]):
 
     def close(self) -> None:
         self.close_extras()
+
+
+def branched(branch: Any) -> TaskRequest:
+    """Return the request of `options["branch"]`. Raises `TypeError` for another value, and `ConfigError`."""
+    if not (isinstance(branch, tuple) and len(branch) == 2 and isinstance(branch[0], Episode)):
+        raise TypeError(f"options['branch'] must be (episode, number of calls), got {branch!r}"[:300])
+    return branch_of(*branch)
 
 
 def check_options(options: Mapping[str, Any], *known: str) -> None:

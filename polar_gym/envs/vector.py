@@ -26,6 +26,7 @@ from polar_gym.envs.single import (
     Observation,
     OnSessions,
     apply,
+    branched,
     check_action,
     check_options,
     check_task_id,
@@ -38,6 +39,7 @@ from polar_gym.envs.single import (
 from polar_gym.envs.spaces import OBSERVED, action_space, observation_space
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.life import SessionLife
+from polar_gym.schema import TaskRequest
 
 Flags = NDArray[np.bool_]
 Stepped = tuple[dict[str, tuple[str, ...]], NDArray[np.float64], Flags, Flags, dict[str, Any]]
@@ -74,11 +76,12 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
         """Prepare the sandboxes. `seed`: s for sub-environment 0, s + 1 for 1, ...; or one for each.
 
-        Options: `task_id`, one for all or a sequence with one for each (None: drawn at random); `reset_mask`, a bool
-        array: only these are reset. Raises `KeyError`, `TypeError` or `ValueError` for a wrong one.
+        Options: `task_id`, one for all or a sequence with one for each (None: drawn at random); `branch`, as that of
+        `HarnessEnv.reset`, one for all or a sequence with one for each (None: no branch); `reset_mask`, a bool array:
+        only these are reset. Raises `KeyError`, `TypeError` or `ValueError` for a wrong one.
         """
         options = options or {}
-        check_options(options, "task_id", "reset_mask")
+        check_options(options, "task_id", "branch", "reset_mask")
         places = self._masked(options.get("reset_mask"))
         task_ids = self._task_ids(options.get("task_id"))
         seeds = self._seeds(seed)
@@ -86,7 +89,12 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         for place in places:
             if seeds[place] is not None:
                 self._chances[place] = seeding.np_random(seeds[place])[0]
-        infos = self._prepare({place: task_ids[place] for place in places}, {})
+        branch = options.get("branch")
+        branches = [branch] * self.num_envs if branch is None or isinstance(branch, tuple) else branch
+        if not _one_each(branches, self.num_envs):
+            raise ValueError(f"options['branch'] must be one (episode, calls) or {self.num_envs}, got {len(branches)}")
+        given = {place: branched(branches[place]) for place in places if branches[place] is not None}
+        infos = self._prepare({place: task_ids[place] for place in places}, {}, given)
         return self._batched(), infos
 
     def step(self, actions: Sequence[Action]) -> Stepped:
@@ -117,8 +125,13 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         """Return each sub-environment's transcript so far. Another thread may call this while `step` runs."""
         return tuple(map(show, self._shown)) if self._renders() else None
 
-    def _prepare(self, task_ids: Mapping[int, str | None], infos: dict[str, Any]) -> dict[str, Any]:
-        requests = {place: choose(self._requests, task_id, self._chances[place]) for place, task_id in task_ids.items()}
+    def _prepare(
+        self, task_ids: Mapping[int, str | None], infos: dict[str, Any], given: Mapping[int, TaskRequest] | None = None
+    ) -> dict[str, Any]:
+        requests = {
+            place: (given or {}).get(place) or choose(self._requests, task_id, self._chances[place])
+            for place, task_id in task_ids.items()
+        }
         for place, life in self._sessions.prepare(requests).items():
             self._shown[place] = life
             self._observations[place] = observe(life)

@@ -1,15 +1,17 @@
 """`polar-gym verify`: does every trace hold what the model saw, and does the engine give the same logprobs again?
 
 The first test is exact and holds for any dtype: the ids before each sampled span are the prompt ids that the engine
-echoed for that call. The second test: one forward pass over each trace gives the captured logprobs again. This can hold
-where the captured logprobs are the model's own: temperature 1 without truncation or penalties, or an engine that
-reports raw logprobs. The embedded engine also repeats the sampler's choices: the temperature, the recorded sampling
-mask and the recorded experts. Penalties cannot be repeated. Calls under a grammar are compared apart: their captured
-logprobs are those of the constrained distribution.
+echoed for that call. Over all episodes, each call has its tokens in one session, and is context only in the branches of
+that session. The second test: one forward pass over each trace gives the captured logprobs again. This can hold where
+the captured logprobs are the model's own: temperature 1 without truncation or penalties, or an engine that reports raw
+logprobs. The embedded engine also repeats the sampler's choices: the temperature, the recorded sampling mask and the
+recorded experts. Penalties cannot be repeated. Calls under a grammar are compared apart: their captured logprobs are
+those of the constrained distribution.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +40,8 @@ class Verification:
     not_comparable: int = 0
     """Sampled tokens whose captured logprobs are not the model's own (temperature, truncation, penalties), where the
     engine cannot repeat the choices of the sampler, or their record is missing."""
+    sampled: set[str] = field(default_factory=set)
+    """The calls whose tokens an episode has as its own."""
     no_room: int = 0
     """Sampled tokens at the ends of traces that fill the engine's context: the engine does not score them."""
 
@@ -60,6 +64,7 @@ async def verify_file(episodes: Sequence[Episode], settings: Sequence[str]) -> V
 async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verification:
     """Run both tests, the second only with an engine. Raises `ConfigError` where a journal is missing or damaged."""
     result = Verification()
+    owners: dict[str, tuple[str, bytes]] = {}
     for episode in episodes:
         calls = read_calls(episode)
         result.calls += len(calls)
@@ -72,7 +77,36 @@ async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verifica
                 continue
             if engine is not None:
                 await _compare(result, episode, trace, calls, engine)
+        _check_owner(result, episode, calls, owners)
     return result
+
+
+def _check_owner(
+    result: Verification, episode: Episode, calls: Sequence[ModelCall], owners: dict[str, tuple[str, bytes]]
+) -> None:
+    """Check the calls of one session against those of the sessions before: each was sampled once, is trained by one
+    session at most, and has the same tokens in all. `owners`: call -> the session that has its tokens, and a digest."""
+    session_id = episode.session.session_id
+    for call in calls:
+        shared = call.replayed is not None and not call.replayed.owned
+        owner = call.replayed.session_id if shared and call.replayed is not None else session_id
+        tokens = b"".join((call.prompt_ids.data, b"|", call.response_ids.data, b"|", call.logprobs.data))
+        known = owners.setdefault(call.call_id, (owner, hashlib.blake2b(tokens).digest()))
+        trained = any(
+            call.call_id == turn.call_id and trace.loss_mask[turn.start : turn.end].any()
+            for trace in episode.trajectory.traces
+            for turn in trace.turns
+        )
+        if known[0] != owner:
+            result.broken.append(f"call {call.call_id}: sampled in session {known[0]} and again in {owner}")
+        elif known[1] != hashlib.blake2b(tokens).digest():
+            result.broken.append(f"call {call.call_id}: session {session_id} has other tokens than session {known[0]}")
+        elif shared and trained:
+            result.broken.append(f"call {call.call_id}: session {session_id} trains it, and so does session {owner}")
+        elif not shared and call.call_id in result.sampled:
+            result.broken.append(f"call {call.call_id}: two attempts of session {session_id} have its tokens")
+        if not shared:
+            result.sampled.add(call.call_id)
 
 
 async def _compare(

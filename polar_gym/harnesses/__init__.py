@@ -115,6 +115,9 @@ class Harness:
 
     None: `launch` ignores `mcp_url`, and no environment with tools can be given to the harness.
     """
+    volatile: Mapping[str, str] = field(default_factory=dict)
+    """Fields of system text, user text and tool descriptions that change from run to run: name -> a regular expression
+    that begins with the field's label, and spans at most `VOLATILE_LENGTH` characters of one line."""
     Options: type[Options] = Options
 
     @property

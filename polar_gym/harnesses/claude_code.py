@@ -124,6 +124,7 @@ HARNESS = Harness(
         "aarch64": "@anthropic-ai/claude-code-linux-arm64/claude",
     },
     launch=launch,
+    volatile={"date": r"Today's date is [^\n]+"},
     told_today_by="bun",
     classify=classify,
     mcp_prefix=f"mcp__{mcp.SERVER}__",

@@ -147,6 +147,7 @@ HARNESS = Harness(
         "aarch64": "@openai/codex-linux-arm64/vendor/aarch64-unknown-linux-musl/bin/codex",
     },
     launch=launch,
+    volatile={"date": r"<current_date>[^<\n]+"},
     classify=classify,
     mcp_prefix=f"mcp__{mcp.SERVER}__",
     # Codex's idle timer is reset by an event with data, of any type, and not by a comment.

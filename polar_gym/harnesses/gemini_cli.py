@@ -83,6 +83,7 @@ HARNESS = Harness(
     version="0.61.0",
     script="bundle/gemini.js",
     launch=launch,
+    volatile={"date": r"Today's date is [^\n]+"},
     told_today_by="node",
     classify=classify,
     mcp_prefix=f"mcp_{mcp.SERVER}_",

@@ -109,6 +109,7 @@ HARNESS = Harness(
         "aarch64": "opencode-linux-arm64/bin/opencode",
     },
     launch=launch,
+    volatile={"date": r"Today's date: [^\n]+"},
     classify=classify,
     mcp_prefix=f"{mcp.SERVER}_",
 )

@@ -121,6 +121,7 @@ HARNESS = Harness(
     version="0.74.2",
     script="dist/cli.js",
     launch=launch,
+    volatile={"date": r"Current date: [^\n]+"},
     told_today_by="node",
     classify=classify,
     mcp_prefix="",

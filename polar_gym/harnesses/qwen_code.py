@@ -93,6 +93,7 @@ HARNESS = Harness(
     version="0.15.10",
     script="cli.js",
     launch=launch,
+    volatile={"date": r"Today's date is [^\n]+"},
     told_today_by="node",
     classify=classify,
     mcp_prefix=f"mcp__{mcp.SERVER}__",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +14,112 @@ from rich.console import Console
 from rich.text import Text
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.episodes.output import set_aside
+from polar_gym.episodes.output import remove_torn_line, set_aside
 from polar_gym.episodes.progress import Progress
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.node.salvage import reap
+from polar_gym.gateway.node.state import Key, StateDirectory
+from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import InstallError, install, place
 from polar_gym.paths import check_writable
-from polar_gym.schema import Episode, TaskRequest
+from polar_gym.schema import Episode, StartFrom, TaskRequest
+from polar_gym.tasks import Task
 from polar_gym.tracking import Where, tracked
 
 
-async def roll_out(config: RunConfig, console: Console) -> list[Episode]:
-    """Run every sample, and write each episode to `config.rollout.output` as it ends.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A session to run."""
 
-    A file of an earlier run is kept under another name. Raises `polar_gym.errors.ConfigError` and
+    request: TaskRequest
+    index: int
+    key: Key | None = None
+    """None: a new session."""
+
+
+async def roll_out(config: RunConfig, console: Console, *, resume: bool = False) -> list[Episode]:
+    """Run every sample, and write each episode to `config.rollout.output` as it ends. Return the new episodes.
+
+    A file of an earlier run is kept under another name. With `resume` it is continued: samples with an episode there
+    are left out, and those that were under way go on from their journals. Raises `polar_gym.errors.ConfigError` and
     `polar_gym.engines.EngineError` before any sandbox starts, and before that file is touched.
     """
     tasks = load_tasks(config)
+    samples = list(_samples([make_request(config, task) for task in tasks]))
+    config = with_state(config)
+    left: dict[Key, Manifest] = {}
+    if resume:
+        done = remove_torn_line(config.rollout.output)
+        samples, left = unfinished(samples, done, StateDirectory(state_of(config)))
+        went_on = sum(sample.key is not None for sample in samples)
+        said = f"{len(done)} episodes are there, {went_on} sessions go on, {len(samples) - went_on} begin"
+        console.print(Text(said, "dim"))
+    return await run_samples(config, tasks, samples, console, append=resume, left=left)
+
+
+def state_of(config: RunConfig) -> Path:
+    """Return the directory of the journals, as an absolute path: episodes name it, and are read anywhere."""
+    return (config.rollout.state or config.rollout.output.parent / "state").absolute()
+
+
+def with_state(config: RunConfig) -> RunConfig:
+    """Return the config with the directory of its journals. Raises `ConfigError` for an output without rights."""
+    check_writable("rollout.output", config.rollout.output)
+    return config.with_rollout(state=state_of(config))
+
+
+async def run_samples(
+    config: RunConfig,
+    tasks: list[Task],
+    samples: Sequence[Sample],
+    console: Console,
+    *,
+    append: bool = False,
+    left: Mapping[Key, Manifest] | None = None,
+) -> list[Episode]:
+    """Run these samples on one node, and write each episode as it ends; see `roll_out`. `left`: sessions of a run that
+    was killed, whose sandboxes are removed first."""
     output = config.rollout.output
-    check_writable("rollout.output", output)
-    state = (
-        config.rollout.state or output.parent / "state"
-    ).absolute()  # episodes name it, and may be read in another directory
-    config = config.with_rollout(state=state)
-    requests = [make_request(config, task) for task in tasks]
-    samples = list(_samples(requests))
+    requests = [sample.request for sample in samples]
     episodes: list[Episode] = []
     where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
     async with _tracked(where, output, parameters, episodes), make_node(config, tasks) as node:
         await _check_runtimes(node, requests)
-        await _install_harness(config.harness.name, node.cache, console)
-        if kept := set_aside(output):
+        for harness in sorted({request.agent.name for request in requests}):
+            await _install_harness(harness, node.cache, console)
+        await reap(left or {}, node.runtime)
+        if not append and (kept := set_aside(output)):
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
-        with output.open("wb") as lines, Progress(console, total=len(samples)) as progress:
+        with output.open("ab" if append else "wb") as lines, Progress(console, total=len(samples)) as progress:
             async with asyncio.TaskGroup() as group:
 
-                async def one(request: TaskRequest, sample_index: int) -> None:
-                    episode = await node.rollout(request, sample_index, progress.update)
+                async def one(sample: Sample) -> None:
+                    episode = await node.rollout(sample.request, sample.index, progress.update, sample.key)
+                    _write(episode)
+                    if _retried(episode):
+                        again = sample.request.model_copy(update={"start_from": None})
+                        episode = await node.rollout(again, sample.index, progress.update)
+                        _write(episode)
+                    progress.done(episode)
+
+                def _write(episode: Episode) -> None:
                     lines.write(episode.to_json() + b"\n")
                     lines.flush()
                     episodes.append(episode)
-                    progress.done(episode)
 
                 group.create_task(node.prepare(requests))
-                for request, sample_index in samples:
-                    group.create_task(one(request, sample_index))
+                for sample in samples:
+                    group.create_task(one(sample))
     return episodes
+
+
+def _retried(episode: Episode) -> bool:
+    """Return whether a session could not go on with its own record, and is to begin again."""
+    failure, start = episode.session.failure, episode.request.start_from
+    return failure is not None and failure.kind == "diverged" and start is not None and start.owned
 
 
 @asynccontextmanager
@@ -112,9 +171,35 @@ async def _install_harness(name: str, cache: Path, console: Console) -> None:
     console.print(Text(f"installed in {time.monotonic() - started:.0f} s", "dim"))
 
 
-def _samples(requests: list[TaskRequest]) -> Iterator[tuple[TaskRequest, int]]:
+def _samples(requests: list[TaskRequest]) -> Iterator[Sample]:
     """Yield the samples in the order of their indices: every task begins once before a task begins again."""
     for sample_index in range(max(request.num_samples for request in requests)):
         for request in requests:
             if sample_index < request.num_samples:
-                yield request, sample_index
+                yield Sample(request, sample_index)
+
+
+def unfinished(
+    samples: Sequence[Sample], done: Collection[tuple[str, int]], state: StateDirectory
+) -> tuple[list[Sample], dict[Key, Manifest]]:
+    """Return the samples without an episode, and the sessions of an earlier run that were under way. A sample whose
+    session has a record goes on from it, as the session's next attempt."""
+    last: dict[tuple[str, int], Key] = {}
+    left: dict[Key, Manifest] = {}
+    for key in sorted(state.known(), key=lambda key: key.attempt) if state.sessions.is_dir() else ():
+        manifest = state.read_manifest(key)
+        sample_of = (manifest.request.task_id, manifest.session.sample_index)
+        if sample_of not in done:
+            left[key], last[sample_of] = manifest, key
+    found = []
+    for sample in samples:
+        sample_of = (sample.request.task_id, sample.index)
+        if sample_of in done:
+            continue
+        if (key := last.get(sample_of)) is None:
+            found.append(sample)
+            continue
+        start = StartFrom(record=str(state.files(key).directory), owned=True)
+        request = left[key].request.model_copy(update={"start_from": start})
+        found.append(Sample(request, sample.index, Key(key.session_id, key.attempt + 1)))
+    return found, left

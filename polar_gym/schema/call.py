@@ -112,6 +112,31 @@ class ToolAttempt(Record):
     """The attempt, with its markers, is `response_ids[span[0]:span[1]]`. None: the tokens are not known."""
 
 
+class ToolDifference(Record):
+    """A tool result that differs from the one in the record from which a call was answered."""
+
+    message: int
+    """Index of the result in `ModelCall.messages`."""
+    characters: int
+    """How many characters lie between the common beginning and the common end, in the longer of the two results."""
+    only_volatile: bool
+    """True where times, dates, durations, process ids, hashes and temporary paths are all that differs."""
+
+
+class Replayed(Record):
+    """How a call was answered from the record of another session."""
+
+    session_id: str
+    """The session that sampled the call's tokens."""
+    owned: bool
+    """True: that session is this one, in an earlier attempt, and trains the tokens here. False: the tokens are context
+    (the session was branched)."""
+    differences: list[ToolDifference] = Field(default_factory=list)
+    """Of the tool results after the last answer in the request."""
+    volatile: dict[str, int] = Field(default_factory=dict)
+    """How often each volatile field of the harness stood for different text, by the field's name."""
+
+
 class ModelCall(Record):
     """One request of a harness through the proxy, with its answer.
 
@@ -176,6 +201,10 @@ class ModelCall(Record):
     the next. A spliced call has the rows that its parent's record does not have. None: not recorded."""
     sampling_mask: SamplingMask | None = None
     """One set for each sampled token. None: not recorded, or nothing was cut."""
+
+    replayed: Replayed | None = None
+    """Set where the call was answered from a record, without the engine. Ids, logprobs, versions and messages are then
+    those of the record."""
 
     @model_validator(mode="after")
     def _one_set_per_token(self) -> Self:

@@ -38,8 +38,8 @@ class Failure(Record):
     stage: Status
     kind: str
     """A short name. Of a node: `harness_error`, `engine_error`, `runtime_error`, `gateway_error`, `evaluator_error`,
-    `logprobs_mismatch`, `interrupted`. Of the rollout server: `request_error`, `node_died`, `no_reward`, `stale`,
-    `early_stop`, `cancelled`."""
+    `logprobs_mismatch`, `interrupted`, `diverged`. Of the rollout server: `request_error`, `node_died`, `no_reward`,
+    `stale`, `early_stop`, `cancelled`."""
     message: str
 
 

@@ -191,6 +191,20 @@ class Retries(Record):
     repeat such samples silently biases the task towards sessions that avoid those actions."""
 
 
+class StartFrom(Record):
+    """A recorded session, from which the first calls of a new one are answered."""
+
+    record: str
+    """The directory of the recorded session below `state/sessions`, with its `manifest.json` and `calls.jsonl`."""
+    calls: int | None = Field(default=None, ge=0)
+    """How many of the delivered calls are answered from the record, in their order; null: all."""
+    owned: bool = False
+    """True: the session goes on with its own record (resumed), and trains the recorded tokens. False: the session is
+    branched, and the recorded tokens stay with the session that sampled them."""
+    when_divergent: Literal["stop", "live"] = "stop"
+    """What a request does that the record has in another form: it ends the session, or the engine answers it."""
+
+
 HARNESS_SECONDS = 1800.0
 """How long a harness may work on a task by default, in requests and in configs."""
 
@@ -219,4 +233,6 @@ class TaskRequest(Record):
     callback_url: str | None = None
     """The http or https URL that the rollout service posts each result to (`polar_gym.protocol.Callback`). It may lead
     to loopback only where the service listens on loopback, and never to a link-local address."""
+    start_from: StartFrom | None = None
+    """The record that the session starts from; null: the engine answers every call."""
     metadata: dict[str, Any] = Field(default_factory=dict)

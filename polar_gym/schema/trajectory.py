@@ -51,6 +51,10 @@ class Trace(Record):
     recorded for each of these positions."""
     sampling_mask: SamplingMask | None = None
     """One set for each of `response_ids`, empty where `loss_mask` is 0. None: not recorded, or nothing was cut."""
+    branched_from: str | None = None
+    """The session that sampled, and trains, the beginning of this sequence; None: no other session has a part of it."""
+    shared_prefix: int = 0
+    """The length of that beginning, in ids of `prompt_ids + response_ids`; all of it is masked."""
     turns: list[Turn] = Field(default_factory=list)
     """One for each of `call_ids`, in order; calls that are context only have one, too. None in older episodes."""
 

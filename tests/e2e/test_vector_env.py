@@ -228,7 +228,7 @@ def test_wrong_actions(actions: Any, says: str) -> None:
         ({"task_id": 7}, ValueError, "name 1 or 2 tasks, got 7"),
         ({"task_id": [["task"], None]}, KeyError, r"unknown task_id \['task'\]; known: task"),
         ({"task_id": "nope"}, KeyError, "unknown task_id 'nope'; known: task"),
-        ({"mask": None}, KeyError, "unknown reset option 'mask'; known: task_id, reset_mask"),
+        ({"mask": None}, KeyError, "unknown reset option 'mask'; known: task_id, branch, reset_mask"),
     ],
 )
 def test_wrong_reset_options(options: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -77,6 +77,8 @@ def check_request(request: TaskRequest, allowed: Allowed) -> None:
     """
     for named in _named_by(request.runtime, request.agent, request.builder, request.evaluator):
         _check(named, allowed)
+    if request.start_from is not None:
+        _check(Named("start_from.record", Names.PATH, request.start_from.record), allowed)
     for requirement in request.runtime.workspace.python_requirements:
         try:
             check_requirement(requirement)

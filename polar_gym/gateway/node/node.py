@@ -27,6 +27,7 @@ from polar_gym.gateway.proxy.proxy import Proxy, Streaming
 from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.gateway.session.life import Plugins, SessionLife, Surroundings
 from polar_gym.gateway.session.stages import Stages
+from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS
 from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, check_scope
@@ -133,10 +134,14 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def session(
-        self, request: TaskRequest, sample_index: int = 0, on_change: Callable[[Session], None] = ignore_change
+        self,
+        request: TaskRequest,
+        sample_index: int = 0,
+        on_change: Callable[[Session], None] = ignore_change,
+        key: Key | None = None,
     ) -> AsyncIterator[SessionLife]:
         """Open a session in state QUEUED. Whatever happens, its sandbox is gone when the context ends."""
-        life = self.open_session(request, sample_index, on_change)
+        life = self.open_session(request, sample_index, on_change, key)
         try:
             yield life
         except asyncio.CancelledError:
@@ -191,11 +196,28 @@ class Node:
         await life.close()
 
     async def rollout(
-        self, request: TaskRequest, sample_index: int = 0, on_change: Callable[[Session], None] = ignore_change
+        self,
+        request: TaskRequest,
+        sample_index: int = 0,
+        on_change: Callable[[Session], None] = ignore_change,
+        key: Key | None = None,
     ) -> Episode:
         """Open a session and take it through the pools to its end; return its episode."""
-        async with self.session(request, sample_index, on_change) as life:
+        async with self.session(request, sample_index, on_change, key) as life:
+            await self.note(life)
             return await self.conduct(life)
+
+    async def note(self, life: SessionLife) -> None:
+        """Write the manifest of a session, without which no later session can start from its record."""
+        session, request = life.session, life.request
+        manifest = Manifest(
+            session=session.model_copy(),
+            request=request,
+            engine=self.engine.info,
+            harness_version=life.capture.harness.version,
+        )
+        state = StateDirectory(self._state or self._scratch)
+        await asyncio.to_thread(state.begin, Key(session.session_id, session.attempt), manifest)
 
     async def conduct(self, life: SessionLife) -> Episode:
         """Take an open session through the stages to its end, or until `life.cancel` ends it; return its episode."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import tenacity
 
@@ -30,7 +30,7 @@ DIED = "the gateway process that ran it died"
 async def salvage(state: StateDirectory, runtime: Callable[[RuntimeSpec], Runtime]) -> None:
     """Write an episode for every session that has none."""
     left = await asyncio.to_thread(_unfinished, state)
-    await _reap(left, runtime)
+    await reap(left, runtime)
     for key, manifest in left.items():
         episode = await _salvaged(state, key, manifest)
         await asyncio.to_thread(state.finish, key, episode)
@@ -42,7 +42,8 @@ def _unfinished(state: StateDirectory) -> dict[Key, Manifest]:
     return {key: state.read_manifest(key) for key in state.known() if not state.files(key).episode.exists()}
 
 
-async def _reap(left: dict[Key, Manifest], runtime: Callable[[RuntimeSpec], Runtime]) -> None:
+async def reap(left: Mapping[Key, Manifest], runtime: Callable[[RuntimeSpec], Runtime]) -> None:
+    """Remove the sandboxes of these sessions."""
     sessions: defaultdict[Runtime, set[str]] = defaultdict(set)
     for key, manifest in left.items():
         try:

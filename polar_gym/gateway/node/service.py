@@ -22,7 +22,7 @@ import tenacity
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import GatewaySettings
-from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
+from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.session.life import Plugins, SessionLife
 from polar_gym.gateway.session.transcript import last_lines
 from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat, Transcript
@@ -136,9 +136,8 @@ class NodeService:
             return self._held[key].session, False
         life = self.node.open_session(order.request, order.sample_index, lambda _: self.changed.set(), key, plugins)
         self._held[key] = Held(life.session, life)
-        manifest = Manifest(session=life.session.model_copy(), request=order.request, engine=self.node.engine.info)
         try:
-            await asyncio.to_thread(self.state.begin, key, manifest)
+            await self.node.note(life)
         except OSError:
             del self._held[key]
             await self.node.close_session(life)

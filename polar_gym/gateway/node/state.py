@@ -21,9 +21,10 @@ from typing import IO
 
 from polar_gym import durable
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.session.starting import JOURNAL, MANIFEST, Manifest
 from polar_gym.protocol import DeliveryAnswer
 from polar_gym.record import Record
-from polar_gym.schema import EngineInfo, Episode, Session, TaskRequest
+from polar_gym.schema import Episode
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIRECTORY = re.compile(rf"({SESSION_ID.pattern})\.([0-9]{{1,9}})")
@@ -47,21 +48,13 @@ class Key:
         return f"{self.session_id}.{self.attempt}"
 
 
-class Manifest(Record):
-    """The facts of a session that its episode needs when the session's process has died."""
-
-    session: Session
-    request: TaskRequest
-    engine: EngineInfo
-
-
 class SessionFiles:
     """One session's directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.manifest = directory / "manifest.json"
-        self.journal = directory / "calls.jsonl"
+        self.manifest = directory / MANIFEST
+        self.journal = directory / JOURNAL
         self.episode = directory / "episode.json"
         self.delivered = directory / "delivered.json"
 

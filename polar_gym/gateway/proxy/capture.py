@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,8 +14,9 @@ from polar_gym.evaluators import Environment
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.harnesses import Harness
-from polar_gym.schema import Budget, ModelCall, Sampling, Score
+from polar_gym.schema import Budget, ModelCall, Replayed, Sampling, Score
 from polar_gym.splicing.plan import SessionMemory
+from polar_gym.splicing.recording import Recording
 
 
 class CaptureError(Exception):
@@ -47,6 +48,8 @@ class SessionCapture:
     """The proxy answers only while this is true."""
     calls: list[ModelCall] = field(default_factory=list)
     memory: SessionMemory = field(default_factory=SessionMemory)
+    recording: Recording | None = None
+    """The record that the first calls are answered from; None: the engine answers all calls."""
     exhausted: asyncio.Future[Literal["calls", "tokens"]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -132,10 +135,36 @@ class SessionCapture:
             task.cancel()
         if self._in_flight:
             await asyncio.wait(self._in_flight)
+        if self.recording is not None:
+            left = list(self.recording.waiting.values())
+            self.recording.waiting.clear()
+            self._keep(left)
 
     def _refuse(self, reason: Literal["calls", "tokens"]) -> None:
         if not self.exhausted.done():
             self.exhausted.set_result(reason)
+
+    def start_from(self, recording: Recording) -> None:
+        """Answer the first calls from a record. The calls that the record has and does not give out count as made; a
+        session that goes on with its own record has them in its books, too. Raises `CaptureError`, as `record` does."""
+        self.recording = recording
+        self.admitted = len(recording.left_out)
+        self._keep(recording.left_out)
+
+    def _keep(self, calls: Iterable[ModelCall]) -> None:
+        """Take calls of the session's own record into its books that the harness did not ask for again."""
+        if self.recording is None or not self.recording.owned:
+            return
+        for call in calls:
+            outcome = "abandoned" if call.outcome == "delivered" else call.outcome
+            how = Replayed(session_id=self.recording.session_id, owned=True)
+            changes = {"session_id": self.session_id, "outcome": outcome, "replayed": call.replayed or how}
+            self.record(call.model_copy(update={**changes, "messages": list(call.messages)}))
+
+    def stop(self, error: Exception) -> None:
+        """End the session by an error."""
+        if not self.exhausted.done():
+            self.exhausted.set_exception(error)
 
     def begin(self, call: ModelCall) -> None:
         """Write a call whose answer has begun to the journal. Raises `CaptureError`, as `record` does."""
@@ -192,6 +221,5 @@ class SessionCapture:
     def _unrecorded(self, call: ModelCall, error: OSError) -> CaptureError:
         """Report the unwritten call to the code that runs the session and then ends it. Return the error to raise."""
         call.error = f"it could not be written to {self.journal.path}: {error}"
-        if not self.exhausted.done():
-            self.exhausted.set_exception(CaptureError(f"call {call.call_id}: {call.error}"))
+        self.stop(CaptureError(f"call {call.call_id}: {call.error}"))
         return CaptureError(call.error)

@@ -11,11 +11,11 @@ import numpy as np
 from aiohttp import web
 
 from polar_gym.chat import ChatRequest, Completion, Delta
-from polar_gym.chat.received import Received
+from polar_gym.chat.received import Received, whole_delta
 from polar_gym.engines import Engine
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.providers import Provider
-from polar_gym.schema import ModelCall, Sampling
+from polar_gym.schema import ModelCall, Replayed, Sampling
 from polar_gym.splicing.plan import Plan
 
 NO_IDS = np.empty(0, np.int32)
@@ -85,6 +85,24 @@ class Exchange:
             routed_experts=completion.routed_experts,
             sampling_mask=completion.sampling_mask,
         )
+
+    def replay(self, recorded: ModelCall, how: Replayed) -> Completion:
+        """Return the recorded answer, which becomes the answer of this call, under the recorded call's id."""
+        assert recorded.response is not None
+        changes = {"session_id": self.capture.session_id, "messages": list(recorded.messages), "replayed": how}
+        self.call = recorded.model_copy(update=changes if how.owned else {**changes, "scores": []})
+        self.call_id = recorded.call_id
+        completion = Completion(
+            message=recorded.response,
+            finish_reason=recorded.finish_reason or "stop",
+            prompt_ids=recorded.prompt_ids,
+            response_ids=recorded.response_ids,
+            logprobs=recorded.logprobs,
+            sampling=recorded.sampling,
+        )
+        if self.live:
+            self.take(whole_delta(completion))
+        return completion
 
     def cut_off(self, outcome: Literal["abandoned", "failed"], error: str, kind: str | None) -> ModelCall:
         """Return the record of a call whose answer did not come to its end, with the received part of the answer."""

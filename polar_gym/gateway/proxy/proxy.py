@@ -38,6 +38,7 @@ from polar_gym.providers import BadRequestError, Provider, Route, routes
 from polar_gym.providers.json_text import request_body
 from polar_gym.schema import Message, ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Splicer
+from polar_gym.splicing.recording import DivergenceError
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +239,8 @@ class Proxy:
             started_at=time.time(),
             live=self.streaming == "real" and request.stream,
         )
-        sampling = asyncio.create_task(self._sample(exchange))
+        recorded = self._recorded(exchange)  # before the answer begins: it leaves with the recorded call's id
+        sampling = asyncio.create_task(self._sample(exchange) if recorded is None else _already(*recorded))
         try:
             if request.stream:
                 return await send_stream(exchange, sampling)
@@ -287,6 +289,29 @@ class Proxy:
             exchange.capture.score(call, exchange.plan.request.prefix_length)
         return completion, call
 
+    def _recorded(self, exchange: Exchange) -> tuple[Completion, ModelCall] | None:
+        """Answer a call from the record that its session starts from; None: the engine is to answer. Raises
+        `CallRefusedError` where the request differs from the record; the session then ends."""
+        capture, request = exchange.capture, exchange.request
+        if capture.recording is None:
+            return None
+        asked = self.splicer.in_engine_terms(capture.memory, request)
+        known = capture.memory.conversations.continuation(request.messages, request.tools, request.origins)
+        parent_id = None if known.parent is None else known.parent.call_id
+        try:
+            found = capture.recording.find(parent_id, asked.messages, asked.tools)
+        except DivergenceError as error:
+            capture.stop(error)
+            raise CallRefusedError(400, "invalid_request", str(error)) from error
+        if found is None:
+            return None
+        completion = exchange.replay(*found)
+        assert exchange.call is not None
+        capture.record(exchange.call)
+        if not exchange.call.frozen:
+            capture.memory.remember(exchange.call, Plan(request=asked, history=known.history))
+        return completion, exchange.call
+
     def _take(self, exchange: Exchange, delta: Delta) -> None:
         """Write a piece of an answer to the journal, and hand the piece on."""
         exchange.take(delta)
@@ -310,6 +335,10 @@ class Proxy:
         self.calls[call.outcome] += 1
         self.sampled_tokens += len(call.response_ids)
         exchange.capture.record(call)
+
+
+async def _already(completion: Completion, call: ModelCall) -> tuple[Completion, ModelCall]:
+    return completion, call
 
 
 def _given_up(reason: str) -> EngineError:

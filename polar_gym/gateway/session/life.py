@@ -25,6 +25,7 @@ from polar_gym.gateway.session.building import build, final_message
 from polar_gym.gateway.session.harness_run import HarnessRun
 from polar_gym.gateway.session.preparation import base_of, prepare
 from polar_gym.gateway.session.sandboxes import GradingSandboxes, Sandboxes
+from polar_gym.gateway.session.starting import RecordError, read_recording
 from polar_gym.gateway.session.work import READ_SECONDS, Work, read_work
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.install import InstallError
@@ -39,6 +40,7 @@ from polar_gym.schema import (
     TaskRequest,
     Trajectory,
 )
+from polar_gym.splicing.recording import DivergenceError
 from polar_gym.workspaces.repository import WorkspaceError
 from polar_gym.workspaces.venv import VenvError
 
@@ -139,6 +141,8 @@ class SessionLife:
             self.fail(stage, "runtime_error", str(error))
         except EvaluatorError as error:
             self.fail(stage, "evaluator_error", str(error))
+        except (DivergenceError, RecordError) as error:
+            self.fail(stage, "diverged", str(error))
         except Exception as error:
             log.exception("session %s failed while %s", self.session.session_id, stage)
             self.fail(stage, "gateway_error", repr(error))
@@ -160,6 +164,8 @@ class SessionLife:
 
     async def _bring_up(self) -> Ready:
         spec = self.request.runtime
+        if (recording := await asyncio.to_thread(read_recording, self.request, self._plugins.harness)) is not None:
+            self.capture.start_from(recording)
         if self.capture.environment is not None:
             await self.capture.environment.open()
         prepared = await prepare(spec, self._plugins.harness, cache=self._around.cache, scratch=self._scratch)

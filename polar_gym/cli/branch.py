@@ -1,0 +1,52 @@
+"""`polar-gym branch`: sample again from any turn of recorded episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polar_gym.config.composition import split_recipe
+from polar_gym.config.loading import load_config
+from polar_gym.console import console
+from polar_gym.episodes.reading import read_calls, read_episodes
+from polar_gym.episodes.report import print_summary
+from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.assemble import load_tasks
+from polar_gym.gateway.session.branching import branch_of, branching_points
+from polar_gym.http.keys import hide_keys
+from polar_gym.runs.run import Sample, run_samples, with_state
+
+app = typer.Typer()
+
+
+@app.command()
+def branch(
+    file: Annotated[Path, typer.Argument(metavar="EPISODES", help="A file of episodes, with their journals.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE KEY=VALUE", help="The engine, and rollout.output=FILE for the branches."),
+    ] = None,
+    at: Annotated[str, typer.Option(help="call=N, each-turn or before-last-edit.")] = "each-turn",
+    samples: Annotated[int, typer.Option(min=1, help="Branches at each place.")] = 1,
+) -> None:
+    """Answer the first calls of recorded episodes from the record, and sample anew from there."""
+    config = load_config(*split_recipe(arguments or []))
+    hide_keys(*config.engine_keys)
+    if config.rollout.output.absolute() == file.absolute():
+        raise ConfigError(f"rollout.output={file}: the branches need a file of their own")
+    branches: list[Sample] = []
+    begun: Counter[str] = Counter()
+    for episode in read_episodes(file):
+        task_id = episode.request.task_id
+        for calls in branching_points(read_calls(episode), at):
+            for _ in range(samples):
+                begun[task_id] += 1
+                branches.append(Sample(branch_of(episode, calls), episode.request.num_samples + begun[task_id] - 1))
+    episodes = asyncio.run(run_samples(with_state(config), load_tasks(config), branches, console))
+    print_summary(episodes, console)
+    if any(episode.session.failure is not None for episode in episodes):
+        raise typer.Exit(1)

@@ -1,0 +1,158 @@
+"""Sessions that start from a record, with the test as the harness."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from polar_gym.builders import build_trajectory
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.session.starting import RecordError, read_recording
+from polar_gym.harnesses import HARNESSES
+from polar_gym.schema import BuilderSpec, ModelCall, StartFrom, TaskRequest
+from tests.support.sessions import REQUEST, listing_engine
+from tests.support.tools import ASK, BASH
+
+
+async def ask(node: Node, capture: SessionCapture, messages: list[Any], stream: bool = False) -> dict[str, Any]:
+    """Return the assistant message of one call."""
+    headers = {"Authorization": f"Bearer {capture.key}"}
+    body = {"model": "policy", "messages": messages, "tools": [BASH], "stream": stream}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{node.url}/v1/chat/completions", json=body, headers=headers) as said,
+    ):
+        text = await said.text()
+        assert said.status == 200, text
+    if not stream:
+        return json.loads(text)["choices"][0]["message"]
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls") or []]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(d.get("content") or "" for d in deltas) or None}
+    if calls:
+        joined = "".join(call["function"].get("arguments") or "" for call in calls)
+        function = {"name": calls[0]["function"]["name"], "arguments": joined}
+        message["tool_calls"] = [{"id": calls[0]["id"], "type": "function", "function": function}]
+    return message
+
+
+async def work(node: Node, capture: SessionCapture, turns: int, took: str, stream: bool = False) -> list[str]:
+    """Play the harness for some turns; return the ids of the tool calls that it got."""
+    messages, ids = list(ASK), []
+    for _ in range(turns):
+        message = await ask(node, capture, messages, stream)
+        messages.append(message)
+        for call in message.get("tool_calls") or []:
+            ids.append(call["id"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"Ran 3 tests in {took}s"})
+    return ids
+
+
+async def session(
+    tmp_path: Path, request: TaskRequest, turns: int, took: str, **options: Any
+) -> tuple[list[ModelCall], list[str], Path]:
+    """Run a session, and return its calls, the ids that its harness got, and its directory."""
+    stream = options.pop("stream", False)
+    node = Node(listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state", **options)
+    async with node, node.session(request) as life:
+        await node.note(life)
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name))
+        if recording is not None:
+            life.capture.start_from(recording)
+        life.capture.running = True
+        ids = await work(node, life.capture, turns, took, stream)
+        await life.capture.end()
+        return life.capture.calls, ids, life.capture.journal.path.parent
+
+
+def starting(directory: Path, **fields: Any) -> TaskRequest:
+    return REQUEST.model_copy(update={"start_from": StartFrom(record=str(directory), **fields)})
+
+
+@pytest.mark.parametrize("streaming", ["synthetic", "real"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_recorded_calls_are_answered_with_the_same_ids(tmp_path: Path, stream: bool, streaming: Any) -> None:
+    first, ids, directory = await session(tmp_path, REQUEST, 2, "0.006")
+    calls, again, _ = await session(
+        tmp_path, starting(directory, owned=True), 3, "0.021", stream=stream, streaming=streaming
+    )
+    assert again[:2] == ids
+    assert [call.call_id for call in calls[:2]] == [call.call_id for call in first]
+    for call, recorded in zip(calls[:2], first, strict=True):
+        assert np.array_equal(call.prompt_ids, recorded.prompt_ids)
+        assert np.array_equal(call.response_ids, recorded.response_ids)
+        assert np.array_equal(call.logprobs, recorded.logprobs)
+        assert call.weight_versions == recorded.weight_versions
+    (difference,) = calls[1].replayed.differences  # type: ignore[union-attr]
+    assert difference.only_volatile
+    live = calls[2]
+    assert live.replayed is None
+    assert live.continuation == "spliced"
+    seen = np.concatenate([first[1].prompt_ids, first[1].response_ids])
+    assert np.array_equal(live.prompt_ids[: len(seen)], seen), "the policy goes on from the ids that were recorded"
+    fidelity = build_trajectory(calls, BuilderSpec(name="prefix_merging")).fidelity
+    assert fidelity.trainable_tokens == fidelity.sampled_tokens, "a resumed session trains its own tokens"
+
+
+async def test_a_branch_masks_the_shared_prefix(tmp_path: Path) -> None:
+    first, _, directory = await session(tmp_path, REQUEST, 3, "0.006")
+    calls, _, _ = await session(tmp_path, starting(directory, calls=2), 3, "0.021")
+    (trace,) = build_trajectory(calls, BuilderSpec(name="prefix_merging")).traces
+    assert trace.branched_from == first[0].session_id
+    assert trace.shared_prefix == len(first[1].prompt_ids) + len(first[1].response_ids)
+    assert trace.trainable_tokens == len(calls[2].response_ids)
+    assert not trace.loss_mask[: trace.shared_prefix - len(trace.prompt_ids)].any()
+
+
+async def test_a_record_that_the_harness_leaves_early_stays_in_the_books(tmp_path: Path) -> None:
+    first, _, directory = await session(tmp_path, REQUEST, 3, "0.006")
+    calls, _, _ = await session(tmp_path, starting(directory, owned=True), 1, "0.006")
+    fidelity = build_trajectory(calls, BuilderSpec(name="prefix_merging")).fidelity
+    assert fidelity.sampled_tokens == sum(len(call.response_ids) for call in first)
+    assert fidelity.excluded == {"abandoned": sum(len(call.response_ids) for call in first[1:])}
+
+
+async def test_a_request_that_differs_ends_the_session(tmp_path: Path) -> None:
+    _, _, directory = await session(tmp_path, REQUEST, 2, "0.006")
+    node = Node(listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state")
+    request = starting(directory, owned=True)
+    async with node, node.session(request) as life:
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("pi"))
+        assert recording is not None
+        life.capture.start_from(recording)
+        life.capture.running = True
+        with pytest.raises(AssertionError, match="the text of message"):
+            await ask(node, life.capture, [{"role": "user", "content": "another task"}])
+        with pytest.raises(Exception, match="the text of message"):
+            life.capture.exhausted.result()
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda d: (d / "calls.jsonl").write_text("{}\n" * 2), "calls.jsonl:1"),
+        (lambda d: (d / "manifest.json").unlink(), "manifest.json"),
+        (lambda d: _edit(d, lambda m: m.update(harness_version="0.0.1")), "pi 0.0.1"),
+        (lambda d: _edit(d, lambda m: m["request"].update(instruction="other")), "another instruction"),
+    ],
+)
+async def test_a_record_that_does_not_fit_is_refused_by_name(tmp_path: Path, damage: Any, named: str) -> None:
+    _, _, directory = await session(tmp_path, REQUEST, 1, "0.006")
+    damage(directory)
+    with pytest.raises(RecordError, match=named):
+        read_recording(starting(directory), HARNESSES.get("pi"))
+
+
+def _edit(directory: Path, change: Any) -> None:
+    file = directory / "manifest.json"
+    manifest = json.loads(file.read_text())
+    change(manifest)
+    file.write_text(json.dumps(manifest))
