@@ -9,7 +9,7 @@ from pathlib import Path
 from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode, ModelCall, StartFrom, TaskRequest
 
-_EDITS = re.compile(r"edit|write|patch|replace|sed -i|>", re.IGNORECASE)
+_EDITS = re.compile(r"edit|write|patch|apply|replace|sed -i|[^->2]>", re.IGNORECASE)
 """In the name or the arguments of a tool call: the call changes files."""
 
 

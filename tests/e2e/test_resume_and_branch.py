@@ -1,0 +1,96 @@
+"""Runs that are killed and go on, and branches of their episodes, with real harnesses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from polar_gym.episodes.reading import read_calls, read_episodes
+from polar_gym.episodes.verify import verify
+from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.schema import Episode
+from tests.e2e.play import make, play
+from tests.support.requirements import need_bubblewrap, need_node
+
+SETTINGS = ["tasks.limit=1", "runtime=bubblewrap"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("polar-gym")), *arguments]
+
+
+def run(*arguments: str) -> None:
+    ended = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def kill_after(calls: int, output: Path, *settings: str) -> None:
+    """Begin a run, and kill it when the journal of its session has so many delivered calls."""
+    slow = [*settings, "engine.delay_seconds=2"]
+    rollout = subprocess.Popen(command("rollout", *slow, f"rollout.output={output}"), stdout=subprocess.DEVNULL)
+    delivered = 0
+    while delivered < calls:
+        assert rollout.poll() is None, "the run ended before it was killed"
+        journals = list((output.parent / "state").glob("sessions/*/calls.jsonl"))
+        delivered = sum(call.outcome == "delivered" for path in journals for call in read_journal(path))
+        time.sleep(0.05)  # a file of another process has no event to wait for
+    os.kill(rollout.pid, signal.SIGKILL)
+    rollout.wait()
+
+
+def checked(*episodes: Episode) -> None:
+    verification = asyncio.run(verify(episodes, None))
+    assert not verification.broken
+
+
+@pytest.mark.parametrize("harness", ["pi", "codex"])
+def test_a_killed_run_goes_on_and_each_turn_can_be_branched(harness: str, tmp_path: Path) -> None:
+    need_node()
+    need_bubblewrap()
+    output, branches = tmp_path / "run.jsonl", tmp_path / "branches.jsonl"
+    settings = [f"harness={harness}", *SETTINGS]
+    kill_after(2, output, *settings)
+    (journal,) = (tmp_path / "state").glob("sessions/*/calls.jsonl")
+    before = [call for call in read_journal(journal) if call.outcome == "delivered"]
+    run("rollout", *settings, "--resume", str(output))
+    (resumed,) = read_episodes(output)
+    calls = {call.call_id: call for call in read_calls(resumed)}
+    assert all(calls[call.call_id].replayed is not None for call in before), "no token is sampled twice"
+    assert resumed.reward == 1.0
+    assert resumed.session.attempt == 1
+    run("rollout", *settings, "--resume", str(output))
+    assert len(list(read_episodes(output))) == 1, "a run that has ended has nothing to go on with"
+    run("branch", str(output), *settings, f"rollout.output={branches}", "--at", "before-last-edit", "--samples", "2")
+    branched = list(read_episodes(branches))
+    assert [episode.reward for episode in branched] == [1.0, 1.0]
+    assert all(
+        trace.branched_from == resumed.session.session_id for each in branched for trace in each.trajectory.traces
+    )
+    checked(resumed, *branched)
+
+
+def test_verify_finds_tokens_that_two_sessions_train(tmp_path: Path) -> None:
+    need_node()
+    need_bubblewrap()
+    env = make(tmp_path, harness="pi", runtime="bubblewrap")
+    try:
+        *_, episode = play(env)
+        env.reset(options={"branch": (episode, 2)})
+        *_, info = env.step({})
+        branch = info["trajectory"]
+        checked(episode, branch)
+        (trace,) = branch.trajectory.traces
+        start, end = trace.turns[0].start, trace.turns[0].end
+        trace.loss_mask[start:end] = 1
+        trace.logprobs[start:end] = episode.trajectory.traces[0].logprobs[start:end]
+        verification = asyncio.run(verify([episode, branch], None))
+        assert "trains it, and so does" in verification.broken[0]
+    finally:
+        env.close()
