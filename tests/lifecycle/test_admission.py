@@ -18,7 +18,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_request
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys
-from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest
+from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, StartFrom, TaskRequest
 from tests.lifecycle.nodes import KEY, Client, node_here, order
 from tests.lifecycle.service_fixtures import KEYS, rollout_server
 from tests.support.requirements import need_bubblewrap
@@ -244,3 +244,15 @@ def test_a_service_without_keys_does_not_begin_with_a_shared_network(
     assert "runtime.network='full': with runtime=bubblewrap a harness reaches" in capsys.readouterr().err.replace(
         "\n", " "
     )
+
+
+async def test_a_request_owns_no_record_and_starts_only_from_allowed_directories(tmp_path: Path) -> None:
+    record = tmp_path / "state" / "sessions" / "s1.1"
+    record.mkdir(parents=True)
+    branched = task().model_copy(update={"start_from": StartFrom(record=str(record))})
+    owned = task().model_copy(update={"start_from": StartFrom(record=str(record), owned=True)})
+    async with service(tmp_path) as closed:
+        assert "start_from.record" in await closed.refusal(branched)
+    async with service(tmp_path / "other", directories=[tmp_path / "state"]) as opened:
+        assert "start_from.owned=true" in await opened.refusal(owned)
+        assert all(status != 422 for status, _ in await opened.answers(branched))

@@ -78,6 +78,11 @@ def check_request(request: TaskRequest, allowed: Allowed) -> None:
     for named in _named_by(request.runtime, request.agent, request.builder, request.evaluator):
         _check(named, allowed)
     if request.start_from is not None:
+        if request.start_from.owned:
+            raise ConfigError(
+                "start_from.owned=true: two sessions would train the record's tokens; leave it out, which branches the "
+                "record, or use `polar-gym rollout --resume`"
+            )
         _check(Named("start_from.record", Names.PATH, request.start_from.record), allowed)
     for requirement in request.runtime.workspace.python_requirements:
         try:
