@@ -3,11 +3,14 @@
 Pages of 2,000 made-up episodes with 2 and with 10 million tokens are opened, and one of a single episode with 200,000
 tokens. The tokens of their first episode are scrolled by 100 pixels a frame. Ids are random, and therefore compress
 worse than real ones. `--pictures DIRECTORY` takes the pictures of the documentation instead, of a smaller run with
-forks, sub-agents, compactions and failures.
+forks, sub-agents, compactions and failures, and of a rollout server that works.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -20,15 +23,20 @@ import numpy as np
 from rich.table import Table
 
 from polar_gym.builders import build_trajectory
+from polar_gym.client import RolloutClient
 from polar_gym.console import make_console
 from polar_gym.episodes.reading import read_calls, read_episodes
 from polar_gym.schema import BuilderSpec, Episode, ModelCall
 from polar_gym.view.blocks import Encoder
 from polar_gym.view.page import head, write_page
+from tests.learning.proofs import PROOFS
+from tests.lifecycle.server_process import server_process
+from tests.lifecycle.service_fixtures import SERVICE_KEY
 from tests.show.result import Result, make_parser, parse
 from tests.support.browser import Browser, address, browsing
 from tests.support.calls import make_call
 from tests.support.made_runs import SAID, made_run, made_session, write_run
+from tests.support.sessions import asking, task
 
 QUICKLY, SMALL, SILENT = LAWS = (
     "a page of 2 million tokens opens in less than 2 s, and one of 10 million in less than 6 s",
@@ -38,6 +46,7 @@ QUICKLY, SMALL, SILENT = LAWS = (
 LIMITS = {2.0: 2.0, 10.0: 6.0}
 """Millions of tokens -> seconds."""
 VOCABULARY = 4096
+INSTRUCTION = "Intervals that touch must be joined, and a gap of one must stay open."
 CALLS = 5
 
 PICTURES = {
@@ -56,6 +65,14 @@ const step = (now) => {
   times.length < 121 ? requestAnimationFrame(step) : done(times);
 };
 requestAnimationFrame(step);"""
+
+
+CLICK = """const done = arguments[0], begun = performance.now();
+document.querySelector('[data-question=end] .answer').click();
+const look = () => location.hash && document.body.dataset.ready === location.hash
+  ? requestAnimationFrame((now) => done(now - begun)) : requestAnimationFrame(look);
+look();"""
+"""Clicks a bar of a chart, and tells the milliseconds until the page that it leaves is drawn."""
 
 
 def large_run(episodes: int, tokens: int) -> Iterator[Episode]:
@@ -100,7 +117,9 @@ def measured(result: Result, browser: Browser, episodes: int, millions: float) -
             paint, shown = (browser.wait(times, name) for name in ("first-contentful-paint", "shown"))
             opened.append((shown, paint))
         shown, paint = sorted(opened)[1]
+        answered = browser.driver.execute_async_script(CLICK)
         heap = browser.run("return performance.memory.usedJSHeapSize / 1e6")
+        whole = browser.memory() / 1e6
         browser.go("#e=0&tab=tokens")
         frames = np.diff(browser.driver.execute_async_script(FRAMES))
         limit = LIMITS.get(millions)
@@ -115,8 +134,10 @@ def measured(result: Result, browser: Browser, episodes: int, millions: float) -
             "page made s": round(encoded, 2),
             "first paint s": round(paint, 2),
             "shown s": round(shown, 2),
+            "a click filters, s": round(answered / 1000, 2),
             "Python / shown": round(parsed / shown, 1),
             "heap MB": round(heap, 1),
+            "all of Chromium MB": round(whole),
             "frame ms, 95 %": round(float(statistics.quantiles(frames, n=20)[-1]), 1),
         }
 
@@ -140,12 +161,41 @@ def take_pictures(directory: Path) -> None:
                 browser.driver.save_screenshot(str(directory / f"{name}.png"))
 
 
+async def take_picture_of_server(file: Path) -> None:
+    """Take the picture of a server with sessions that ended, that wait and that run, and with two learning curves."""
+    with tempfile.TemporaryDirectory() as made:
+        curves = [Path(made) / name for name in ("codex-trail-0", "codex-trail-1")]
+        for seed, curve in enumerate(curves):
+            curve.mkdir()
+            (curve / "plan.json").write_text(json.dumps({"plan": {"seed": seed}}))
+            shutil.copy(PROOFS / f"{curve.name}.jsonl", curve / "steps.jsonl")
+        settings = ("runtime=bubblewrap", f"engine.scripts=[{{commands: [], final_message: {SAID[:56]}}}]")
+        learning = f"learning={','.join(map(str, curves))}"
+        async with (
+            server_process(Path(made) / "state", *settings, learning) as server,
+            RolloutClient(server.url, SERVICE_KEY) as client,
+        ):
+            ended = await client.submit(task(task_id="intervals-0001", num_samples=8))
+            await client.wait(ended.task_id)
+            works = asking("ask(); import time; time.sleep(600)")
+            for name in ("intervals-0002", "durations-0001"):
+                await client.submit(task(task_id=name, instruction=INSTRUCTION, num_samples=2, agent=works))
+            with browsing(1280, 1240) as browser:
+                browser.open(server.url)
+                browser.wait("return document.activeElement.type === 'password'")
+                browser.keys(f"{SERVICE_KEY}\n")
+                words = "return document.querySelector('main')?.innerText.split(arguments[0]).length > 4"
+                browser.wait(words, SAID[:56])
+                browser.driver.save_screenshot(str(file))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser("view", __doc__, quick="10 million tokens")
     parser.add_argument("--pictures", type=Path, help="take the pictures of the documentation into this directory")
     options = parse(parser, argv)
     if options.pictures is not None:
         take_pictures(options.pictures)
+        asyncio.run(take_picture_of_server(options.pictures / "server.png"))
         return 0
     result = Result("view", LAWS, options)
     size = len(zlib.compress(head(follows=False)))

@@ -59,6 +59,15 @@ class Browser:
     def place(self) -> str:
         return str(self.run("return location.hash"))
 
+    def memory(self) -> int:
+        """Return the bytes of all processes of the browser; shared ones count once."""
+        found = [self.driver.service.process.pid]
+        for pid in found:
+            threads = Path(f"/proc/{pid}/task").glob("*/children")
+            found += [int(child) for thread in threads for child in thread.read_text().split()]
+        lines = [line for pid in found[1:] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
     def errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
