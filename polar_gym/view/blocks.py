@@ -207,6 +207,7 @@ def _of_call(call: ModelCall) -> _Strand:
 _CALL = {
     *("call_id", "index", "parent_id", "continuation", "splice_cause", "outcome", "finish_reason", "started_at"),
     *("duration", "error", "error_kind", "sampling_mismatch", "hints", "frozen", "provider", "edited_answers"),
+    "replayed",
 }
 
 

@@ -22,6 +22,8 @@ def summary(source: str, episode: Episode, trajectory: Trajectory, calls: Sequen
         "model": episode.engine.model,
         "scripted": episode.engine.scripted,
         "builder": trajectory.builder,
+        "branched": next((trace.branched_from for trace in trajectory.traces if trace.branched_from), None),
+        "shared": max((trace.shared_prefix for trace in trajectory.traces), default=0),
         "status": session.status,
         "truncated": session.truncated_by,
         "failure": session.failure and session.failure.model_dump(mode="json"),

@@ -138,6 +138,19 @@ def test_two_samples_and_two_builders_side_by_side(browser: Browser, page: Path)
     assert "7 traces" in shown
 
 
+def test_a_branch_beside_the_session_that_it_is_branched_from(browser: Browser, tmp_path: Path) -> None:
+    page = write(tmp_path, (made_session(0, sample, tmp_path) for sample in (0, 6)))
+    branch = made_session(0, 6, None).trajectory.traces[0]
+    browser.open(address(page, "#e=1"))
+    assert browser.text("aside").count("from s0000x00") == 2, "two calls come from the record"
+    assert "#0, which this is branched from" in browser.text("select")
+    browser.click("a.flag", "branched from s0000x00")
+    browser.wait("return document.querySelector('#parting')")
+    assert f"s0000x00, after {branch.shared_prefix} tokens" in browser.text("main")
+    parting = int(browser.text("#parting h2").split()[-1].replace(",", ""))
+    assert parting >= branch.shared_prefix > 0
+
+
 def test_values_of_a_trainer_are_laid_over_the_tokens(browser: Browser, tmp_path: Path) -> None:
     trace = made_session(0, 0, None).trajectory.traces[0]
     values = [None] * len(trace.prompt_ids) + [index / 100 for index in range(len(trace.response_ids))]

@@ -27,6 +27,7 @@ from polar_gym.schema import (
     Failure,
     HarnessSpec,
     ModelCall,
+    Replayed,
     RuntimeSpec,
     Session,
     Status,
@@ -70,6 +71,8 @@ class _Writer:
     def __init__(self, session_id: str, rng: random.Random, begun: float, length: int) -> None:
         self.session_id = session_id
         self.rng = rng
+        self.record: str | None = None
+        """The session that sampled the calls that are made now."""
         self.clock = begun
         self.length = length
         """Words of a tool's answer."""
@@ -121,6 +124,7 @@ class _Writer:
             "weight_versions": versions,
             "started_at": self.clock,
             "duration": duration,
+            "replayed": self.record and Replayed(session_id=self.record, owned=False),
         }
         made = ModelCall.model_validate(values | fields)
         self.clock += duration + 0.2
@@ -142,13 +146,21 @@ class _Writer:
 
 
 def made_session(task: int, sample: int, journals: Path | None, *, turns: int = 4, length: int = 60) -> Episode:
-    """Return an episode. Sample 1 of a task forks, 2 has a sub-agent and an abandoned call, 3 a compaction, 4 fails."""
-    rng = random.Random(1000 * task + sample)
+    """Return an episode. Sample 1 of a task forks, 2 has a sub-agent and an abandoned call, 3 a compaction, 4 fails;
+    6 is branched from sample 0 after two calls."""
+    branched = sample % 16 == 6
+    rng = random.Random(1000 * task + sample - 6 * branched)
     session_id, task_id = f"s{task:04}x{sample:02}", f"intervals-{task:04}"
     begun = START + 9.0 * sample + task + 30 * (sample // 8)
     writer = _Writer(session_id, rng, begun, length)
     instruction = f"Task {task}: the set must join runs that touch."
-    last = writer.thread(instruction, turns)
+    if branched:
+        writer.record = f"s{task:04}x{sample - 6:02}"
+        last = writer.thread(instruction, 2)
+        writer.record, writer.rng = None, random.Random(1000 * task + sample)
+        last = writer.call(writer.after(last), last)
+    else:
+        last = writer.thread(instruction, turns)
     if sample % 16 == 1:
         for cause in ("history", "engine", "off"):
             last = writer.call(writer.after(last), last, splice_cause=cause)

@@ -164,7 +164,7 @@ function callsOf(strands, breaks) {
         call_id, index: calls.size, parent_id, continuation: parent_id ? 'continued' : 'root',
         splice_cause: broken?.cause ?? null, outcome: 'delivered', finish_reason: null, started_at: null,
         duration: null, error: null, error_kind: null, sampling_mismatch: [], hints: { kind: strand.kind },
-        frozen: null, prompt: start, sampled: end - start, excluded: null,
+        frozen: null, replayed: null, prompt: start, sampled: end - start, excluded: null,
       });
     });
   }

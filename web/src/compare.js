@@ -43,7 +43,8 @@ function facts(row, other) {
 /** @param {Row} row @returns {[string, unknown][]} */
 function told(row) {
   return [['file', row.source], ['model', row.model], ['weights', row.version ?? 'never set'], ['harness', row.harness], ['builder', row.builder],
-    ['ended', row.failure?.kind ?? row.truncated ?? row.status], ['calls', row.calls], ['sampled', count(row.sampled)], ['trainable', count(row.trainable)], ['breaks', row.breaks.length]];
+    ['ended', row.failure?.kind ?? row.truncated ?? row.status], ['calls', row.calls], ['sampled', count(row.sampled)], ['trainable', count(row.trainable)], ['breaks', row.breaks.length],
+    ...(row.branched ? [/** @type {[string, unknown]} */ (['branched from', `${row.branched}, after ${count(row.shared)} tokens`])] : [])];
 }
 
 /** @param {Episode[]} episodes */

@@ -1,7 +1,7 @@
 /** The page of one episode. */
 
 import { conversation } from './conversation.js';
-import { append, count, h, pre, said, seconds, svg } from './dom.js';
+import { append, count, h, many, pre, said, seconds, svg } from './dom.js';
 import { passed } from './filters.js';
 import { patch } from './patch.js';
 import { FRESH, go, here, to } from './place.js';
@@ -61,20 +61,33 @@ function label(name, episode) {
 function header(store, row, e, place) {
   const rows = store.rows;
   const alike = rows.map((other, at) => ({ other, at })).filter(({ other, at }) => at !== e && (other.task === row.task || other.session === row.session));
+  const from = rows.findIndex((other) => other.session === row.branched && other.builder === row.builder);
   const select = /** @type {HTMLSelectElement} */ (h('select', { 'aria-label': 'compare with', onchange: () => go({ other: Number(select.value) }) },
     h('option', { value: '', selected: place.other === null }, 'compare with …'),
     ...alike.map(({ other, at }) => h('option', { value: String(at), selected: place.other === at },
-      `${other.session === row.session ? `same session, ${other.builder}` : `#${other.sample}`} · ${other.reward ?? 'no reward'} · ${other.source}`))));
+      `${relation(row, other)} · ${other.reward ?? 'no reward'} · ${other.source}`))));
   return h('header', { class: 'head' },
     h('a', { href: to({ ...FRESH, e: null }) }, '← run'),
     h('h1', {}, ...nameOf(row)), rewardMark(row),
     h('span', { class: 'quiet' }, said(row.harness), ' · ', said(row.model), row.scripted && ' (scripted)', ' · ', said(row.builder), ' · ', row.status.toLowerCase()),
+    row.branched && h('a', { class: 'flag', href: from < 0 ? undefined : to({ other: from }) }, 'branched from ', said(row.branched)),
     row.truncated && h('span', { class: 'flag' }, `truncated by ${row.truncated}`),
     row.failure && h('span', { class: 'flag bad' }, said(row.failure.kind)),
     h('span', { class: 'grow' }), alike.length > 0 && select,
     h('a', { href: e > 0 ? to({ ...FRESH, e: e - 1 }) : undefined, title: 'k' }, 'previous'),
     h('span', { class: 'quiet' }, `${e + 1} of ${rows.length}`),
     h('a', { href: e + 1 < rows.length ? to({ ...FRESH, e: e + 1 }) : undefined, title: 'j' }, 'next'));
+}
+
+/**
+ * What another episode is to this one.
+ * @param {Row} row
+ * @param {Row} other
+ */
+function relation(row, other) {
+  if (other.session === row.session) return `same session, ${other.builder}`;
+  if (other.session === row.branched) return `#${other.sample}, which this is branched from`;
+  return other.branched === row.session ? `#${other.sample}, a branch of this` : `#${other.sample}`;
 }
 
 /**
@@ -126,13 +139,19 @@ function callItem(call, strand, place, broken, sampled) {
   const cause = broken?.cause;
   const notes = [
     call.excluded && `excluded: ${call.excluded}`, call.outcome !== 'delivered' && call.outcome !== call.excluded && call.outcome,
-    call.frozen && `frozen: ${call.frozen}`, call.sampling_mismatch.join(', '), cause && `fork: ${cause}`, call.error_kind,
+    call.replayed && replay(call.replayed), call.frozen && `frozen: ${call.frozen}`, call.sampling_mismatch.join(', '), cause && `fork: ${cause}`, call.error_kind,
   ].filter((note, at, all) => note && all.indexOf(note) === at);
   return h('li', {},
     h('a', { href: to({ ...(strand < 0 ? {} : { strand }), call: call.call_id, token: null }), 'aria-current': place.call === call.call_id ? 'true' : undefined, title: call.call_id },
       `${call.index} `, h('span', { class: 'quiet' }, `${call.continuation} · ${count(sampled)} sampled ${call.duration === null ? '' : `· ${seconds(call.duration)}`}`),
       notes.length > 0 && h('span', { class: 'note' }, said(notes.join(' · '))),
       call.error && h('span', { class: 'note bad' }, said(call.error))));
+}
+
+/** @param {NonNullable<Call['replayed']>} replayed */
+function replay({ owned, session_id, differences }) {
+  const changed = differences.filter((each) => !each.only_volatile).length;
+  return `${owned ? 'from an earlier attempt' : `from ${session_id}`}${changed ? `, ${many(changed, 'tool result')} changed` : ''}`;
 }
 
 /** @param {Episode} episode @returns {Map<string, number>} */

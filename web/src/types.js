@@ -13,6 +13,8 @@
  * @property {string} model
  * @property {boolean} scripted
  * @property {string} builder
+ * @property {string | null} branched  The session that sampled the beginning.
+ * @property {number} shared  Tokens of that beginning.
  * @property {string} status
  * @property {string | null} truncated
  * @property {{stage: string, kind: string, message: string} | null} failure
@@ -56,6 +58,7 @@
  * @property {string[]} sampling_mismatch
  * @property {Record<string, string>} hints
  * @property {string | null} frozen
+ * @property {{session_id: string, owned: boolean, differences: {only_volatile: boolean}[]} | null} replayed  How it was answered from a record.
  * @property {number} prompt
  * @property {number} sampled
  * @property {string | null} excluded
