@@ -14,8 +14,9 @@ from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
 def acceptance_table(entries: Sequence[EpisodeEntry]) -> Table:
     """Return a table with one row for each repository, and the sum of all.
 
-    The columns: attempts, accepted, rate, seconds of the harness in all attempts for each accepted one, examples,
-    examples for validation, and why the other attempts were refused.
+    The columns: attempts, accepted, rate, seconds of the harness in all attempts for each accepted one, turns (the
+    policy's answers in the examples of an accepted attempt, in the mean), examples, examples for validation, and why
+    the other attempts were refused.
     """
     by_repo: defaultdict[str, list[EpisodeEntry]] = defaultdict(list)
     for entry in entries:
@@ -23,7 +24,7 @@ def acceptance_table(entries: Sequence[EpisodeEntry]) -> Table:
     table = Table(title="accepted trajectories", title_justify="left", show_footer=len(by_repo) > 1)
     cells = _acceptance(entries)
     table.add_column("repository", "all", overflow="fold")
-    headings = ("attempts", "accepted", "rate", "s each", "examples", "validation")
+    headings = ("attempts", "accepted", "rate", "s each", "turns", "examples", "validation")
     for heading, footer in zip(headings, cells, strict=False):
         table.add_column(heading, footer, justify="right")
     table.add_column("refused", cells[-1], overflow="fold")
@@ -66,5 +67,7 @@ def _acceptance(entries: Sequence[EpisodeEntry]) -> list[str]:
     reasons += [f"{count} traces: {reason}" for reason, count in left_out.most_common()]
     counts = [str(len(entries)), str(len(accepted)), f"{len(accepted) / len(entries):.0%}" if entries else ""]
     counts.append(f"{sum(entry.seconds for entry in entries) / len(accepted):.1f}" if accepted else "")
+    turns = [sum(example.turns for example in entry.examples) for entry in accepted]
+    counts.append(f"{mean(turns):.1f}" if turns else "")
     splits = Counter(example.split for example in _examples(entries))
     return [*counts, str(splits.total()), str(splits["validation"]), ", ".join(reasons)]

@@ -284,7 +284,7 @@ def test_the_command_counts_by_repository_and_says_how_to_accept_a_scripted_poli
     file.write_bytes(b"".join(each.to_json() + b"\n" for each in (scripted, real)))
     code, said = export(file, "--out", tmp_path / "out")
     assert code == 0, said
-    assert re.search(r"polar/intervals\W+2\W+1\W+50%\W+6\.0\W+1\W+0\W+1 scripted", said)
+    assert re.search(r"polar/intervals\W+2\W+1\W+50%\W+6\.0\W+2\.0\W+1\W+0\W+1 scripted", said)
     assert "train: 1 examples of 1 tasks" in said
     assert "1 episodes of a scripted policy were refused; --allow-scripted accepts them" in said
 
