@@ -47,14 +47,14 @@ def _check_today(spec: HarnessSpec) -> None:
         raise ConfigError(f"harness.today={spec.today}: {spec.name} cannot be told a date; leave it out")
 
 
-def check_tools(harness: HarnessSpec, evaluator: Any) -> None:
-    """Raise `ConfigError` for a harness that cannot have the tools of an evaluator, which has these options."""
-    tools = getattr(evaluator, "tools", ())
+def check_tools(harness: HarnessSpec, evaluator: EvaluatorSpec, options: Any) -> None:
+    """Raise `ConfigError` for a harness that cannot have the tools of an evaluator, which has these checked options."""
+    tools = getattr(options, "tools", ())
     if tools and HARNESSES.get(harness.name).mcp_prefix is None:
         taking = [name for name in HARNESSES.names() if HARNESSES.get(name).mcp_prefix is not None]
         raise ConfigError(
-            f"agent.name={harness.name!r}: it takes no MCP server, and so cannot have the {len(tools)} tools of the "
-            f"task; use {', '.join(taking)}"
+            f"agent.name={harness.name!r}: it takes no MCP server, and so cannot have the {len(tools)} tools that "
+            f"evaluator.name={evaluator.name!r} offers; use {', '.join(taking)}"
         )
 
 

@@ -2,7 +2,7 @@
 
 The instruction comes in a file of its configuration, where neither its length nor a leading `-` matters. The agent ends
 by a command that it is told, not by an answer without a call: such an answer is left out of the history, and the third
-one in a row ends the run. Nothing of it compacts or delegates. Standard output is a log of the run.
+one in a row ends the run. Nothing of it compacts, delegates or speaks MCP. Standard output is a log of the run.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The instruction comes by stdin, where neither its length nor a leading `-` matters. Standard output is the final
 message. Its system prompt cannot be replaced, so the lean profile only takes away the tools that can be taken away.
+No MCP server is configured: it offers MCP tools only to programs that the model writes (`run_typescript`), so that the
+answers hold no calls for a verifier that reads them.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def make_request(config: RunConfig, task: Task) -> TaskRequest:
     """Return the request of a task. Raises `ConfigError` for a task that the evaluator cannot grade."""
     try:
         request = with_task(config.request(task.instance_id, instruction(task)), task)
-        check_tools(request.agent, check_plugin("evaluator", EVALUATORS, request.evaluator))
+        options = check_plugin("evaluator", EVALUATORS, request.evaluator)
+        check_tools(request.agent, request.evaluator, options)
     except UngradableError as error:
         raise ConfigError(f"tasks: {error}") from error
     except ConfigError as error:

@@ -255,7 +255,7 @@ class Node:
         check_plugin("agent", HARNESSES, request.agent)
         check_plugin("builder", BUILDERS, request.builder)
         evaluator_options = check_plugin("evaluator", EVALUATORS, request.evaluator)
-        check_tools(request.agent, evaluator_options)
+        check_tools(request.agent, request.evaluator, evaluator_options)
         return Plugins(
             harness=HARNESSES.get(request.agent.name),
             evaluator=EVALUATORS.get(request.evaluator.name)(evaluator_options),

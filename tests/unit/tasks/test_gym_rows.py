@@ -80,11 +80,13 @@ def test_other_evaluators_and_rows_do_not_fit(tmp_path: Path) -> None:
         with_task(request_for(repository, evaluator=EvaluatorSpec.model_validate(GRADING)), repository)
 
 
-def test_a_harness_without_mcp_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+@pytest.mark.parametrize("harness", [OWN, "mini_swe_agent", "mistral_vibe"])
+def test_a_harness_without_mcp_is_refused_where_there_are_tools(tmp_path: Path, harness: str) -> None:
     without = {**row(7), "responses_create_params": {"input": "Count."}}
     tasks = {"name": "jsonl", "path": str(write(tmp_path, row(6), without))}
-    config = load_config(settings={"tasks": tasks, "harness": {"name": OWN}, "evaluator": GRADING})
+    config = load_config(settings={"tasks": tasks, "harness": {"name": harness}, "evaluator": GRADING})
     first, second = load_tasks(config)
-    with pytest.raises(ConfigError, match=rf"agent\.name='{OWN}': it takes no MCP server.*use claude_code, codex, "):
+    said = rf"agent\.name='{harness}': .* [0-9]+ tools that evaluator\.name='nemo_gym' offers; use claude_code, codex, "
+    with pytest.raises(ConfigError, match=said):
         make_request(config, first)
     make_request(config, second)
