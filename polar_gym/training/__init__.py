@@ -1,6 +1,7 @@
 """Turn episodes into the arrays that a trainer takes a step on.
 
     advantage    GRPO's advantage, over sessions
+    turn_values  values of the states before calls, from branches, and the advantages of calls by them
     batch        traces as rows, what becomes of rows that do not fit or teach nothing, and the counts of both
     tensors      rows as padded arrays
     arrow        rows as columns, in a form that is mapped into memory

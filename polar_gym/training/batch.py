@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from polar_gym.record import LossMask, RoutedExperts, TokenIds, common_prefix
 from polar_gym.schema import Episode, Kind, SamplingMask, Trace, Turn, WeightVersion
 from polar_gym.training.advantage import Scale, advantages, call_advantages, without_variance
+from polar_gym.training.turn_values import origin, state_values, turn_advantages
 
 Overlong = Literal["drop", "truncate", "mask"]
 """The treatment of a trace that is longer than the trainer takes. `drop`: no row. `truncate`: its first tokens.
@@ -83,8 +84,8 @@ class Row:
     shared_prefix: int = 0
     """The length of that prefix."""
     call_advantages: dict[str, float] = field(default_factory=dict)
-    """Call id -> the advantage of the call's tokens, for calls of the session with rewards of their own. All other
-    tokens have `advantage`."""
+    """Call id -> the advantage of the call's tokens, for calls of the session with rewards or values of their own. All
+    other tokens have `advantage`."""
 
     @property
     def trainable_tokens(self) -> int:
@@ -99,7 +100,10 @@ class Row:
     def one_advantage(self) -> float:
         """Return the advantage of all tokens. Raises `ValueError` where calls have advantages of their own."""
         if self.call_advantages:
-            raise ValueError(f"trace {self.trace_id}: this form has one advantage for a row; set turn_reward_weight=0")
+            raise ValueError(
+                f"trace {self.trace_id}: this form has one advantage for a row; "
+                "set turn_reward_weight=0, turn_values=False"
+            )
         return self.advantage
 
 
@@ -157,13 +161,16 @@ def make_batch(
     weighting: Weighting = "token",
     multiple_of: int = 1,
     turn_reward_weight: float = 0.0,
+    turn_values: bool = False,
 ) -> Batch:
     """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by task.
 
     `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
     data-parallel ranks; inert rows fill the batch up to a multiple. `turn_reward_weight`: the weight of
-    `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). Raises `ValueError` for a session
-    that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
+    `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). `turn_values`: sessions are
+    grouped by the state that they were sampled from, and calls have the advantages of `training.turn_values`, where
+    other sessions value a state before them. Raises `ValueError` for a session that occurs twice, for a reward or a
+    logprob that is not finite, and for a wrong setting.
     """
     _check_choice("truncated", truncated, Truncated)
     episodes = [regarded(episode, truncated) for episode in episodes]
@@ -172,19 +179,25 @@ def make_batch(
     _check_choice("scale", scale, Scale)
     _check_choice("weighting", weighting, Weighting)
     _check(episodes, max_tokens, multiple_of, turn_reward_weight)
+    if turn_values and (turn_reward_weight or scale != "none"):
+        raise ValueError(
+            "turn_values=True: advantages are differences of values; set turn_reward_weight=0, scale='none'"
+        )
     rewards, groups = rewards_and_groups(episodes)
+    if turn_values:
+        groups = [origin(episode) for episode in episodes]
     of_sessions = advantages(rewards, groups, scale=scale).tolist()
-    of_calls = _of_calls(episodes, of_sessions, scale, turn_reward_weight)
+    of_calls = _of_values(episodes) if turn_values else _of_calls(episodes, of_sessions, scale, turn_reward_weight)
     flat = without_variance(rewards, groups)
     flat -= {group for group, own in zip(groups, of_calls, strict=True) if any(own.values())}
-    counts = replace(begin_counts(episodes), zero_variance_groups=len(flat))
+    counts = replace(begin_counts(rewards, groups), zero_variance_groups=len(flat))
     rows: list[Row] = []
-    for episode, advantage, own in zip(episodes, of_sessions, of_calls, strict=True):
+    for episode, group, advantage, own in zip(episodes, groups, of_sessions, of_calls, strict=True):
         parents = _parents(episode.trajectory.traces)
         for trace, (parent, shared) in zip(episode.trajectory.traces, parents, strict=True):
             counts.traces += 1
             counts.trainable_tokens += trace.trainable_tokens
-            reason = _no_row(episode, trace, flat if zero_variance == "drop" else set())
+            reason = _no_row(episode, trace, flat=zero_variance == "drop" and group in flat)
             if reason is not None:
                 counts.leave_out(reason, traces=1, tokens=trace.trainable_tokens)
                 continue
@@ -219,16 +232,24 @@ def _of_calls(
     return [{call_id: whole + weight * value for call_id, value in own.items()} for whole, own in pairs]
 
 
+def _of_values(episodes: Sequence[Episode]) -> list[dict[str, float]]:
+    """Return for each session the advantages of its calls by the values of its states; none without a reward."""
+    values = state_values(episodes)
+    return [
+        turn_advantages(episode, values[episode.session.session_id]) if episode.reward is not None else {}
+        for episode in episodes
+    ]
+
+
 def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
     """Return the reward and the group of each episode."""
     return [episode.reward for episode in episodes], [episode.session.task_id for episode in episodes]
 
 
-def begin_counts(episodes: Sequence[Episode]) -> BatchCounts:
-    """Return the counts that are known before any trace is examined."""
-    rewards, groups = rewards_and_groups(episodes)
+def begin_counts(rewards: Sequence[float | None], groups: Sequence[str]) -> BatchCounts:
+    """Return the counts that are known before any trace is examined. Both have an entry for each episode."""
     return BatchCounts(
-        episodes=len(episodes),
+        episodes=len(rewards),
         masked_episodes=rewards.count(None),
         groups=len({group for group, reward in zip(groups, rewards, strict=True) if reward is not None}),
         zero_variance_groups=len(without_variance(rewards, groups)),
@@ -268,12 +289,12 @@ def check_logprobs(episodes: Sequence[Episode]) -> None:
                 )
 
 
-def _no_row(episode: Episode, trace: Trace, flat: set[str]) -> str | None:
+def _no_row(episode: Episode, trace: Trace, *, flat: bool) -> str | None:
     if episode.reward is None:
         return "no_reward"
     if not trace.trainable_tokens:
         return "no_trainable_token"
-    return "zero_variance" if episode.session.task_id in flat else None
+    return "zero_variance" if flat else None
 
 
 def _row(episode: Episode, trace: Trace, advantage: float) -> Row:

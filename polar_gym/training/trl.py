@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from polar_gym.schema import Episode, Trace
-from polar_gym.training.batch import BatchCounts, Row, begin_counts, check_logprobs
+from polar_gym.training.batch import BatchCounts, Row, begin_counts, check_logprobs, rewards_and_groups
 from polar_gym.training.tensors import stable_number
 
 NOTHING_ID = 0
@@ -87,7 +87,7 @@ def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], B
     check_logprobs(episodes)
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id", "sampling")
     output: dict[str, list[Any]] = {name: [] for name in names}
-    counts = begin_counts(episodes)
+    counts = begin_counts(*rewards_and_groups(episodes))
     for episode in episodes:
         traces = episode.trajectory.traces
         main = max(traces, key=lambda trace: trace.trainable_tokens, default=None)

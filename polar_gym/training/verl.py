@@ -36,7 +36,9 @@ def agent_loop_outputs(rows: Sequence[Row], global_steps: tuple[int, int]) -> li
     `global_steps`: verl's steps whose weights sampled the first and the last token. verl drops sessions by their age.
     """
     if any(row.call_advantages for row in rows):
-        raise ValueError("verl computes the advantages itself, one for each session; set turn_reward_weight=0")
+        raise ValueError(
+            "verl computes the advantages itself, one for each session; set turn_reward_weight=0, turn_values=False"
+        )
     return [
         {
             "prompt_ids": row.token_ids[: row.prompt_length].tolist(),

@@ -1,0 +1,119 @@
+"""Values of the states before calls, and the advantages of calls by them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar_gym.schema import Episode, ModelCall, Replayed, StartFrom
+from polar_gym.training import make_batch, padded
+from polar_gym.training.turn_values import state_values, turn_advantages
+from tests.support.calls import make_call
+from tests.support.episodes import make_episode
+
+
+def chain(name: str, turns: int, shared: list[ModelCall] | None = None) -> list[ModelCall]:
+    """Return the calls of one conversation of `turns` calls, each of which samples two tokens after the shared ones."""
+    calls = list(shared or [])
+    for index in range(len(calls), turns):
+        seen = [*calls[-1].prompt_ids.tolist(), *calls[-1].response_ids.tolist()] if calls else []
+        own = make_call(index, [*seen, 1], [10 * index + 2, 10 * index + 3])
+        calls.append(own.model_copy(update={"call_id": f"{name}{index}"}))
+    return calls
+
+
+def base(name: str, reward: float | None, turns: int, **fields: Any) -> Episode:
+    return make_episode(name, reward, chain(name, turns), **fields)
+
+
+def branch(name: str, reward: float | None, of: str, calls: int, turns: int, **start: Any) -> Episode:
+    """Return a branch of the session `of` after some of its calls."""
+    replayed = Replayed(session_id=of, owned=False)
+    shared = [call.model_copy(update={"replayed": replayed}) for call in chain(of, calls)]
+    episode = make_episode(name, reward, chain(name, turns, shared))
+    episode.request.start_from = StartFrom(record=f"/state/sessions/{of}", calls=calls, **start)
+    return episode
+
+
+def test_values_are_the_mean_rewards_of_the_branches_without_the_sessions_own() -> None:
+    episodes = [
+        base("a", 1.0, 3),
+        base("b", 0.0, 2),
+        *(branch(f"one{number}", reward, "a", 1, 2) for number, reward in enumerate([1.0, 0.0, 0.0, 0.0])),
+        branch("two", 0.5, "a", 2, 4),
+        branch("failed", None, "a", 2, 4),
+        branch("left", 0.0, "a", 2, 4, when_divergent="live"),
+        base("other", 1.0, 1, task_id="other"),
+    ]
+    values = state_values(episodes)
+    start, one, two = values["a"]
+    assert (start.calls, start.value, start.samples, start.before) == (0, 0.0, 1, frozenset())
+    assert (one.calls, one.value, one.samples, one.before) == (1, 0.25, 4, {"a0"})
+    assert one.standard_error == pytest.approx(0.5 / 2)
+    assert (two.calls, two.value, two.samples, two.before) == (2, 0.5, 1, {"a0", "a1"})
+    assert math.isnan(two.standard_error)
+    assert turn_advantages(episodes[0], values["a"]) == {"a0": 0.25, "a1": 0.25, "a2": 0.5}
+    (own,) = values["one0"]
+    assert (own.calls, own.value, own.samples) == (1, 0.0, 3), "a branch's first state is valued by its siblings"
+    assert turn_advantages(episodes[2], values["one0"]) == {"one01": 1.0}
+    assert values["other"] == []
+
+
+def test_each_token_has_the_advantage_of_its_turn() -> None:
+    episodes = [base("a", 1.0, 3), base("b", 0.0, 1), branch("c", 0.5, "a", 2, 3), branch("d", 1.0, "a", 2, 3)]
+    batch = make_batch(episodes, turn_values=True)
+    arrays = padded(batch.rows, pad_id=0)
+    by_session = {row.session_id: line for row, line in zip(batch.rows, arrays["advantages"].tolist(), strict=True)}
+    assert by_session["a"] == [0, 0.75, 0.75, 0, 0.75, 0.75, 0, 0.25, 0.25], "no state between the first two calls"
+    assert by_session["c"] == [0, 0, 0, 0, 0, 0, 0, -0.5, -0.5], "the recorded tokens stay with their session"
+    assert by_session["d"] == [0, 0, 0, 0, 0, 0, 0, 0.5, 0.5]
+    assert batch.counts.groups == 2
+    assert batch.counts.holds
+
+
+def test_calls_before_the_first_valued_state_have_the_sessions_advantage() -> None:
+    (row, _) = make_batch([base("a", 1.0, 2), branch("c", 0.5, "a", 1, 2)], turn_values=True).rows
+    assert row.call_advantages == {"a1": 0.5}
+    assert row.advantage == 0.0, "it is alone in its group"
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    episodes = [base("a", 0.1, 2), *(branch(f"c{number}", 0.1, "a", 1, 2) for number in range(7)), base("b", 0.1, 1)]
+    batch = make_batch(episodes, turn_values=True, zero_variance="drop")
+    assert (batch.counts.rows, batch.counts.zero_variance_groups) == (0, 2)
+
+
+@pytest.mark.parametrize("setting", [{"turn_reward_weight": 0.5}, {"scale": "std"}])
+def test_settings_that_contradict_are_named(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="turn_values=True: advantages are differences of values; set turn_reward_wei"):
+        make_batch([], turn_values=True, **setting)
+
+
+REWARDS = st.one_of(st.none(), st.integers(-8, 8).map(lambda eighth: eighth / 8))
+
+
+@given(turns=st.integers(1, 6), data=st.data())
+def test_the_advantages_of_the_turns_telescope(turns: int, data: st.DataObject) -> None:
+    """Their sum is the reward less the value of the start; calls with no valued state between them are one turn."""
+    at = data.draw(st.lists(st.integers(0, turns - 1), max_size=8))
+    rewards = data.draw(st.lists(REWARDS, min_size=len(at), max_size=len(at)))
+    branches = [branch(f"x{n}", reward, "a", k, k + 1) for n, (k, reward) in enumerate(zip(at, rewards, strict=True))]
+    episode = base("a", data.draw(REWARDS.filter(lambda reward: reward is not None)), turns)
+    episodes = [*data.draw(st.permutations([*branches, base("b", 0.25, 1)])), episode]
+    states = state_values(episodes)["a"]
+    assert [state.calls for state in states] == sorted(
+        {0, *(k for k, r in zip(at, rewards, strict=True) if r is not None)}
+    )
+    own = turn_advantages(episode, states)
+    assert own.keys() == {f"a{index}" for index in range(turns)}
+    first = [own[f"a{state.calls}"] for state in states]
+    assert sum(first) == pytest.approx((episode.reward or 0.0) - states[0].value, abs=1e-12)
+    for state in states:
+        same = [r for k, r in zip(at, rewards, strict=True) if k == state.calls and r is not None]
+        same += [0.25] if state.calls == 0 else []
+        assert (state.samples, state.value) == (len(same), pytest.approx(np.mean(same)))
