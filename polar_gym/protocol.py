@@ -84,6 +84,8 @@ class Dispatch(Record):
     attempt: int = Field(default=0, ge=0)
     sample_index: int = Field(ge=0)
     request: TaskRequest
+    resume: bool = False
+    """True: a node died while it ran the last attempt. The session goes on with its record, if its node finds that."""
 
 
 class Heartbeat(Record):

@@ -29,7 +29,7 @@ def print_summary(episodes: Sequence[Episode], console: Console) -> None:
     """Print tables with one row for each session (reward, counts, seconds), then the token counts of all sessions."""
     ordered = sorted(episodes, key=lambda episode: (episode.session.task_id, episode.session.sample_index))
     headings = ("reward", "calls", "traces", "sampled", "trainable", "excluded")
-    stages = tuple(Timing.model_fields)
+    stages = tuple(Timing().stages())
     worths, times = table("episodes", "task", *headings), table("seconds per stage", "task", *stages)
     for episode in ordered:
         worths.add_row(_name(episode), *_worth(episode))
@@ -90,7 +90,7 @@ def _worth(episode: Episode) -> list[str]:
 
 
 def _seconds(episode: Episode) -> list[str]:
-    return ["" if value is None else f"{value:.1f}" for value in episode.session.timing.model_dump().values()]
+    return ["" if value is None else f"{value:.1f}" for value in episode.session.timing.stages().values()]
 
 
 def inspect_file(file: Path, console: Console, *, only: int | None, tokenizer: str | None, full: bool) -> None:

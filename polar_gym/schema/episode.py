@@ -52,6 +52,12 @@ class Timing(Record):
     running: float | None = None
     building: float | None = None
     evaluating: float | None = None
+    replay: float | None = None
+    """The part of `running` until the recorded calls were answered; None where the session has no record."""
+
+    def stages(self) -> dict[str, float | None]:
+        """Return the seconds of each stage, in the order of a session's life."""
+        return self.model_dump(exclude={"replay"})
 
 
 class Session(Record):

@@ -189,6 +189,9 @@ class Retries(Record):
     failure: int = Field(default=0, ge=0)
     """Tries after an infrastructure failure. Off by default: a failure may depend on the harness's actions, and to
     repeat such samples silently biases the task towards sessions that avoid those actions."""
+    resume: bool = True
+    """True: a try after a node's death goes on with the recorded calls of the dead session, where its node finds them.
+    False: it begins again."""
 
 
 class StartFrom(Record):

@@ -77,6 +77,11 @@ class Book:
     def task_of(self, session_id: str) -> Task | None:
         return self.live.get(self._owner.get(session_id, ""))
 
+    def record_at(self, session_id: str) -> str | None:
+        """Return the node that has the record of an earlier attempt of a waiting session, if there is one."""
+        task = self.task_of(session_id)
+        return None if task is None else task.samples[session_id].record_at
+
     def news(self, task_id: str) -> asyncio.Event:
         """Return an event that is set as soon as something happens to the live task after this call. Ask for it before
         you read the task, so that no change is missed."""

@@ -45,7 +45,7 @@ class Dispatcher:
                 await self._book.may_place.wait()
                 self._book.may_place.clear()
                 free = [member.free_places() for member in self._fleet.members.values()]
-                assignments = plan(free, self._book.queue, self._book.engines)
+                assignments = plan(free, self._book.queue, self._book.engines, self._book.record_at)
                 for task, placement in [self._place(assignment) for assignment in assignments]:
                     await self._send(task, placement)
         finally:
@@ -79,11 +79,13 @@ class Dispatcher:
 
     async def _dispatch(self, task: Task, placement: Placement) -> None:
         session_id = placement.session_id
+        sample = task.samples[session_id]
         order = Dispatch(
             session_id=session_id,
             attempt=placement.attempt,
-            sample_index=task.samples[session_id].session.sample_index,
+            sample_index=sample.session.sample_index,
             request=task.request,
+            resume=sample.record_at is not None,
         )
         pause, deadline = 0.2, time.monotonic() + GIVE_UP_SECONDS
         while (member := self._member(task, placement)) is not None:

@@ -4,12 +4,12 @@ Tasks take turns, in the order in which they came, so that a large task delays a
 Within a task the samples go first come, first served. A session goes to the node with most free places. Nodes
 where a place to run is free come before nodes where the session can only be prepared. Among nodes that are equal in
 this sense a task keeps to one engine, whose prefix cache holds the task's prompt. A session never waits for that engine
-while another engine is idle.
+while another engine is idle. In the same way a session that goes on with its record prefers the node that has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from polar_gym.gateway.session.turns import FairQueue
@@ -51,26 +51,34 @@ class Assignment:
     node: str
 
 
-def choose(nodes: Iterable[FreePlaces], preferred_engine: str | None) -> FreePlaces | None:
+def choose(
+    nodes: Iterable[FreePlaces], preferred_engine: str | None, record_at: str | None = None
+) -> FreePlaces | None:
     """Return the node for one session, or None where no node has a free place."""
     free = [node for node in nodes if node.total > 0]
     if not free:
         return None
-    candidates = [node for node in free if node.running > 0] or free
+    candidates = with_place = [node for node in free if node.running > 0] or free
     candidates = [node for node in candidates if node.engine_key == preferred_engine] or candidates
+    candidates = [node for node in with_place if node.name == record_at] or candidates
     return max(candidates, key=lambda node: (node.running, node.total))
 
 
-def plan(nodes: Iterable[FreePlaces], queue: FairQueue[str], engines: Mapping[str, str]) -> list[Assignment]:
+def plan(
+    nodes: Iterable[FreePlaces],
+    queue: FairQueue[str],
+    engines: Mapping[str, str],
+    record_at: Callable[[str], str | None] = lambda _: None,
+) -> list[Assignment]:
     """Take from the queue all sessions that the nodes have free places for, and return the node of each.
 
-    `engines`: task -> the engine that the task's sessions are on.
+    `engines`: task -> the engine that the task's sessions are on. `record_at`: session -> the node with its record.
     """
     left = {node.name: node for node in nodes}
     engines = dict(engines)
     assignments = []
     while (head := queue.peek()) is not None:
-        node = choose(left.values(), engines.get(head[0]))
+        node = choose(left.values(), engines.get(head[0]), record_at(head[1]))
         if node is None:
             break
         task_id, session_id = queue.pop()

@@ -55,6 +55,8 @@ class Sample(Record):
     lost_waiting: int = 0
     """How often the sample only waited on a node that died. `node_deaths` does not count these."""
     failures: int = 0
+    record_at: str | None = None
+    """The node that died while it ran the last attempt, and that has the record of it; None: the sample begins."""
 
     @property
     def placement(self) -> Placement | None:
@@ -194,7 +196,7 @@ class Task:
         sample = self.samples[session_id]
         if not self._outlives(sample):
             return self._end(sample, Status.INTERRUPTED, "node_died", why)
-        self._again(sample)
+        self._again(sample, record_at=sample.session.node)
         return None
 
     def withdraw(self, session_id: str) -> None:
@@ -225,11 +227,14 @@ class Task:
             if not current:
                 return Verdict(False, "interrupted")
             if self._outlives(sample, episode.trajectory.fidelity.calls):
-                self._again(sample)
+                self._again(sample, record_at=sample.session.node)
                 return Verdict(False, "interrupted", retried=placement)
         elif session.failure is not None:
             if not current:
                 return Verdict(False, "late: another attempt was begun")
+            if session.failure.kind == "diverged" and sample.record_at is not None:
+                self._again(sample)
+                return Verdict(False, "begun again: it could not go on with its record", retried=placement)
             if sample.failures < self.request.retries.failure:
                 sample.failures += 1
                 self._again(sample)
@@ -285,8 +290,9 @@ class Task:
             return False
         return True
 
-    def _again(self, sample: Sample) -> None:
+    def _again(self, sample: Sample, record_at: str | None = None) -> None:
         old = sample.session
+        sample.record_at = record_at if self.request.retries.resume else None
         sample.session = Session(
             session_id=old.session_id,
             task_id=old.task_id,

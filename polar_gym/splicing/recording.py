@@ -52,6 +52,8 @@ class Recording:
     """All calls of the record, in the order of their indices, with messages in the engine's terms."""
     limit: int | None
     """How many of the delivered calls may be given out; None: all."""
+    seconds: float = 0.0
+    """How much of the agent's time the earlier attempts used, from the first request to the last answer of each."""
     waiting: dict[str, ModelCall] = field(init=False)
     """The calls that are to be given out, by id."""
     left_out: list[ModelCall] = field(init=False)

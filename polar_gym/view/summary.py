@@ -32,7 +32,7 @@ def summary(source: str, episode: Episode, trajectory: Trajectory, calls: Sequen
         "node": session.node,
         "version": session.weight_version,
         "staleness": session.staleness,
-        "timing": list(session.timing.model_dump().values()),
+        "timing": list(session.timing.stages().values()),
         "started": min((call.started_at for call in calls), default=None),
         "calls": fidelity.calls,
         "kinds": fidelity.traces_by_kind,

@@ -17,7 +17,8 @@ from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.session.starting import RecordError, read_recording
 from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import BuilderSpec, ModelCall, StartFrom, TaskRequest
-from tests.support.sessions import REQUEST, listing_engine
+from tests.support.requirements import need_bubblewrap
+from tests.support.sessions import REQUEST, asking, listing_engine, node, task
 from tests.support.tools import ASK, BASH
 
 
@@ -118,6 +119,37 @@ async def test_a_record_that_the_harness_leaves_early_stays_in_the_books(tmp_pat
     fidelity = build_trajectory(calls, BuilderSpec(name="prefix_merging")).fidelity
     assert fidelity.sampled_tokens == sum(len(call.response_ids) for call in first)
     assert fidelity.excluded == {"abandoned": sum(len(call.response_ids) for call in first[1:])}
+
+
+async def test_a_replay_that_is_cut_off_keeps_its_record_for_the_next_attempt(tmp_path: Path) -> None:
+    first, _, directory = await session(tmp_path, REQUEST, 3, "0.006")
+    _, _, cut = await session(tmp_path, starting(directory, owned=True), 1, "0.006")
+    calls, _, _ = await session(tmp_path, starting(cut, owned=True), 3, "0.006")
+    assert [call.call_id for call in calls] == [call.call_id for call in first]
+    assert all(call.replayed is not None and call.outcome == "delivered" for call in calls)
+
+
+async def test_the_agents_time_is_its_own_and_not_that_of_the_replay(tmp_path: Path) -> None:
+    need_bubblewrap()
+    slow = task(agent=asking("import time; ask(); time.sleep(1); ask(); time.sleep(3600)"), timeout_seconds=4)
+    async with node(tmp_path) as local:
+        first = await local.rollout(slow)
+        assert first.artifacts.journal is not None
+        directory = Path(first.artifacts.journal).parent
+        requests = [
+            slow.model_copy(update={"start_from": StartFrom(record=str(directory), owned=owned)})
+            for owned in (True, False)
+        ]
+        recording = read_recording(requests[0], HARNESSES.get("command"))
+        assert recording is not None
+        assert recording.seconds > 0
+        resumed, branch = await asyncio.gather(*map(local.rollout, requests))
+    for episode, used in ((resumed, recording.seconds), (branch, 0.0)):
+        timing = episode.session.timing
+        assert episode.session.truncated_by == "time"
+        assert timing.running is not None
+        assert timing.replay is not None
+        assert timing.running >= timing.replay + 4 - used
 
 
 async def test_a_request_that_differs_ends_the_session(tmp_path: Path) -> None:

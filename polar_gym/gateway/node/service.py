@@ -26,7 +26,7 @@ from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.session.life import Plugins, SessionLife
 from polar_gym.gateway.session.transcript import last_lines
 from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat, Transcript
-from polar_gym.schema import Episode, Session, Status, TaskRequest
+from polar_gym.schema import Episode, Session, StartFrom, Status, TaskRequest
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +132,11 @@ class NodeService:
         if self.draining:
             raise DrainingError("this node is draining: it finishes what it has")
         plugins = await asyncio.to_thread(self._check, order.request)
+        record = await asyncio.to_thread(self._record, order)
         if key in self._held:
             return self._held[key].session, False
-        life = self.node.open_session(order.request, order.sample_index, lambda _: self.changed.set(), key, plugins)
+        request = order.request.model_copy(update={"start_from": record or order.request.start_from})
+        life = self.node.open_session(request, order.sample_index, lambda _: self.changed.set(), key, plugins)
         self._held[key] = Held(life.session, life)
         try:
             await self.node.note(life)
@@ -156,6 +158,22 @@ class NodeService:
     def _check(self, request: TaskRequest) -> Plugins:
         check_request(request, self.allowed)
         return self.node.find_plugins(request)
+
+    def _record(self, order: Dispatch) -> StartFrom | None:
+        """Return the record of the last attempt of an order to resume, which must have been interrupted; None: the
+        session begins."""
+        if not order.resume or order.request.start_from is not None:
+            return None
+        states = (self.state, *map(StateDirectory, self.settings.records))
+        for attempt in reversed(range(order.attempt)):
+            key = Key(order.session_id, attempt)
+            for files in (state.files(key) for state in states):
+                if not files.journal.is_file():
+                    continue
+                if key in self._work or files.ending() not in (None, "interrupted"):
+                    return None
+                return StartFrom(record=str(files.directory.absolute()), owned=True)
+        return None
 
     def cancel(self, key: Key) -> None:
         """Cancel a session. Its episode holds the calls until then. A session that has ended stays as it is, and an

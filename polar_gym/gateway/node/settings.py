@@ -96,6 +96,9 @@ class GatewaySettings(ListenSettings):
     state: Path = Path("state")
     """The directory that holds sessions while they run, and until their episodes are delivered. One process at a time
     may use it."""
+    records: Annotated[list[Path], BeforeValidator(several)] = Field(default=[])
+    """State directories of other nodes on storage that this machine sees: DIR,DIR. A session whose node died goes on
+    here with its record from there."""
     engine_wait_seconds: float = Field(default=600.0, ge=0)
     """With `server`: how long the node waits at its start for an engine that does not answer yet."""
     grace_seconds: float = Field(default=30.0, ge=0)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import orjson
+
 from polar_gym import durable
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.starting import JOURNAL, MANIFEST, Manifest
@@ -57,6 +59,13 @@ class SessionFiles:
         self.journal = directory / JOURNAL
         self.episode = directory / "episode.json"
         self.delivered = directory / "delivered.json"
+
+    def ending(self) -> str | None:
+        """Return the kind of failure with which the attempt ended, empty for none; None: it has not ended."""
+        if not self.episode.exists():
+            return None
+        failure = orjson.loads(self.episode.read_bytes())["session"]["failure"]
+        return failure["kind"] if failure else ""
 
     def bytes(self) -> int:
         return sum(path.stat().st_size for path in self.directory.iterdir())

@@ -50,6 +50,8 @@ class SessionCapture:
     memory: SessionMemory = field(default_factory=SessionMemory)
     recording: Recording | None = None
     """The record that the first calls are answered from; None: the engine answers all calls."""
+    caught_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the record was given out, or when the engine was asked for a call."""
     exhausted: asyncio.Future[Literal["calls", "tokens"]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -149,6 +151,8 @@ class SessionCapture:
         session that goes on with its own record has them in its books, too. Raises `CaptureError`, as `record` does."""
         self.recording = recording
         self.admitted = len(recording.left_out)
+        if not recording.waiting:
+            self.caught_up.set()
         self._keep(recording.left_out)
 
     def _keep(self, calls: Iterable[ModelCall]) -> None:

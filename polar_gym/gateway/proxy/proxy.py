@@ -303,6 +303,8 @@ class Proxy:
         except DivergenceError as error:
             capture.stop(error)
             raise CallRefusedError(400, "invalid_request", str(error)) from error
+        if found is None or not capture.recording.waiting:
+            capture.caught_up.set()
         if found is None:
             return None
         completion = exchange.replay(*found)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,10 +86,10 @@ class HarnessRun:
     async def _run(self, command: Command, end: asyncio.Event) -> ExecResult:
         """Run the command, and set `end` when a budget ends.
 
-        The time while generation is paused does not count as the agent's.
+        The time while generation is paused, or recorded calls are answered, does not count as the agent's.
         """
         running = asyncio.create_task(self.sandbox.exec(command))
-        time_is_up = asyncio.create_task(self.proxy.generation.sleep(self.request.timeout_seconds))
+        time_is_up = asyncio.create_task(self._time())
         exhausted = self.capture.exhausted
         try:
             await asyncio.wait({running, time_is_up, exhausted}, return_when=asyncio.FIRST_COMPLETED)
@@ -103,6 +105,17 @@ class HarnessRun:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
         return NO_OUTPUT if running.cancelled() else running.result()
+
+    async def _time(self) -> None:
+        """Return when the agent's time is up. A replay may take as long; a resumed agent has what was left."""
+        limit, recording = self.request.timeout_seconds, self.capture.recording
+        if recording is not None:
+            began = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.capture.caught_up.wait(), limit)
+            self.session.timing.replay = time.monotonic() - began
+            limit -= recording.seconds
+        await self.proxy.generation.sleep(max(0.0, limit))
 
     async def blame(self, output: ExecResult) -> Failure | None:
         """Return why the run cannot be scored; None: what the agent left is graded.

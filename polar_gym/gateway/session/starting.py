@@ -42,7 +42,7 @@ def read_recording(request: TaskRequest, harness: Harness) -> Recording | None:
     if start is None:
         return None
     try:
-        manifest, calls = _read(Path(start.record))
+        manifest, calls, seconds = _read(Path(start.record))
     except (OSError, ValueError, ValidationError) as error:
         raise RecordError(
             f"start_from.record={start.record!r}: {error}; name the directory of a session below state/sessions"
@@ -65,15 +65,21 @@ def read_recording(request: TaskRequest, harness: Harness) -> Recording | None:
         live_when_divergent=start.when_divergent == "live",
         calls=sorted(calls, key=lambda call: call.index),
         limit=start.calls,
+        seconds=seconds if start.owned else 0.0,
     )
 
 
-def _read(directory: Path) -> tuple[Manifest, list[ModelCall]]:
-    """Return manifest and calls of a recorded session. A resumed session that was killed before it had asked for all of
-    its own record still has the rest of that record."""
+def _read(directory: Path) -> tuple[Manifest, list[ModelCall], float]:
+    """Return manifest, calls and seconds of a recorded session. A resumed session that ended before it had asked for
+    all of its own record still has the rest of that record, as it was delivered first."""
     manifest = Manifest.from_json((directory / MANIFEST).read_bytes())
     calls = {call.call_id: call for call in read_journal(directory / JOURNAL)}
+    new = [call for call in calls.values() if call.replayed is None]
+    began, ended = (call.started_at for call in new), (call.started_at + call.duration for call in new)
+    seconds = max(ended) - min(began) if new else 0.0
     start = manifest.request.start_from
     if start is not None and start.owned:
-        calls = {call.call_id: call for call in _read(Path(start.record))[1]} | calls
-    return manifest, list(calls.values())
+        _, record, earlier = _read(Path(start.record))
+        seconds += earlier
+        calls |= {call.call_id: call for call in record if call.call_id not in calls or call.outcome == "delivered"}
+    return manifest, list(calls.values()), seconds

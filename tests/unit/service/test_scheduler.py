@@ -129,3 +129,18 @@ def test_free_places_count_what_is_held_on_its_way_and_not_yet_graded() -> None:
     assert free.running == 4 - (1 + 2 + 1 + 1)
     assert free.total == (1 + 2 + 4) - (1 + 2 + 1 + 1) - (3 - 1), "a backlog of grading takes places away"
     assert FreePlaces.of(beat.model_copy(update={"draining": True})).total == 0
+
+
+@given(free_places, st.text("abcdef", min_size=1, max_size=3))
+def test_a_session_goes_to_the_node_with_its_record_unless_it_would_wait_there(
+    nodes: list[FreePlaces], record_at: str
+) -> None:
+    chosen = choose(nodes, None, record_at)
+    first = choose(nodes, None)
+    assert (chosen is None) == (first is None)
+    if chosen is None or first is None:
+        return
+    assert (chosen.running > 0) == (first.running > 0)
+    same = [node for node in nodes if node.name == record_at and node.total > 0]
+    if same and (same[0].running > 0 or first.running <= 0):
+        assert chosen == same[0]

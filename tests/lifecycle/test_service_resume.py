@@ -1,0 +1,93 @@
+"""Sessions of the rollout service whose node is killed: they go on with their record, where a node finds it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from polar_gym.client import RolloutClient
+from polar_gym.episodes.reading import read_calls
+from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.protocol import TaskStatus
+from polar_gym.schema import Episode, Retries, TaskRequest
+from tests.lifecycle.nodes import NodeProcess
+from tests.lifecycle.service_fixtures import rollout_server
+from tests.support.processes import free_port
+from tests.support.requirements import need_bubblewrap
+from tests.support.sessions import asking, task
+
+TWO_CALLS = asking("ask(); ask()")
+NEVER_THE_SAME = asking("import uuid; ask(messages=[{'role': 'user', 'content': uuid.uuid4().hex}]); ask()")
+
+
+@asynccontextmanager
+async def after_a_death(
+    tmp_path: Path, request: TaskRequest, *, elsewhere: bool = False
+) -> AsyncIterator[RolloutClient]:
+    """Have a node die while it answers the second call of the request's session, and bring up a node that lives: the
+    same one with its state, or another one that sees this state."""
+    need_bubblewrap()
+    async with rollout_server(tmp_path, lease_seconds=5) as (_, client):
+        node = NodeProcess(tmp_path / "a", free_port())
+        node.settings = (
+            *(f"server={client.url}", "name=a"),
+            *("engine.name=tests.e2e.dying_engine:Dying", "+engine.dies_in_call=1"),
+        )
+        await node.start()
+        assert node.process is not None
+        await client.submit(request)
+        await node.process.wait()
+        records = tmp_path / "a" / "state"
+        if elsewhere:
+            node = NodeProcess(tmp_path / "b", free_port())
+        node.settings = (f"server={client.url}", f"name={'b' if elsewhere else 'a'}", f"records={records}")
+        try:
+            await node.start()
+            yield client
+        finally:
+            await node.kill()
+
+
+async def episodes_of(client: RolloutClient, task_id: str) -> tuple[Episode, list[Episode]]:
+    """Return the accepted episode of a task with one sample, and the excluded ones."""
+    state = await client.wait(task_id)
+    assert (state.status, state.usable) == (TaskStatus.COMPLETED, 1)
+    (accepted,) = [episode async for episode in client.episodes(task_id)]
+    return accepted, [episode async for episode in client.episodes(task_id, excluded=True)]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_killed_nodes_session_goes_on_and_samples_each_call_once(tmp_path: Path, elsewhere: bool) -> None:
+    async with after_a_death(tmp_path, task(agent=TWO_CALLS), elsewhere=elsewhere) as client:
+        accepted, _ = await episodes_of(client, "t")
+    session, fidelity = accepted.session, accepted.trajectory.fidelity
+    assert (session.attempt, session.node) == (1, "b" if elsewhere else "a")
+    assert session.timing.replay is not None
+    (journal,) = (tmp_path / "a" / "state" / "sessions").glob("*.0/calls.jsonl")
+    delivered = [call for call in read_journal(journal) if call.outcome == "delivered"]
+    calls = {call.call_id: call for call in read_calls(accepted)}
+    assert len(delivered) == 1
+    replayed = calls[delivered[0].call_id].replayed
+    assert replayed is not None
+    assert replayed.owned
+    assert sum(call.replayed is None for call in calls.values()) == 1, "the engine answered the second call alone"
+    assert fidelity.trainable_tokens == sum(len(call.response_ids) for call in calls.values())
+
+
+async def test_a_session_that_cannot_go_on_begins_again(tmp_path: Path) -> None:
+    async with after_a_death(tmp_path, task(agent=NEVER_THE_SAME)) as client:
+        accepted, excluded = await episodes_of(client, "t")
+        kinds = {e.session.attempt: e.session.failure.kind for e in excluded if e.session.failure is not None}
+    assert kinds == {0: "interrupted", 1: "diverged"}
+    assert accepted.session.attempt == 2
+    assert accepted.request.start_from is None
+
+
+async def test_a_task_may_ask_to_begin_again(tmp_path: Path) -> None:
+    async with after_a_death(tmp_path, task(agent=TWO_CALLS, retries=Retries(resume=False))) as client:
+        accepted, _ = await episodes_of(client, "t")
+    assert accepted.session.attempt == 1
+    assert all(call.replayed is None for call in read_calls(accepted))
