@@ -124,7 +124,10 @@ HARNESS = Harness(
         "aarch64": "@anthropic-ai/claude-code-linux-arm64/claude",
     },
     launch=launch,
-    volatile={"date": r"Today's date is [^\n]+"},
+    volatile={
+        "date": r"Today's date is [^\n]+",
+        "transcript": r"read the full transcript at: /[^\s\\]+\.jsonl",  # after a compaction
+    },
     told_today_by="bun",
     classify=classify,
     mcp_prefix=f"mcp__{mcp.SERVER}__",
