@@ -109,7 +109,10 @@ HARNESS = Harness(
         "aarch64": "opencode-linux-arm64/bin/opencode",
     },
     launch=launch,
-    volatile={"date": r"Today's date: [^\n]+"},
+    volatile={
+        "date": r"Today's date: [^\n]+",
+        "output": r"Full output saved to: /\S+",  # of a cut tool result, which a compaction puts into user text
+    },
     classify=classify,
     mcp_prefix=f"{mcp.SERVER}_",
 )
