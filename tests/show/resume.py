@@ -144,14 +144,14 @@ def rollout(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def undisturbed(play: Play) -> tuple[Episode, int]:
-    """Return the episode of a session, and the number of its calls."""
+    """Return the episode of a session, and the number of its answered calls."""
     with tempfile.TemporaryDirectory(prefix="pg-resume-") as name:
         directory = Path(name)
         ended = rollout(directory, *play.arguments(directory))
         assert (directory / "run.jsonl").is_file(), f"{play}: {ended.stdout}{ended.stderr}"
         (episode,) = read_episodes(directory / "run.jsonl")
         assert episode.session.failure is None, f"{play}: {episode.session.failure}"
-        return episode, len(read_calls(episode))
+        return episode, sum(call.outcome == "delivered" for call in read_calls(episode))
 
 
 def killed(play: Play, call: int, in_answer: bool, seconds: float) -> Kill:
@@ -195,7 +195,8 @@ def _compare(kill: Kill, record: Sequence[ModelCall], episodes: Sequence[Episode
     elif kill.replayed < kill.recorded:
         kill.cause = f"the harness asked again for {kill.replayed} of {kill.recorded} recorded calls"
     else:
-        broken = [call for call in calls.values() if call.replayed is None and not _goes_on(call, calls)]
+        new = [call for call in calls.values() if call.replayed is None and call.outcome == "delivered"]
+        broken = [call for call in new if not _goes_on(call, calls)]
         kill.cause = f"call {broken[0].index} does not begin with the recorded ids" if broken else ""
 
 
