@@ -25,7 +25,7 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for call in calls:
         kind = kind_of(call)
-        if call.replayed is not None and not call.replayed.owned:
+        if call.branched_from is not None:
             reasons[call.call_id] = "branched"
         elif call.outcome != "delivered":
             reasons[call.call_id] = call.outcome

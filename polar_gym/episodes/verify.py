@@ -87,21 +87,22 @@ def _check_owner(
     """Check the calls of one session against those of the sessions before: each was sampled once, is trained by one
     session at most, and has the same tokens in all. `owners`: call -> the session that has its tokens, and a digest."""
     session_id = episode.session.session_id
+    trained = {
+        turn.call_id
+        for trace in episode.trajectory.traces
+        for turn in trace.turns
+        if trace.loss_mask[turn.start : turn.end].any()
+    }
     for call in calls:
-        shared = call.replayed is not None and not call.replayed.owned
-        owner = call.replayed.session_id if shared and call.replayed is not None else session_id
+        shared, owner = call.branched_from is not None, call.branched_from or session_id
         tokens = b"".join((call.prompt_ids.data, b"|", call.response_ids.data, b"|", call.logprobs.data))
-        known = owners.setdefault(call.call_id, (owner, hashlib.blake2b(tokens).digest()))
-        trained = any(
-            call.call_id == turn.call_id and trace.loss_mask[turn.start : turn.end].any()
-            for trace in episode.trajectory.traces
-            for turn in trace.turns
-        )
+        digest = hashlib.blake2b(tokens).digest()
+        known = owners.setdefault(call.call_id, (owner, digest))
         if known[0] != owner:
             result.broken.append(f"call {call.call_id}: sampled in session {known[0]} and again in {owner}")
-        elif known[1] != hashlib.blake2b(tokens).digest():
+        elif known[1] != digest:
             result.broken.append(f"call {call.call_id}: session {session_id} has other tokens than session {known[0]}")
-        elif shared and trained:
+        elif shared and call.call_id in trained:
             result.broken.append(f"call {call.call_id}: session {session_id} trains it, and so does session {owner}")
         elif not shared and call.call_id in result.sampled:
             result.broken.append(f"call {call.call_id}: two attempts of session {session_id} have its tokens")

@@ -206,6 +206,11 @@ class ModelCall(Record):
     """Set where the call was answered from a record, without the engine. Ids, logprobs, versions and messages are then
     those of the record."""
 
+    @property
+    def branched_from(self) -> str | None:
+        """Return the session that sampled and trains the call's tokens; None: the call's own session does."""
+        return None if self.replayed is None or self.replayed.owned else self.replayed.session_id
+
     @model_validator(mode="after")
     def _one_set_per_token(self) -> Self:
         if self.sampling_mask is not None and len(self.sampling_mask.offsets) != len(self.response_ids) + 1:

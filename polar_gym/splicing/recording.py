@@ -101,8 +101,8 @@ class Recording:
             )
             return f"roles differ at message {place}: {now[place:][:1]} in place of {then[place:][:1]}"
         how = Replayed(session_id=self.session_id, owned=self.owned)
-        if call.replayed is not None and not call.replayed.owned:  # the recorded session was branched itself
-            how = Replayed(session_id=call.replayed.session_id, owned=False)
+        if call.branched_from is not None:  # the recorded session was branched itself
+            how = Replayed(session_id=call.branched_from, owned=False)
         new = max((place for place, role in enumerate(now) if role == "assistant"), default=-1)
         for place, (said, recorded) in enumerate(zip(messages, call.messages, strict=True)):
             if said == recorded or canonical(said) == canonical(recorded):
