@@ -132,10 +132,11 @@ class NodeService:
         if self.draining:
             raise DrainingError("this node is draining: it finishes what it has")
         plugins = await asyncio.to_thread(self._check, order.request)
-        record = await asyncio.to_thread(self._record, order)
+        request = order.request
+        if order.resume and request.start_from is None:
+            request = request.model_copy(update={"start_from": await asyncio.to_thread(self._record, order)})
         if key in self._held:
             return self._held[key].session, False
-        request = order.request.model_copy(update={"start_from": record or order.request.start_from})
         life = self.node.open_session(request, order.sample_index, lambda _: self.changed.set(), key, plugins)
         self._held[key] = Held(life.session, life)
         try:
@@ -162,8 +163,6 @@ class NodeService:
     def _record(self, order: Dispatch) -> StartFrom | None:
         """Return the record of the last attempt of an order to resume, which must have been interrupted; None: the
         session begins."""
-        if not order.resume or order.request.start_from is not None:
-            return None
         states = (self.state, *map(StateDirectory, self.settings.records))
         for attempt in reversed(range(order.attempt)):
             key = Key(order.session_id, attempt)
