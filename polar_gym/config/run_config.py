@@ -39,7 +39,7 @@ class RolloutConfig(Record):
     state: Path | None = None
     """The directory of journals of captured calls; null: beside the output, or for gym.make in a temporary folder."""
     metrics: Where = "none"
-    """Where the figures of `polar-gym rollout` and `polar-gym learn` go; the clients read their own environment."""
+    """The tracker that gets the figures of `polar-gym rollout` and `polar-gym learn`. Clients read the environment."""
 
 
 class Pools(Record):

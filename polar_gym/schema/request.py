@@ -205,7 +205,8 @@ class StartFrom(Record):
     """True: the session goes on with its own record (resumed), and trains the recorded tokens. False: the session is
     branched, and the recorded tokens stay with the session that sampled them."""
     when_divergent: Literal["stop", "live"] = "stop"
-    """What a request does that the record has in another form: it ends the session, or the engine answers it."""
+    """The treatment of a request that the record has in another form. `stop`: the session ends. `live`: the engine
+    answers the request."""
 
 
 HARNESS_SECONDS = 1800.0

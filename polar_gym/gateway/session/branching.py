@@ -1,4 +1,4 @@
-"""Where the sessions of episodes are branched, and the requests of the branches."""
+"""Find the calls at which a recorded session is branched, and make the requests of the branches."""
 
 from __future__ import annotations
 
