@@ -185,6 +185,22 @@ async def test_a_node_follows_what_the_answers_to_its_heartbeats_say(tmp_path: P
         assert not service.generation().paused
 
 
+async def test_a_heartbeat_that_tells_no_new_version_changes_nothing(tmp_path: Path) -> None:
+    """Guards against heartbeats that name the weights of a server whose weights are other ones by now, and that have
+    the call after each of them scored."""
+    server = Server()
+    async with server.up(), node_here(tmp_path, server=server.url) as (gateway, _):
+        service, told = gateway.service, []
+        server.answer.weight_version = "5"
+        await server.until(lambda: service.generation().weight_version == "5")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service, "set_weights", told.append)
+            before = len(server.heartbeats)
+            service.changed.set()
+            await server.until(lambda: len(server.heartbeats) > before + 1)
+        assert not told
+
+
 async def test_an_answer_that_is_older_than_an_order_does_not_undo_it(tmp_path: Path) -> None:
     """Guards against calls that slip through, while the weights change, by a heartbeat that crossed the order."""
     server = Server()

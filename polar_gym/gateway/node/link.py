@@ -103,7 +103,7 @@ class Link:
             service.drain()
         if service.orders != orders:
             return  # an order came while this answer was under way: the answer may be older than the order
-        if answer.weight_version is not None:
+        if answer.weight_version not in (None, service.generation().weight_version):
             service.set_weights(answer.weight_version)
         if answer.generation.paused != service.generation().paused:
             await service.set_generation(answer.generation.model_copy(update={"running": "keep"}))
