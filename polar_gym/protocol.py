@@ -41,6 +41,9 @@ class Weights(Record):
     """Trainer to server to nodes: the engine's weights were updated."""
 
     version: str = Field(min_length=1, max_length=256)
+    engine: str | None = None
+    """The URL of the one server that has the weights, where engines are updated one after another: only calls of that
+    server are marked with the version. An order for all, with the last one, tells the server of the new version."""
 
 
 class GenerationAnswer(Record):
@@ -50,6 +53,8 @@ class GenerationAnswer(Record):
     in_flight: int = Field(ge=0)
     """Calls that are under way. With `paused` and `running="finish"`, 0 unless the timeout has passed."""
     weight_version: str | None = None
+    engines: dict[str, str | None] = Field(default_factory=dict)
+    """URL -> version of its weights, for each server of the node's engine, where `engine.url` names some."""
 
 
 class GenerationState(Record):

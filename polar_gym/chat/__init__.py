@@ -43,6 +43,8 @@ class ChatRequest:
     """The tokenised prompt. The engine conditions on exactly these ids, and `messages` only explain them."""
     prefix_length: int = 0
     """How many of the first `prompt_ids` are the prompt and answer of the call that this request continues."""
+    session_id: str | None = None
+    """The session that asks: engines keep its tokens in one prefix cache."""
     routed_positions: int = 0
     """At how many of the first `prompt_ids` the routed experts are recorded: an answer need not tell them again."""
     withheld_tools: list[str] = field(default_factory=list)
@@ -70,6 +72,8 @@ class Completion:
     weight_versions: list[WeightVersion] = field(default_factory=list)
     engine_tokens: int | None = None
     """How many tokens the engine counts for the answer. None where the engine gives no count."""
+    cached_tokens: int | None = None
+    """How many of `prompt_ids` the engine had in its prefix cache. None where the engine does not tell."""
     routed_experts: NDArray[np.integer[Any]] | None = None
     """See `ModelCall.routed_experts`: the rows after `ChatRequest.routed_positions`. None: the engine told none."""
     sampling_mask: SamplingMask | None = None

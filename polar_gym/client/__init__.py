@@ -178,9 +178,9 @@ class RolloutClient:
         """Let model calls through again."""
         return await self._generation(Generation(paused=False))
 
-    async def set_weights(self, version: str) -> GenerationState:
-        """Tell all nodes that the engine's weights were updated."""
-        return await self._ask(routes.WEIGHTS, Weights(version=version))
+    async def set_weights(self, version: str, engine: str | None = None) -> GenerationState:
+        """Tell all nodes that the engine's weights were updated, or those of the one server at the URL `engine`."""
+        return await self._ask(routes.WEIGHTS, Weights(version=version, engine=engine))
 
     async def _until_back(self, task_id: str) -> None:
         """Wait until the server answers again. Raises `UnreachableError`."""

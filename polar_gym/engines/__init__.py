@@ -8,8 +8,8 @@ A plug-in is one module or package here that defines a class `ENGINE`. The class
 and methods of `Engine`.
 
 The other modules are shared by the engines. `http` asks a server, and `openai_form` holds the requests and answers of
-OpenAI-compatible APIs. `sampling` and `context_length` handle the fields and limits of a request, and `weights` the
-versions of the weights. The room uses `chat`, `http`, `registry` and `schema`.
+OpenAI-compatible APIs. `replicas` makes one engine of several servers. `sampling` and `context_length` handle the fields and
+limits of a request, and `weights` the versions of the weights. The room uses `chat`, `http`, `registry` and `schema`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,19 @@ class Engine(Protocol):
         """Return the model name, the context length, the tokenizer and how logprobs are taken. Known after `start`."""
         ...
 
-    weight_version: str | None
-    """The version of the weights that the trainer has set (`Node.set_weight_version`); None: never set."""
+    @property
+    def weight_version(self) -> str | None:
+        """The version of the weights that the trainer has set (`Node.set_weight_version`); None: never set."""
+        ...
 
-    takes_prefix_only: bool
-    """Whether the engine takes only `prefix_length` of a request's `prompt_ids`, and templates everything after the
-    last answer itself. Then a request with an answer among its new messages cannot be spliced."""
+    @weight_version.setter
+    def weight_version(self, version: str | None) -> None: ...
+
+    @property
+    def takes_prefix_only(self) -> bool:
+        """Whether the engine takes only `prefix_length` of a request's `prompt_ids`, and templates everything after the
+        last answer itself. Then a request with an answer among its new messages cannot be spliced."""
+        ...
 
     async def start(self) -> None:
         """Connect or load, and set `info`. Raises `EngineError` that names the problem."""

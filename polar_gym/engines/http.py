@@ -8,7 +8,7 @@ connection early, which stops the engine's work on it.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -36,6 +36,9 @@ AWAY = (429, 502, 503, 504)
 DIED = re.compile(r"EngineCore|EngineDead")
 """Words of a server, with status 500, whose engine has died. Such a server is about to be restarted."""
 
+BEGAN = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
+"""The line of Prometheus' client for Python that tells one process from the next."""
+
 SWITCHED_OFF = "--enable-scale-out"
 """The flag that vLLM names, with status 403, for a route that needs the flag. The API key is not the cause then."""
 
@@ -52,6 +55,8 @@ class Http:
             raise EngineError(503, f"engine={name.lower()} needs engine.url, e.g. {example}", kind="server")
         self.name = name
         """The name of the engine in messages."""
+        self.waits_for_connections = True
+        """Whether a call waits for a server that cannot be connected to. Not where other servers can take the call."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._patience = patience_seconds
@@ -95,10 +100,10 @@ class Http:
         try:
             return await attempt()
         except EngineError as error:
-            if error.status != 503:
+            if not self._passes(error):
                 raise
         trying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error, EngineError) and error.status == 503),
+            retry=tenacity.retry_if_exception(self._passes),
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=LONGEST_WAIT_SECONDS),
             stop=tenacity.stop_after_delay(self._patience if self._reached else START_PATIENCE_SECONDS),
             reraise=True,
@@ -108,17 +113,35 @@ class Http:
                 return await attempt()
         raise AssertionError("it ends by an answer, or by raising")
 
+    def _passes(self, error: BaseException) -> bool:
+        """Return whether an error may be gone at the next try."""
+        if not isinstance(error, EngineError) or error.status != 503:
+            return False
+        return self.waits_for_connections or error.kind != UNREACHABLE
+
+    async def began(self) -> str | None:
+        """Return when the server's process began, as its metrics say; None where they do not. Raises `EngineError`
+        where the server does not answer."""
+        try:
+            metrics = (await self._read("GET", "/metrics", None)).decode(errors="replace")
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            return None
+        found = BEGAN.search(metrics)
+        return None if found is None else found[1]
+
     @asynccontextmanager
     async def response(
-        self, method: str, path: str, body: Body | None, request_id: str | None = None
+        self, method: str, path: str, body: Body | None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the response to one request, with status 200. Leaving the context before the response's end closes the
-        connection. `request_id` is the name that the server is to give the request."""
+        connection."""
         assert self._session is not None, "call start() first"
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        headers = {"Content-Type": "application/json", **({"X-Request-Id": request_id} if request_id else {})}
+        sent = {"Content-Type": "application/json", **(headers or {})}
         try:
-            async with self._session.request(method, self.url + path, data=data, headers=headers) as response:
+            async with self._session.request(method, self.url + path, data=data, headers=sent) as response:
                 self._reached = True
                 if response.status != 200:
                     raise _refusal(self.url + path, response.status, await response.read())

@@ -28,8 +28,10 @@ LEAST_TOTAL = -14.0
 class ServerOptions(Options):
     """The options of an engine behind a URL."""
 
-    url: str = ""
-    """Where the engine's server listens, e.g. `http://127.0.0.1:8000`, with or without `/v1`; of SGLang a worker."""
+    url: str | list[str] = ""
+    """Where the engine's server listens, e.g. `http://127.0.0.1:8000`, with or without `/v1`; of SGLang a worker. A
+    list names several servers of the same model, and so does a host name that has several addresses at the start. Each
+    session stays with one of them."""
     api_key: str | None = None
     """Sent as a bearer token, where the server wants one."""
     model: str | None = None
@@ -43,9 +45,13 @@ class ServerOptions(Options):
 
     @field_validator("url")
     @classmethod
-    def _http(cls, value: str) -> str:
-        if value and not is_http_url(value):
-            raise ValueError("expected a URL, e.g. http://127.0.0.1:8000")
+    def _http(cls, value: str | list[str]) -> str | list[str]:
+        urls = [value] if isinstance(value, str) else value
+        for url in filter(None, urls):
+            if not is_http_url(url):
+                raise ValueError(f"expected a URL, e.g. http://127.0.0.1:8000, not {url!r}")
+        if isinstance(value, list) and (not value or not all(value) or len(set(value)) < len(value)):
+            raise ValueError("expected one or more URLs, each of them once")
         return value
 
 

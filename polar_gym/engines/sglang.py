@@ -28,31 +28,34 @@ from polar_gym.engines.openai_form import (
     served_model,
     stop_sequence,
 )
+from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.sampling import sampling_fields
 from polar_gym.engines.vllm.own_grammar import warn_of_unknown_grammar
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 
 class SglangEngine:
+    """One server."""
+
     Options = ServerOptions
     takes_prefix_only = False
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._http = Http("SGLang", options.url, options.api_key, options.patience_seconds)
+        self.http = Http("SGLang", str(options.url), options.api_key, options.patience_seconds)
         self.model = options.model or ""
         self.max_model_len = options.max_model_len or 0
         self.weight_version: str | None = None
         self._model_root: str | None = None
 
     async def start(self) -> None:
-        self._http.open()
+        self.http.open()
         try:
-            entry = await served_model(self._http, self._options.model)
+            entry = await served_model(self.http, self._options.model)
             self.model, self._model_root = entry["id"], entry.get("root")
-            self.max_model_len = context_length(self._http, entry, self._options.max_model_len)
+            self.max_model_len = context_length(self.http, entry, self._options.max_model_len)
             await self.template([{"role": "user", "content": "ping"}], [])
-            warn_of_unknown_grammar(self._http.url, "SGLang has no route for that")
+            warn_of_unknown_grammar(self.http.url, "SGLang has no route for that")
         except BaseException:
             await self.close()
             raise
@@ -69,7 +72,7 @@ class SglangEngine:
         )
 
     async def close(self) -> None:
-        await self._http.close()
+        await self.http.close()
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         fields = sampling_fields(sampling, request)
@@ -88,13 +91,13 @@ class SglangEngine:
 
     async def decode(self, ids: Sequence[int]) -> str:
         body = {"model": self.model, "tokens": list(ids), "skip_special_tokens": False}
-        return (await self._http.post("/detokenize", body))["text"]
+        return (await self.http.post("/detokenize", body))["text"]
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         fitting = ids[: self.max_model_len - 1]
         asked = {"input_ids": fitting.tolist(), "return_logprob": True, "logprob_start_len": 0}
         sampling = {"max_new_tokens": 1, "temperature": 1.0}
-        answer = await self._http.post("/generate", {**asked, "sampling_params": sampling})
+        answer = await self.http.post("/generate", {**asked, "sampling_params": sampling})
         entries = answer["meta_info"]["input_token_logprobs"]
         return np.asarray([np.nan, *(logprob for logprob, *_ in entries[1:])], np.float32)
 
@@ -102,7 +105,7 @@ class SglangEngine:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
         if request.prompt_ids is not None:
             body["input_ids"] = request.prompt_ids
-        answer = await self._http.post(CHAT, body)
+        answer = await self.http.post(CHAT, body)
         choice = answer["choices"][0]
         prompt_ids, response_ids = self._ids(choice)
         return Completion(
@@ -111,7 +114,7 @@ class SglangEngine:
             stop_sequence=stop_sequence(choice),
             prompt_ids=as_ids(prompt_ids),
             response_ids=as_ids(response_ids),
-            logprobs=np.asarray(logprobs_of(self._http.url, choice, response_ids), np.float32),
+            logprobs=np.asarray(logprobs_of(self.http.url, choice, response_ids), np.float32),
             sampling=fields,
             engine_tokens=(answer.get("usage") or {}).get("completion_tokens"),
         )
@@ -121,10 +124,17 @@ class SglangEngine:
         if prompt_ids is None or response_ids is None:
             raise EngineError(
                 502,
-                f"SGLang at {self._http.url} answered without token ids: it does not know `return_token_ids`, or a "
+                f"SGLang at {self.http.url} answered without token ids: it does not know `return_token_ids`, or a "
                 "router in between drops them; use a newer version, and the URL of a worker",
             )
         return prompt_ids, response_ids
 
 
-ENGINE = SglangEngine
+class SglangReplicas(Replicas):
+    """The servers that `engine.url` names."""
+
+    Options = ServerOptions
+    make = SglangEngine
+
+
+ENGINE = SglangReplicas

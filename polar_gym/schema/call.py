@@ -189,6 +189,11 @@ class ModelCall(Record):
     engine_tokens: int | None = None
     """How many tokens the engine counts for the answer: those beyond `response_ids` were never sent. None where the
     engine gave no count."""
+    cached_tokens: int | None = None
+    """How many of `prompt_ids` the engine had in its prefix cache. None where the engine does not tell (vLLM tells with
+    `--enable-prompt-tokens-details`), and for answers from a record."""
+    engine_url: str | None = None
+    """The server that answered, where `engine.url` names several."""
     edited_answers: dict[str, list[str]] = Field(default_factory=dict)
     """Earlier answers that the request states in other words than the policy's, by call -> the parts that differ
     (`text`, `reasoning`, `tool_calls`). A spliced prompt holds the policy's own tokens all the same."""

@@ -11,66 +11,26 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
 
 from polar_gym.chat import ChatRequest
 from polar_gym.config.loading import load_config
 from polar_gym.engines import EngineError, http
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.engines.vllm import ENGINE, VllmEngine, VllmOptions
 from polar_gym.gateway.node import process
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.gateway.proxy import sending
 from polar_gym.schema import Sampling, Status
 from polar_gym.splicing.plan import Splicer
-from tests.support.listening import listen, stop_listening
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 from tests.support.tools import ASK
-from tests.support.vllm_stand_in import MODELS, REQUEST, answer, as_asked
-
-
-class Engine:
-    """A server that looks like vLLM, and can be away."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self.asked = asyncio.Event()
-        self.die_on_the_next = False
-        self._runner: web.AppRunner | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response(MODELS)
-
-    async def _chat(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.asked.set()
-        if self.die_on_the_next:
-            self.die_on_the_next = False
-            message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-            return web.json_response({"error": {"message": message}}, status=500)
-        return as_asked(body, answer([5, 6], 2))
-
-    async def up(self) -> None:
-        app = web.Application()
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(app, shutdown_timeout=0)
-        self._listening = await listen(self._runner, self.port)
-        self.port = self._listening.getsockname()[1]
-
-    async def down(self) -> None:
-        assert self._runner is not None
-        await stop_listening(self._runner, self._listening)
+from tests.support.vllm_stand_in import REQUEST, LeavingServer
 
 
 @asynccontextmanager
-async def started(server: Engine, **options: Any) -> AsyncIterator[VllmEngine]:
+async def started(server: LeavingServer, **options: Any) -> AsyncIterator[VllmEngine]:
     await server.up()
     engine = VllmEngine(VllmOptions(url=server.url, **options))
     await engine.start()
@@ -83,7 +43,7 @@ async def started(server: Engine, **options: Any) -> AsyncIterator[VllmEngine]:
 
 async def test_a_call_waits_for_an_engine_that_is_away() -> None:
     """Guards against sessions that fail because the engine was restarted."""
-    server = Engine()
+    server = LeavingServer()
     async with started(server) as engine:
         await server.down()
         asking = asyncio.create_task(engine.chat(REQUEST, Sampling()))
@@ -94,14 +54,14 @@ async def test_a_call_waits_for_an_engine_that_is_away() -> None:
 
 
 async def test_a_call_waits_for_an_engine_that_says_it_has_died() -> None:
-    server = Engine()
+    server = LeavingServer()
     async with started(server) as engine:
         server.die_on_the_next = True
         assert (await engine.chat(REQUEST, Sampling())).response_ids.tolist() == [5, 6]
 
 
 async def test_patience_has_an_end() -> None:
-    server = Engine()
+    server = LeavingServer()
     async with started(server, patience_seconds=0.5) as engine:
         await server.down()
         with pytest.raises(EngineError, match="cannot be reached"):
@@ -116,13 +76,41 @@ async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch
         """This server has no templates."""
 
     monkeypatch.setattr(Splicer, "probe", nothing_to_ask)
-    server = Engine()
+    server = LeavingServer()
     async with started(server) as engine, Node(engine, cache=tmp_path / "cache") as node:
         await server.down()
         episode = await node.rollout(task(agent=asking(), timeout_seconds=2))
         await server.up()
     assert (episode.session.truncated_by, episode.session.status) == ("time", Status.COMPLETED)
     assert episode.trajectory.fidelity.calls == 1
+
+
+async def test_a_session_goes_on_where_its_server_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call names the server that answered, and the version of that server's weights."""
+
+    async def nothing_to_ask(self: Splicer) -> None:
+        """These servers have no templates."""
+
+    monkeypatch.setattr(Splicer, "probe", nothing_to_ask)
+    servers = LeavingServer(), LeavingServer()
+    for each in servers:
+        await each.up()
+    engine = ENGINE(VllmOptions(url=[each.url for each in servers]))
+    async with Node(engine, cache=tmp_path / "cache") as node, node.session(task()) as life:
+        node.set_weight_version("1")
+        node.set_weight_version("2", servers[1].url)
+        life.capture.running = True
+        sdk = openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=life.capture.key, max_retries=0)
+        for call in range(4):
+            if call == 2:
+                await servers[0].down()
+            await sdk.chat.completions.create(model="policy", messages=[*ASK, {"role": "user", "content": str(call)}])
+        calls = life.capture.calls
+    assert [call.engine_url for call in calls] == [servers[0].url] * 2 + [servers[1].url] * 2
+    assert [[span.version for span in call.weight_versions] for call in calls] == [["1"], ["1"], ["2"], ["2"]]
+    assert [call.outcome for call in calls] == ["delivered"] * 4, "no call was lost"
+    assert {chat["headers"].get("X-Session-ID") for chat in servers[1].chats} == {None, life.session.session_id}
+    await servers[1].down()
 
 
 @pytest.fixture
@@ -137,7 +125,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "ENGINE_AGAIN_SECONDS", 0.1)
 
 
-def a_node(tmp_path: Path, engine: Engine, **settings: Any) -> AbstractAsyncContextManager[process.Gateway]:
+def a_node(tmp_path: Path, engine: LeavingServer, **settings: Any) -> AbstractAsyncContextManager[process.Gateway]:
     config = load_config(settings={"engine": {"name": "vllm", "url": engine.url}, "runtime": "bubblewrap"})
     own = gateway_settings({"listen": "127.0.0.1:0", "state": tmp_path / "state", **settings})
     return process.serving(config, own, None)
@@ -149,7 +137,7 @@ SERVER = {"server": "http://127.0.0.1:9"}
 @pytest.mark.usefixtures("hasty")
 async def test_a_node_with_a_server_waits_for_its_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Guards against nodes that end because they were started before their engine."""
-    engine = Engine()
+    engine = LeavingServer()
     await engine.up()
     await engine.down()
     async with AsyncExitStack() as stack:
@@ -172,7 +160,7 @@ async def test_a_node_with_a_server_waits_for_its_engine(tmp_path: Path, caplog:
 async def test_a_node_does_not_wait_for_ever_and_without_a_server_not_at_all(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    engine = Engine()
+    engine = LeavingServer()
     await engine.up()
     await engine.down()
     with pytest.raises(EngineError, match="cannot be reached"):
@@ -182,7 +170,7 @@ async def test_a_node_does_not_wait_for_ever_and_without_a_server_not_at_all(
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_node_that_waits_for_its_engine_can_be_stopped(tmp_path: Path) -> None:
-    engine, told = Engine(), asyncio.Event()
+    engine, told = LeavingServer(), asyncio.Event()
     await engine.up()
     await engine.down()
     async with AsyncExitStack() as stack:

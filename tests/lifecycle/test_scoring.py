@@ -112,7 +112,7 @@ async def test_a_pass_that_a_cancelled_session_cuts_off_says_so_and_is_made_up_f
         async with node.session(REQUEST) as other:
             other.capture.running = True
             other.capture.record(call := make_call(0, [1] * 9, [2] * 20, sampling=NEUTRAL))
-            other.capture.score(call, 0)
+            other.capture.score(call, 0, engine)
             engine.go_on.set()
             await other.finish(None)
     assert problems([call]) == [[None]]
@@ -133,7 +133,7 @@ async def test_a_call_that_cannot_be_compared_is_not_scored(tmp_path: Path, fiel
     sampling = NEUTRAL | fields.pop("sampling", {})
     async with session(engine, tmp_path) as (_, life, ask):
         life.capture.record(call := make_call(0, [1] * 50, sampled, sampling=sampling, **fields))
-        life.capture.score(call, 0)
+        life.capture.score(call, 0, engine)
         assert problems(life.capture.calls) == told
         await ask()
         await life.finish(None)
@@ -175,7 +175,7 @@ async def test_a_call_whose_logprobs_differ_masks_its_episode(tmp_path: Path, ca
 )
 async def test_what_scoring_costs_stays_within_its_share(share: float, events: list[Any]) -> None:
     """None is an update of the weights; the others are calls: prompt, answer, the part of the prompt that is known."""
-    scoring = Scoring(ScoringConfig(share=share, mask_above=100), ENGINE, GenerationGate())
+    scoring = Scoring(ScoringConfig(share=share, mask_above=100), GenerationGate())
     updates, prefill, ENGINE.passes = 1, 0, 0
     read: dict[bool, list[int]] = {True: [], False: []}
     for event in events:
@@ -187,7 +187,9 @@ async def test_what_scoring_costs_stays_within_its_share(share: float, events: l
         known, due = int(prompt * part), scoring.due
         prefill += prompt - known
         call = make_call(0, [1] * prompt, [1] * answer, sampling=NEUTRAL)
-        if (made := scoring.consider(call, known, lambda call, scores: setattr(call, "scores", scores))) is not None:
+        if (
+            made := scoring.consider(call, known, ENGINE, lambda call, scores: setattr(call, "scores", scores))
+        ) is not None:
             await made
             read[due].append(call.scores[0].read)
     passes = read[True] + read[False]
@@ -198,11 +200,11 @@ async def test_what_scoring_costs_stays_within_its_share(share: float, events: l
 
 async def test_a_call_for_which_the_engine_may_lack_memory_is_not_scored(caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a vLLM that dies of the logits of a long prompt."""
-    scoring = Scoring(ScoringConfig(longest=99), ENGINE, GenerationGate())
+    scoring = Scoring(ScoringConfig(longest=99), GenerationGate())
     long, fits = (make_call(0, [1] * prompt, [1] * 20, sampling=NEUTRAL) for prompt in (80, 79))
     for _ in range(2):
-        assert scoring.consider(long, 0, lambda call, scores: None) is None
-    made = scoring.consider(fits, 0, lambda call, scores: None)
+        assert scoring.consider(long, 0, ENGINE, lambda call, scores: None) is None
+    made = scoring.consider(fits, 0, ENGINE, lambda call, scores: None)
     assert made is not None, "the score stays due"
     await made
     assert caplog.text.count("scoring.longest=99") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from polar_gym.chat import ChatRequest
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from tests.support.listening import listen, stop_listening
 
 MODELS = {
     "object": "list",
@@ -89,3 +91,61 @@ async def server(handle: Handler) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+class LeavingServer:
+    """A server that looks like vLLM, and can be away."""
+
+    def __init__(self, model: str = "m") -> None:
+        self.port = 0
+        self.model = model
+        self.began: float | None = 1.0
+        """When its process began; None: it has no metrics."""
+        self.asked = asyncio.Event()
+        self.chats: list[dict[str, Any]] = []
+        """The requests for answers, with their headers."""
+        self.orders: list[tuple[str, dict[str, Any]]] = []
+        """Requests that bring new weights."""
+        self.die_on_the_next = False
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": self.model, "max_model_len": 4096, "root": "/weights/m"}]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if self.began is None:
+            return web.Response(status=404)
+        return web.Response(text=f"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {self.began}\n")
+
+    async def _order(self, request: web.Request) -> web.Response:
+        self.orders.append((request.path, await request.json()))
+        return web.Response()
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.set()
+        self.chats.append({**body, "headers": dict(request.headers)})
+        if self.die_on_the_next:
+            self.die_on_the_next = False
+            message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+            return web.json_response({"error": {"message": message}}, status=500)
+        return as_asked(body, answer([5, 6], 2))
+
+    async def up(self) -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        for path in ("/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"):
+            app.router.add_post(path, self._order)
+        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        self._listening = await listen(self._runner, self.port)
+        self.port = self._listening.getsockname()[1]
+
+    async def down(self) -> None:
+        assert self._runner is not None
+        await stop_listening(self._runner, self._listening)

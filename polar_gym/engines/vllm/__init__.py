@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from polar_gym.engines.openai_form import (
     context_length,
     served_model,
 )
+from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.sampling import logprobs_problem, sampling_fields
 from polar_gym.engines.vllm.generate import answer_by_ids, read_again, uncertain_call, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
@@ -68,6 +70,10 @@ class VllmOptions(ServerOptions):
     """How many tokens vLLM puts into one event of an answer (from vLLM 0.32 on; before, `--stream-interval` does). An
     answer that is cut off may lose as many, where the server has no route that aborts requests. At most 8 for a harness
     that reads along."""
+    session_header: str = "X-Session-ID"
+    """The header with the session's id, by which a router before vLLM may keep a session's calls together."""
+    data_parallel_size: int = Field(default=1, gt=0)
+    """How many ranks a server has (`--data-parallel-size`). Each session stays with one rank."""
     record: list[ReplayRecord] = Field(default_factory=list)
     """What each answer must hold beside ids and logprobs, for trainers that replay it: `routed_experts` (vLLM with
     `--enable-return-routed-experts`), `sampling_mask` (`--return-sampling-mask`). The path is then `generate`."""
@@ -87,12 +93,14 @@ class VllmOptions(ServerOptions):
 
 
 class VllmEngine:
+    """One server."""
+
     Options = VllmOptions
 
     def __init__(self, options: VllmOptions) -> None:
         self._options = options
-        self._http = Http("vLLM", options.url, options.api_key, options.patience_seconds)
-        self.url = self._http.url
+        self.http = Http("vLLM", str(options.url), options.api_key, options.patience_seconds)
+        self.url = self.http.url
         self.model = options.model or ""
         self.max_model_len = options.max_model_len or 0
         self.takes_prefix_only = options.prefix_field == "required_prefix_token_ids"
@@ -108,15 +116,15 @@ class VllmEngine:
         self._tokenizer: Tokenizer | None = None
 
     async def start(self) -> None:
-        self._http.open()
+        self.http.open()
         try:
             if self.takes_prefix_only:
                 await self._start_with_nemo_rl()
                 return
-            entry = await served_model(self._http, self._options.model)
+            entry = await served_model(self.http, self._options.model)
             self.model, self._base = entry["id"], entry.get("parent")
-            self._model_root = (await served_model(self._http, self._base) if self._base else entry).get("root")
-            self.max_model_len = context_length(self._http, entry, self._options.max_model_len)
+            self._model_root = (await served_model(self.http, self._base) if self._base else entry).get("root")
+            self.max_model_len = context_length(self.http, entry, self._options.max_model_len)
             await self._probe()
         except BaseException:
             await self.close()
@@ -125,8 +133,8 @@ class VllmEngine:
     async def _start_with_nemo_rl(self) -> None:
         if not self.model:
             raise EngineError(400, f"engine.model: {self.url} does not list what it serves; name the policy's model")
-        templated = await self._http.post("/tokenize", {"model": self.model, "messages": PROBE})
-        self.max_model_len = context_length(self._http, {"id": self.model, **templated}, self._options.max_model_len)
+        templated = await self.http.post("/tokenize", {"model": self.model, "messages": PROBE})
+        self.max_model_len = context_length(self.http, {"id": self.model, **templated}, self._options.max_model_len)
         name = self._model_root = self._options.tokenizer or self.model
         self._tokenizer = await asyncio.to_thread(local_tokenizer, "engine.tokenizer", name)  # it has no /detokenize
         warn_of_unknown_grammar(self.url, "NeMo RL's server has no route for that")
@@ -148,7 +156,7 @@ class VllmEngine:
         )
 
     async def close(self) -> None:
-        await self._http.close()
+        await self.http.close()
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         self._warn_of_logprobs(sampling)
@@ -167,18 +175,18 @@ class VllmEngine:
             body["tools"] = list(tools)
         if self._options.chat_template_kwargs:
             body["chat_template_kwargs"] = self._options.chat_template_kwargs
-        return as_ids((await self._http.post("/tokenize", body))["tokens"])
+        return as_ids((await self.http.post("/tokenize", body))["tokens"])
 
     async def decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is not None:
             return await asyncio.to_thread(self._tokenizer.decode, list(ids), skip_special_tokens=False)
-        return (await self._http.post("/detokenize", {"model": self.model, "tokens": list(ids)}))["prompt"]
+        return (await self.http.post("/detokenize", {"model": self.model, "tokens": list(ids)}))["prompt"]
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         fitting = ids[: self.max_model_len - 1]
         sampling = Sampling().model_dump(exclude_none=True)
         body = {"model": self.model, "prompt": fitting.tolist(), "max_tokens": 1, "prompt_logprobs": 0, **sampling}
-        answer = await self._http.post("/v1/completions", body)
+        answer = await self.http.post("/v1/completions", body)
         entries = answer["choices"][0]["prompt_logprobs"]
         pairs = zip(fitting[1:].tolist(), entries[1:], strict=True)
         return np.asarray([np.nan, *(entry[str(token)]["logprob"] for token, entry in pairs)], np.float32)
@@ -186,22 +194,24 @@ class VllmEngine:
     async def _complete(self, request: ChatRequest, fields: dict[str, Any], on_delta: OnDelta | None) -> Completion:
         by_ids = self.path == "generate" and not any(map(has_media, request.messages))
         records = self._options.record if by_ids else []
-        answer = StreamedAnswer(self._http, on_delta or (lambda _: None), request.prompt_ids, records)
+        answer = StreamedAnswer(self.http, on_delta or (lambda _: None), request.prompt_ids, records)
+        headers = self._affinity(request)
         try:
             if by_ids:
                 body = self._chat_body(replace(request, prompt_ids=None), fields)
                 await answer_by_ids(
-                    self._http,
+                    self.http,
                     body,
                     request.prompt_ids,
                     self.max_model_len,
                     answer,
                     self._abort,
+                    headers=headers,
                     routed_positions=request.routed_positions,
                 )
                 return answer.completion(fields)
             body = self._chat_body(request, fields)
-            await ask(self._http, CHAT, body, answer, self._abort)
+            await ask(self.http, CHAT, body, answer, self._abort, headers)
         except EngineError as error:
             if not leaves_no_space(error, fields):
                 raise
@@ -209,7 +219,17 @@ class VllmEngine:
         completion = answer.completion(fields)
         if request.stream or self.own_grammar is None or not uncertain_call(completion):
             return completion
-        return await read_again(self._http, body, answer, completion)
+        return await read_again(self.http, body, answer, completion)
+
+    def _affinity(self, request: ChatRequest) -> dict[str, str]:
+        """Return the headers by which routers, and vLLM's ranks, keep a session's calls together."""
+        if request.session_id is None:
+            return {}
+        headers = {self._options.session_header: request.session_id}
+        if self._options.data_parallel_size > 1:
+            rank = zlib.crc32(request.session_id.encode()) % self._options.data_parallel_size
+            headers["X-data-parallel-rank"] = str(rank)
+        return headers
 
     def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> Body:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
@@ -228,7 +248,7 @@ class VllmEngine:
 
     async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
         """See `polar_gym.engines.Updating`."""
-        await reload(self._http, weights, version)
+        await reload(self.http, weights, version)
         self.weight_version = version
 
     def _warn_of_logprobs(self, sampling: Sampling) -> None:
@@ -245,12 +265,12 @@ class VllmEngine:
         gap, templated = await self._probe_once(1.0)
         self.logprobs_mode = await self._measure_logprobs_mode(gap)
         self.path = await self._choose_path(np.concatenate([templated, templated]))
-        self._abort = await abort_route(self._http)
+        self._abort = await abort_route(self.http)
         await self._ask_for_own_grammar()
 
     async def _ask_for_own_grammar(self) -> None:
         try:
-            self.own_grammar = await own_grammar(self._http, self.model)
+            self.own_grammar = await own_grammar(self.http, self.model)
         except EngineError as error:
             if error.status == 503:  # the server is away
                 raise
@@ -294,7 +314,7 @@ class VllmEngine:
 
     async def _why_not_generate(self, ids: NDArray[np.int32]) -> str | None:
         body = self._probe_body(1.0, None)
-        return await unusable(self._http, body, ids, self.max_model_len, self._options.record)
+        return await unusable(self.http, body, ids, self.max_model_len, self._options.record)
 
     def _probe_body(self, temperature: float, ids: NDArray[np.int32] | None, top_k: int = -1) -> Body:
         request = ChatRequest(model=self.model, messages=PROBE, max_tokens=1, prompt_ids=ids)
@@ -305,7 +325,7 @@ class VllmEngine:
         self, temperature: float, ids: NDArray[np.int32] | None = None, top_k: int = -1
     ) -> tuple[float, NDArray[np.int32]]:
         """Return the gap between the likeliest next tokens of a fixed prompt, and that prompt as the engine saw it."""
-        answer = await self._http.post(CHAT, self._probe_body(temperature, ids, top_k))
+        answer = await self.http.post(CHAT, self._probe_body(temperature, ids, top_k))
         prompt = prompt_ids(self.url, answer)
         ids_and_logprobs(self.url, answer["choices"][0])
         top = answer["choices"][0]["logprobs"]["content"][0].get("top_logprobs") or []
@@ -315,4 +335,11 @@ class VllmEngine:
         return (likeliest[0] - likeliest[-1] if likeliest else 0.0), prompt
 
 
-ENGINE = VllmEngine
+class VllmReplicas(Replicas):
+    """The servers that `engine.url` names."""
+
+    Options = VllmOptions
+    make = VllmEngine
+
+
+ENGINE = VllmReplicas

@@ -11,7 +11,7 @@ stop token is not given to it, and a stop string is cut off here. The finish rea
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,11 +42,13 @@ async def answer_by_ids(
     answer: StreamedAnswer,
     abort: str | None,
     *,
+    headers: Mapping[str, str],
     routed_positions: int = 0,
 ) -> None:
     """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`.
 
-    `routed_positions`: at how many of `prompt_ids` the routed experts are known, and not told again.
+    `headers`: of the request that samples. `routed_positions`: at how many of `prompt_ids` the routed experts are
+    known, and not told again.
     """
     if prompt_ids is None:
         asked = await http.post(RENDER, body)
@@ -58,7 +60,7 @@ async def answer_by_ids(
     asked["sampling_params"]["stream_interval"] = body.get("stream_interval")
     if routed_positions:
         asked["sampling_params"]["routed_experts_prompt_start"] = routed_positions
-    await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort)
+    await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort, headers)
     reason = answer.finish_reason
     if reason in ("stop", "length"):
         message = message_of(await read_message(http, body, answer))
@@ -138,7 +140,7 @@ async def unusable(
     does not give the wanted records."""
     answer = StreamedAnswer(http, lambda _: None, prompt_ids, records)
     try:
-        await answer_by_ids(http, body, prompt_ids, max_model_len, answer, None)
+        await answer_by_ids(http, body, prompt_ids, max_model_len, answer, None, headers={})
     except EngineError as error:
         if not 400 <= error.status < 500:
             raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,15 +50,19 @@ async def abort_route(http: Http) -> str | None:
     return None
 
 
-async def ask(http: Http, path: str, body: Body, answer: StreamedAnswer, abort: str | None) -> None:
+async def ask(
+    http: Http, path: str, body: Body, answer: StreamedAnswer, abort: str | None, headers: Mapping[str, str]
+) -> None:
     """Ask for an answer in pieces, and give them to `answer`. After the first piece, no failure leads to another try.
     `abort` is the server's route that aborts requests."""
-    await http.patiently(lambda: _ask_once(http, path, body | STREAM, answer, abort))
+    await http.patiently(lambda: _ask_once(http, path, body | STREAM, answer, abort, headers))
 
 
-async def _ask_once(http: Http, path: str, body: Body, answer: StreamedAnswer, abort: str | None) -> None:
+async def _ask_once(
+    http: Http, path: str, body: Body, answer: StreamedAnswer, abort: str | None, headers: Mapping[str, str]
+) -> None:
     request_id = uuid.uuid4().hex
-    async with http.response("POST", path, body, request_id) as response:
+    async with http.response("POST", path, body, {**headers, "X-Request-Id": request_id}) as response:
         events = Events(response.content)
         try:
             await answer.read(events)
@@ -112,6 +116,7 @@ class StreamedAnswer:
         self.finish_reason: str | None = None
         self.stop_sequence: str | None = None
         self._weight_versions: list[WeightVersion] = []
+        self._cached_tokens: int | None = None
         self._done = False
 
     @property
@@ -146,8 +151,9 @@ class StreamedAnswer:
             self.stop_sequence = stop_sequence(choice) or self.stop_sequence
             self._weight_versions = weight_versions(choice) or self._weight_versions
             self._choices.take(choice)
-        if not chunk["choices"] and chunk.get("usage"):
-            self._tell(Delta(engine_tokens=chunk["usage"]["completion_tokens"]))
+        if not chunk["choices"] and (usage := chunk.get("usage")):
+            self._tell(Delta(engine_tokens=usage["completion_tokens"]))
+            self._cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
     def say(self, message: Message, finish_reason: str) -> None:
         """Tell the text of an answer whose events held ids alone."""
@@ -172,6 +178,7 @@ class StreamedAnswer:
             sampling=sampling,
             weight_versions=self._weight_versions,
             engine_tokens=received.engine_tokens,
+            cached_tokens=self._cached_tokens,
         )
 
     def _tell(self, delta: Delta) -> None:

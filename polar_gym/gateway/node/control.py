@@ -95,7 +95,7 @@ class _Handlers:
     async def post_weights(self, http: web.Request) -> web.Response:
         order = await _body(http, Weights)
         self._service.orders += 1
-        return answer(self._service.set_weights(order.version))
+        return answer(self._service.set_weights(order.version, order.engine))
 
     async def post_drain(self, http: web.Request) -> web.Response:
         self._service.drain()

@@ -18,6 +18,7 @@ from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin, check_tools
 from polar_gym.config.run_config import FrozenConfig, Pools, ScoringConfig
 from polar_gym.engines import ENGINES, Engine, EngineError, Updating
+from polar_gym.engines.replicas import Replicas
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.node.tool_calls import ToolCalls
@@ -73,7 +74,7 @@ class Node:
         self.proxy = Proxy(
             engine, providers, streaming=streaming, splice=splice, keep_reasoning=keep_reasoning, frozen=kinds
         )
-        self._scoring = Scoring(scoring or ScoringConfig(share=None), engine, self.proxy.generation)
+        self._scoring = Scoring(scoring or ScoringConfig(share=None), self.proxy.generation)
         self.stages = Stages(pools or Pools())
         self._tool_calls = ToolCalls()
         self._runtimes: dict[str, Runtime] = {}
@@ -84,7 +85,7 @@ class Node:
 
     async def __aenter__(self) -> Node:
         async with contextlib.AsyncExitStack() as stack:
-            for each in (*self._scoring.engines.values(), *self._frozen):
+            for each in (self.engine, *self._scoring.references.values(), *self._frozen):
                 await each.start()
                 stack.push_async_callback(each.close)
             await self.proxy.splicer.probe()
@@ -115,13 +116,17 @@ class Node:
         await self.engine.set_weights(weights, version)
         self.set_weight_version(version)
 
-    def set_weight_version(self, version: str) -> None:
+    def set_weight_version(self, version: str, url: str | None = None) -> None:
         """Set the version of the engine's weights; call this after an update, before the engine goes on.
 
         Calls are marked with this version, and calls under way with the old and the new one. The engine's own label of
-        its weights is kept beside the version.
+        its weights is kept beside the version. `url`: only the server that listens there was updated; a node without
+        such a server does nothing.
         """
-        self.engine.weight_version = version
+        if isinstance(self.engine, Replicas):
+            self.engine.name_weights(version, url)
+        elif url is None:
+            self.engine.weight_version = version
         self._scoring.due = True
 
     @property

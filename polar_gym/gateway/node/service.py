@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import orjson
 import tenacity
 
+from polar_gym.engines.replicas import Replicas
 from polar_gym.gateway.node.admission import Allowed, check_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import GatewaySettings
@@ -268,14 +269,17 @@ class NodeService:
             gate.resume()
         return self.generation()
 
-    def set_weights(self, version: str) -> GenerationAnswer:
-        self.node.set_weight_version(version)
+    def set_weights(self, version: str, engine: str | None = None) -> GenerationAnswer:
+        self.node.set_weight_version(version, engine)
         return self.generation()
 
     def generation(self) -> GenerationAnswer:
-        gate = self.node.proxy.generation
+        gate, engine = self.node.proxy.generation, self.node.engine
         return GenerationAnswer(
-            paused=gate.paused, in_flight=gate.in_flight, weight_version=self.node.engine.weight_version
+            paused=gate.paused,
+            in_flight=gate.in_flight,
+            weight_version=engine.weight_version,
+            engines=engine.versions if isinstance(engine, Replicas) else {},
         )
 
     def drain(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from polar_gym.chat import ChatRequest
+from polar_gym.engines import Engine
 from polar_gym.evaluators import Environment
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.scoring import Scoring
@@ -200,9 +201,9 @@ class SessionCapture:
         self.memory.conversations.forget(call.call_id)
         self._amend(call, outcome="abandoned")
 
-    def score(self, call: ModelCall, known: int) -> None:
-        """Begin to score a recorded call in the background where `Scoring.consider` chooses the call."""
-        if (task := self.scoring.consider(call, known, self._stamp)) is not None:
+    def score(self, call: ModelCall, known: int, engine: Engine) -> None:
+        """Begin to score a recorded call of an engine in the background where `Scoring.consider` chooses the call."""
+        if (task := self.scoring.consider(call, known, engine, self._stamp)) is not None:
             self._passes.add(task)
             task.add_done_callback(self._passes.discard)
 

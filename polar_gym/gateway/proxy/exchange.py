@@ -13,6 +13,7 @@ from aiohttp import web
 from polar_gym.chat import ChatRequest, Completion, Delta
 from polar_gym.chat.received import Received, whole_delta
 from polar_gym.engines import Engine
+from polar_gym.engines.replicas import Replicas
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.providers import Provider
 from polar_gym.schema import ModelCall, Replayed, Sampling
@@ -36,6 +37,8 @@ class Exchange:
     hints: dict[str, str]
     engine: Engine
     """The policy's engine, or a frozen one."""
+    server: Engine
+    """The replica of the engine that is asked; where there are none, the engine."""
     frozen: bool
     sampling_mismatch: list[str]
     call_id: str
@@ -82,6 +85,7 @@ class Exchange:
             finish_reason=completion.finish_reason,
             weight_versions=completion.weight_versions,
             engine_tokens=completion.engine_tokens,
+            cached_tokens=completion.cached_tokens,
             routed_experts=completion.routed_experts,
             sampling_mask=completion.sampling_mask,
         )
@@ -141,6 +145,7 @@ class Exchange:
             splice_cause=self.plan.cause,
             hints=self.hints,
             frozen=self.engine.info.model if self.frozen else None,
+            engine_url=self.engine.url_of(self.server) if isinstance(self.engine, Replicas) else None,
             edited_answers=self.plan.edited_answers,
             started_at=self.started_at,
             duration=time.time() - self.started_at,

@@ -25,6 +25,7 @@ from polar_gym.chat import ChatRequest, Completion, Delta, sampling_deviations
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
+from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy import mcp
 from polar_gym.gateway.proxy.capture import SessionCapture
@@ -104,6 +105,9 @@ class Proxy:
 
     def remove(self, capture: SessionCapture) -> None:
         self._captures.pop(capture.key, None)
+        for engine in (self.engine, *self._frozen.values()):
+            if isinstance(engine, Replicas):
+                engine.release(capture.session_id)
 
     def server_for(self, bound: SessionCapture | None) -> Callable[[], asyncio.BaseProtocol]:
         """Return a protocol factory for `loop.create_server`. `bound` is the only session whose key is accepted; with
@@ -232,6 +236,7 @@ class Proxy:
             plan=Plan(request=request),
             hints=hints,
             engine=engine,
+            server=engine,
             frozen=frozen is not None,
             sampling_mismatch=sampling_deviations(request, engine.info.own_grammar),
             call_id=uuid.uuid4().hex,
@@ -264,10 +269,7 @@ class Proxy:
                 if not exchange.frozen:
                     exchange.plan = await self.splicer.prepare(exchange.capture.memory, exchange.request, asked)
                 check_space(exchange.plan.request, exchange.engine.info.max_model_len)
-                exchange.weight_version = exchange.engine.weight_version
-                asked = replace(exchange.plan.request, stream=exchange.live)
-                take = functools.partial(self._take, exchange)
-                completion = await exchange.engine.chat(asked, exchange.sampling, take)
+                completion = await self._ask(exchange)
             if exchange.call is None:
                 self._take(exchange, whole_delta(completion))
             if completion.finish_reason not in FINISHED:
@@ -286,8 +288,22 @@ class Proxy:
         self._record(exchange, call)
         if not exchange.frozen:  # ids of another model continue nothing
             exchange.capture.memory.remember(call, exchange.plan)
-            exchange.capture.score(call, exchange.plan.request.prefix_length)
+            exchange.capture.score(call, exchange.plan.request.prefix_length, exchange.server)
         return completion, call
+
+    async def _ask(self, exchange: Exchange) -> Completion:
+        """Ask the session's replica of the engine; where it is away, the one that takes the session over."""
+        session_id = exchange.capture.session_id
+        asked = replace(exchange.plan.request, stream=exchange.live, session_id=session_id)
+        while True:
+            replicas = exchange.engine if isinstance(exchange.engine, Replicas) else None
+            exchange.server = exchange.engine if replicas is None else replicas.of(session_id)
+            exchange.weight_version = exchange.server.weight_version
+            try:
+                return await exchange.server.chat(asked, exchange.sampling, functools.partial(self._take, exchange))
+            except EngineError as error:
+                if replicas is None or exchange.call is not None or not await replicas.moved(exchange.server, error):
+                    raise
 
     def _recorded(self, exchange: Exchange) -> tuple[Completion, ModelCall] | None:
         """Answer a call from the record that its session starts from; None: the engine is to answer. Raises
@@ -332,8 +348,10 @@ class Proxy:
         self._record(exchange, exchange.cut_off(outcome, error, kind))
 
     def _record(self, exchange: Exchange, call: ModelCall) -> None:
-        now, tokens = exchange.engine.weight_version, len(call.response_ids)
+        now, tokens = exchange.server.weight_version, len(call.response_ids)
         call.weight_versions = spans(call.weight_versions, exchange.weight_version, now, tokens)
+        if isinstance(exchange.engine, Replicas):
+            exchange.engine.note(call.session_id, len(call.prompt_ids) + tokens)
         self.calls[call.outcome] += 1
         self.sampled_tokens += len(call.response_ids)
         exchange.capture.record(call)

@@ -30,10 +30,8 @@ PASS_SECONDS = 60.0
 class Scoring:
     """The scoring of a node's calls. Law: `read <= share * prefill`, apart from one call whenever a score was due."""
 
-    def __init__(self, settings: ScoringConfig, engine: Engine, gate: GenerationGate) -> None:
-        self.engines = {"engine": engine}
-        if settings.reference is not None:
-            self.engines["reference"] = ENGINES.make(settings.reference)
+    def __init__(self, settings: ScoringConfig, gate: GenerationGate) -> None:
+        self.references = {} if settings.reference is None else {"reference": ENGINES.make(settings.reference)}
         self.due = True
         """Whether the next call is scored at any cost: after the start, a weight update, a mismatch, and a pass that an
         update or the end of its session made void."""
@@ -45,21 +43,23 @@ class Scoring:
         self._gate = gate
         self._told = self._told_of_length = False
 
-    def consider(self, call: ModelCall, known: int, stamp: Callable[..., None]) -> asyncio.Task[None] | None:
+    def consider(
+        self, call: ModelCall, known: int, engine: Engine, stamp: Callable[..., None]
+    ) -> asyncio.Task[None] | None:
         """Count a recorded call, and return its pass where the call is chosen. `known`: how many tokens of the prompt
-        are the parent's. `stamp`: keeps the call's scores."""
+        are the parent's. `engine`: the one, or the replica, that sampled the call. `stamp`: keeps the call's scores."""
         self.prefill += len(call.prompt_ids) - known
         share, tokens = self._settings.share, len(call.prompt_ids) + len(call.response_ids)
         granted = share is not None and (self.due or self.read + tokens <= share * self.prefill)
-        if not granted or not self._can_be_scored(call) or self._too_long(tokens):
+        if not granted or not self._can_be_scored(call, engine) or self._too_long(tokens):
             return None
         shaped = shaping_fields(call.sampling)
-        if shaped and self.engines["engine"].info.logprobs_mode != "raw":
+        if shaped and engine.info.logprobs_mode != "raw":
             stamp(call, [Score(by="engine", problem=f"sampled with {', '.join(shaped)}")])
             return None
         self.due = False
         self.read += tokens
-        return asyncio.create_task(self._score(call, stamp))
+        return asyncio.create_task(self._score(call, engine, stamp))
 
     def mismatch(self, scores: Sequence[Score]) -> str | None:
         """Return the largest mean difference in words where it masks an episode, else None."""
@@ -73,9 +73,9 @@ class Scoring:
             "logits processor in the engine's server, for its --logprobs-mode, and for stale weights or caches"
         )
 
-    def _can_be_scored(self, call: ModelCall) -> bool:
+    def _can_be_scored(self, call: ModelCall, engine: Engine) -> bool:
         """Return whether the weights that are set now sampled the whole call, freely and from ids alone."""
-        engine, spans = self.engines["engine"], call.weight_versions
+        spans = call.weight_versions
         current = all(span.until is None and engine.weight_version in (None, span.version) for span in spans)
         free = not call.sampling_mismatch and not any(map(has_media, call.messages)) and not engine.info.scripted
         return current and len(spans) <= 1 and not self._gate.paused and free and len(call.response_ids) >= LEAST_TOKENS
@@ -91,11 +91,12 @@ class Scoring:
             )
         return tokens > self._settings.longest
 
-    async def _score(self, call: ModelCall, stamp: Callable[..., None]) -> None:
-        engine, tokens = self.engines["engine"], len(call.prompt_ids) + len(call.response_ids)
+    async def _score(self, call: ModelCall, engine: Engine, stamp: Callable[..., None]) -> None:
+        tokens = len(call.prompt_ids) + len(call.response_ids)
         version, scores = engine.weight_version, [Score(by="engine", read=tokens, problem="cancelled")]
         try:
-            scores = [await self._pass(by, call) for by in self.engines]
+            asked = {"engine": engine, **self.references}
+            scores = [await self._pass(by, each, call) for by, each in asked.items()]
             if self._gate.paused or engine.weight_version != version:
                 scores = [Score(by="engine", read=tokens, problem="weights_changed")]
         finally:
@@ -106,11 +107,11 @@ class Scoring:
                 log.error("call %s: %s", call.call_id, mismatch)
             stamp(call, scores)
 
-    async def _pass(self, by: str, call: ModelCall) -> Score:
+    async def _pass(self, by: str, engine: Engine, call: ModelCall) -> Score:
         ids = np.concatenate([call.prompt_ids, call.response_ids])
         try:
             async with asyncio.timeout(PASS_SECONDS):
-                found = call.differences(await self.engines[by].score(ids))
+                found = call.differences(await engine.score(ids))
             found = np.nan_to_num(found, nan=1e3, posinf=1e3)  # JSON has neither, and both must mask
             largest, mean = float(found.max()), float(found.mean())  # the first raises for a context that is too short
         except Exception as error:  # noqa: BLE001 - a pass that fails by any error costs its own score only

@@ -1,0 +1,300 @@
+"""Several servers of the same policy as one engine. Each session stays with one replica, whose prefix cache knows it.
+
+A new session goes to the replica with the least load: the tokens of the longest calls of its sessions, or those that a
+session is expected to have, if these are more. A replica that cannot be connected to hands its sessions over to the
+others, and is asked again in the background. It is taken back at once where its process is the
+same as before, else after the last update was repeated. Where a trainer updates the servers itself, a replica that
+began anew waits until the trainer names its weights: they may be any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polar_gym.chat import ChatRequest, Completion, OnDelta
+from polar_gym.engines import UNREACHABLE, Engine, EngineError, Updating
+from polar_gym.engines.http import Http
+from polar_gym.engines.openai_form import ServerOptions
+from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 8.0
+"""Between two tries to reach a replica that is away."""
+
+T = TypeVar("T")
+
+
+class Server(Engine, Protocol):
+    """An engine behind one URL."""
+
+    http: Http
+
+
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One of the servers."""
+
+    engine: Server
+    began: str | None = None
+    """When its process began; None: not known."""
+    up: bool = True
+    named: asyncio.Event = field(default_factory=_set)
+    """Set while its weights are those of its version. A replica that began anew waits until a trainer names them."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """The place of a session."""
+
+    replica: Replica
+    tokens: float
+    """Those of its longest call so far."""
+
+
+class Replicas:
+    """The servers that `engine.url` names, as one engine. A subclass names the options and the engine of one URL."""
+
+    Options: ClassVar[type[ServerOptions]]
+    make: ClassVar[Callable[[Any], Server]]
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        urls = [options.url] if isinstance(options.url, str) else options.url
+        self.replicas = [self._replica(url) for url in urls]
+        self._seats: dict[str, Seat] = {}
+        self._ended, self._ended_tokens = 0, 0.0
+        self._version: str | None = None
+        self._weights: Path | Mapping[str, Any] | None = None
+        """The weights of `_version`, where `set_weights` brought them."""
+        self._waiting: dict[Replica, asyncio.Task[None]] = {}
+        self._back = asyncio.Event()
+
+    def _replica(self, url: str) -> Replica:
+        return Replica(type(self).make(self._options.model_copy(update={"url": url})))
+
+    # The engine -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start every replica. Raises `EngineError` where one does not answer, or differs from the first one."""
+        urls = [url for each in self.replicas for url in await addresses(each.engine.http.url)]
+        if len(urls) > len(self.replicas):
+            self.replicas = [self._replica(url) for url in urls]
+        try:
+            await asyncio.gather(*(each.engine.start() for each in self.replicas))
+            for each in self.replicas if len(self.replicas) > 1 else ():
+                self._check_alike(each)
+                each.began = await each.engine.http.began()
+                each.engine.http.waits_for_connections = False
+        except BaseException:
+            await self.close()
+            raise
+
+    def _check_alike(self, replica: Replica) -> None:
+        told, first = replica.engine.info.model_dump(), self.info.model_dump()
+        for name in first:
+            if told[name] != first[name]:
+                urls = replica.engine.http.url, self.replicas[0].engine.http.url
+                raise EngineError(
+                    400,
+                    f"engine.url: {urls[0]} has {name}={told[name]!r} and {urls[1]} has {name}={first[name]!r}; the "
+                    "servers of a list must serve the same model with the same flags",
+                )
+
+    async def close(self) -> None:
+        for task in self._waiting.values():
+            task.cancel()
+        await asyncio.gather(*self._waiting.values(), return_exceptions=True)
+        await asyncio.gather(*(each.engine.close() for each in self.replicas))
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.replicas[0].engine.info
+
+    @property
+    def takes_prefix_only(self) -> bool:
+        return self.replicas[0].engine.takes_prefix_only
+
+    @property
+    def weight_version(self) -> str | None:
+        return self._version
+
+    @weight_version.setter
+    def weight_version(self, version: str | None) -> None:
+        self.name_weights(version)
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        return await self._ask(lambda engine: engine.chat(request, sampling, on_delta))
+
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        return await self._ask(lambda engine: engine.template(messages, tools))
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        return await self._ask(lambda engine: engine.decode(ids))
+
+    async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        return await self._ask(lambda engine: engine.score(ids))
+
+    async def _ask(self, ask: Callable[[Server], Awaitable[T]]) -> T:
+        """Ask the replica with the least load, and another one where that one is away."""
+        while True:
+            engine = self._least().engine
+            try:
+                return await ask(engine)
+            except EngineError as error:
+                if not await self.moved(engine, error):
+                    raise
+
+    # Sessions ---------------------------------------------------------------------------------------------------------
+
+    def of(self, session_id: str) -> Engine:
+        """Return the engine of a session, which gets a place if it has none."""
+        seat = self._seats.get(session_id)
+        if seat is None or not seat.replica.up:
+            seat = self._seats[session_id] = Seat(self._least(), 0.0 if seat is None else seat.tokens)
+        return seat.replica.engine
+
+    def url_of(self, engine: Engine) -> str | None:
+        """Return where a replica listens; None where there is only one."""
+        several = self.replicas if len(self.replicas) > 1 else ()
+        return next((each.engine.http.url for each in several if each.engine is engine), None)
+
+    def note(self, session_id: str, tokens: int) -> None:
+        """Take notice of the tokens of a session's call, prompt and answer."""
+        if (seat := self._seats.get(session_id)) is not None:
+            seat.tokens = max(seat.tokens, tokens)
+
+    def release(self, session_id: str) -> None:
+        """Give back the place of a session that has ended."""
+        if (seat := self._seats.pop(session_id, None)) is not None:
+            self._ended, self._ended_tokens = self._ended + 1, self._ended_tokens + seat.tokens
+
+    def _least(self) -> Replica:
+        """Return the replica with the least load, the first one of several; of those that are up, if any is."""
+        expected = self._ended_tokens / self._ended if self._ended else 1.0
+        loads = {each: 0.0 for each in self.replicas if each.up} or dict.fromkeys(self.replicas, 0.0)
+        for seat in self._seats.values() if len(loads) > 1 else ():
+            if seat.replica in loads:
+                loads[seat.replica] += max(seat.tokens, expected)
+        return min(loads, key=lambda replica: loads[replica])
+
+    async def moved(self, engine: Engine, error: EngineError) -> bool:
+        """Return whether another replica can be asked after a replica failed: where it cannot be connected to, at once
+        if another one is up, else as soon as one is, within `patience_seconds`."""
+        if error.kind != UNREACHABLE or len(self.replicas) == 1:
+            return False
+        failed = next(each for each in self.replicas if each.engine is engine)
+        if failed.up:
+            log.warning("%s; its sessions go on elsewhere", error.message)
+            failed.up = False
+            self._back.clear()
+            self._waiting[failed] = asyncio.create_task(self._wait_for(failed))
+        if not any(each.up for each in self.replicas):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.patience_seconds):
+                    await self._back.wait()
+        return any(each.up for each in self.replicas)
+
+    async def _wait_for(self, replica: Replica) -> None:
+        """Take a replica back as soon as it answers and has the weights that its version names."""
+        seconds = FIRST_WAIT_SECONDS
+        while not replica.up:
+            await asyncio.sleep(seconds)
+            seconds = min(2 * seconds, LONGEST_WAIT_SECONDS)
+            try:
+                await self._take_back(replica)
+            except EngineError as error:
+                log.debug("%s is still away: %s", replica.engine.http.url, error.message)
+
+    async def _take_back(self, replica: Replica) -> None:
+        engine, began = replica.engine, await replica.engine.http.began()
+        anew = began is None or began != replica.began
+        if anew:
+            await engine.close()
+            await engine.start()
+            self._check_alike(replica)
+            replica.began = began
+            if engine.weight_version is not None:
+                replica.named.clear()
+        if self._weights is not None and (anew or engine.weight_version != self._version):
+            await self._update(replica, self._weights, str(self._version))
+        if not replica.named.is_set():
+            log.warning("%s is back with unknown weights; it waits until its version is set", engine.http.url)
+            await replica.named.wait()
+        log.warning("%s is back", engine.http.url)
+        replica.up = True
+        self._back.set()
+
+    # Weights ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Return the version of the weights of each server, by URL."""
+        return {each.engine.http.url: each.engine.weight_version for each in self.replicas}
+
+    def name_weights(self, version: str | None, url: str | None = None) -> None:
+        """Take a trainer's word that the server at `url` has new weights, or, if the version is new, that all have."""
+        if url is None and version == self._version:
+            return
+        if url is None:
+            self._version, self._weights = version, None
+        for each in self.replicas:
+            if url in (None, each.engine.http.url):
+                each.engine.weight_version = version
+                each.named.set()
+
+    async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
+        """Give the replicas new weights, one after another: see `polar_gym.engines.Updating`. One that is away gets
+        them when it is back."""
+        self._version, self._weights = version, weights
+        for each in self.replicas:
+            if each.up or len(self.replicas) == 1:
+                try:
+                    await self._update(each, weights, version)
+                except EngineError as error:
+                    if not await self.moved(each.engine, error):
+                        raise
+
+    async def _update(self, replica: Replica, weights: Path | Mapping[str, Any], version: str) -> None:
+        if not isinstance(replica.engine, Updating):
+            raise EngineError(400, f"engine={self.info.name} takes no weights; use vllm or embedded")
+        await replica.engine.set_weights(weights, version)
+        replica.engine.weight_version = version
+        replica.named.set()
+
+
+async def addresses(url: str) -> list[str]:
+    """Return the URL once for each address of its host, or as it is where the host has one address, or needs its name
+    for a certificate."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        return [url]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except OSError:  # whoever asks gets the error that names the host
+        return [url]
+    first = min((family for family, *_ in found), key=lambda family: family != socket.AF_INET)
+    hosts = dict.fromkeys(address[0] for family, *_, address in found if family == first)
+    if len(hosts) < 2:
+        return [url]
+    port = "" if parts.port is None else f":{parts.port}"
+    return [
+        parts._replace(netloc=f"[{host}]{port}" if ":" in str(host) else f"{host}{port}").geturl() for host in hosts
+    ]

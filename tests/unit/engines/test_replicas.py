@@ -1,0 +1,231 @@
+"""Several servers of one policy: which session is where, and what becomes of a server that was away."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar_gym.engines import EngineError, replicas
+from polar_gym.engines.replicas import Replicas
+from polar_gym.engines.vllm import ENGINE, VllmOptions
+from polar_gym.schema import Sampling
+from tests.support.vllm_stand_in import REQUEST, LeavingServer
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(replicas, "LONGEST_WAIT_SECONDS", 0.1)
+
+
+@asynccontextmanager
+async def started(*servers: LeavingServer, **options: Any) -> AsyncIterator[Replicas]:
+    async with AsyncExitStack() as stack:
+        for each in servers:
+            await each.up()
+            stack.push_async_callback(each.down)
+        engine = ENGINE(VllmOptions(url=[each.url for each in servers], **options))
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        for each in servers:
+            each.chats.clear()
+        yield engine
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def places(engine: Replicas, sessions: Sequence[str]) -> list[int]:
+    engines = [each.engine for each in engine.replicas]
+    return [engines.index(engine.of(session)) for session in sessions]  # pyright: ignore[reportArgumentType]
+
+
+async def leave(engine: Replicas, server: LeavingServer, number: int) -> None:
+    """Take a server away, and have the engine notice."""
+    await server.down()
+    with pytest.raises(EngineError) as raised:
+        await engine.replicas[number].engine.chat(REQUEST, Sampling())
+    assert await engine.moved(engine.replicas[number].engine, raised.value)
+
+
+async def test_sessions_spread_and_stay() -> None:
+    async with started(LeavingServer(), LeavingServer()) as engine:
+        assert places(engine, "abab") == [0, 1, 0, 1]
+        engine.note("a", 900)
+        engine.note("b", 100)
+        assert places(engine, "cd") == [1, 1], "until one has as much to do as the other"
+        engine.release("a")
+        assert places(engine, "ebcd") == [0, 1, 1, 1]
+        assert places(engine, "f") == [0], "a session is expected to need what the one that ended needed"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["begin", "note", "end"]), st.integers(0, 9), st.integers(1, 9999))))
+def test_a_new_session_goes_where_the_load_is_least(events: list[tuple[str, int, int]]) -> None:
+    engine = ENGINE(VllmOptions(url=[f"http://127.0.0.1:{port}" for port in (1, 2, 3)]))
+    seats: dict[str, int] = {}
+    tokens: dict[str, float] = {}
+    ended: list[float] = []
+    for what, number, count in events:
+        session = str(number)
+        if what == "begin":
+            expected = sum(ended) / len(ended) if ended else 1.0
+            loads = [sum(max(tokens[s], expected) for s, seat in seats.items() if seat == place) for place in range(3)]
+            (place,) = places(engine, [session])
+            assert place == seats.get(session, loads.index(min(loads))), "a session that has a place keeps it"
+            seats[session] = place
+            tokens.setdefault(session, 0.0)
+        elif session in seats and what == "note":
+            engine.note(session, count)
+            tokens[session] = max(tokens[session], count)
+        elif session in seats:
+            engine.release(session)
+            ended.append(tokens.pop(session))
+            del seats[session]
+
+
+async def test_calls_name_their_session_to_routers_and_ranks() -> None:
+    server = LeavingServer()
+    async with started(server, data_parallel_size=4, session_header="x-user-id") as engine:
+        for session in "aab":
+            await engine.chat(replace(REQUEST, session_id=session), Sampling())
+        await engine.chat(REQUEST, Sampling())
+        headers = [chat["headers"] for chat in server.chats]
+    assert [each.get("x-user-id") for each in headers] == ["a", "a", "b", None]
+    ranks = [each.get("X-data-parallel-rank") for each in headers]
+    assert ranks[0] == ranks[1] is not None
+    assert {int(rank) for rank in ranks[:3]} <= {0, 1, 2, 3}
+    assert ranks[3] is None
+
+
+async def test_a_server_that_goes_hands_its_sessions_over_and_is_taken_back() -> None:
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers) as engine:
+        assert places(engine, "abcd") == [0, 1, 0, 1]
+        await leave(engine, servers[0], 0)
+        assert places(engine, "abcd") == [1] * 4
+        assert (await engine.chat(REQUEST, Sampling())).response_ids.tolist() == [5, 6]
+        await servers[0].up()
+        await until(lambda: engine.replicas[0].up)
+        assert places(engine, "abcd") == [1] * 4, "their tokens are cached there now"
+        assert places(engine, "ef") == [0, 0]
+
+
+async def test_where_no_server_is_left_calls_wait_for_the_first_that_is_back() -> None:
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers) as engine:
+        for each in servers:
+            await each.down()
+        asking = asyncio.create_task(engine.chat(REQUEST, Sampling()))
+        await until(lambda: not any(each.up for each in engine.replicas))
+        await servers[1].up()
+        assert (await asyncio.wait_for(asking, 60)).response_ids.tolist() == [5, 6]
+        await servers[0].up()
+
+
+async def test_patience_with_all_servers_has_an_end() -> None:
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers, patience_seconds=0.2) as engine:
+        for each in servers:
+            await each.down()
+        with pytest.raises(EngineError, match="cannot be reached"):
+            await asyncio.wait_for(engine.chat(REQUEST, Sampling()), 60)
+        for each in servers:
+            await each.up()
+
+
+@pytest.mark.parametrize("began", [1.0, 2.0, None])
+async def test_a_server_that_began_anew_has_no_version_until_a_trainer_names_its_weights(began: float | None) -> None:
+    """Guards against tokens of the initial weights under the name of trained ones."""
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers) as engine:
+        engine.weight_version = "1"
+        await leave(engine, servers[0], 0)
+        servers[0].began = began
+        await servers[0].up()
+        if began != 1.0:
+            await until(lambda: not engine.replicas[0].named.is_set())
+            engine.weight_version = "1"  # as in each heartbeat
+            await asyncio.sleep(0.2)
+            assert not engine.replicas[0].up
+            engine.name_weights("1", servers[0].url)
+        await until(lambda: engine.replicas[0].up)
+        assert engine.versions == dict.fromkeys((each.url for each in servers), "1")
+
+
+@pytest.mark.parametrize("began", [1.0, 2.0])
+async def test_a_server_that_missed_an_update_gets_the_weights_before_it_is_taken_back(
+    tmp_path: Path, began: float
+) -> None:
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers) as engine:
+        await leave(engine, servers[0], 0)
+        await engine.set_weights(tmp_path, "2")
+        assert engine.versions == {servers[0].url: None, servers[1].url: "2"}
+        servers[0].began = began
+        await servers[0].up()
+        await until(lambda: engine.replicas[0].up)
+        assert engine.versions[servers[0].url] == "2"
+        assert Counter(path for path, _ in servers[0].orders) == Counter(path for path, _ in servers[1].orders)
+        assert {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}} in [
+            body for _, body in servers[0].orders
+        ]
+
+
+async def test_a_version_may_be_that_of_one_server() -> None:
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers) as engine:
+        engine.weight_version = "1"
+        engine.name_weights("2", servers[1].url)
+        engine.weight_version = "1"
+        assert engine.versions == {servers[0].url: "1", servers[1].url: "2"}
+        await engine.replicas[1].engine.chat(REQUEST, Sampling())
+        assert servers[1].chats[-1]["cache_salt"] == "2"
+        engine.weight_version = "2"
+        assert set(engine.versions.values()) == {"2"}
+
+
+async def test_servers_of_a_list_must_be_alike() -> None:
+    with pytest.raises(EngineError, match=r"engine\.url: http://\S+ has model='n' and http://\S+ has model='m'; the "):
+        async with started(LeavingServer(), LeavingServer("n")):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ([], "expected one or more URLs"),
+        (["http://a", "http://a"], "each of them once"),
+        (["http://a", "b"], "expected a URL, e.g. http://127.0.0.1:8000, not 'b'"),
+    ],
+)
+def test_lists_are_checked(url: list[str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        VllmOptions(url=url)
+
+
+async def test_each_address_of_a_host_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A headless service of Kubernetes has such a name."""
+
+    async def lookup(host: str, port: int, **_: Any) -> list[Any]:
+        addresses = {"policy": ["127.0.0.1", "127.0.0.2"], "::": ["::1"]}.get(host, [host])
+        six = [(socket.AF_INET6, 0, 0, "", ("::1", port, 0, 0))]
+        return six + [(socket.AF_INET, 0, 0, "", (address, port)) for address in addresses]
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "getaddrinfo", lookup)
+    assert await replicas.addresses("http://policy:8000/v1") == ["http://127.0.0.1:8000/v1", "http://127.0.0.2:8000/v1"]
+    assert await replicas.addresses("http://other:8000") == ["http://other:8000"]
+    assert await replicas.addresses("https://policy:8000") == ["https://policy:8000"]
