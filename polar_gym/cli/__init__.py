@@ -30,6 +30,7 @@ COMMANDS = {
     "view": "view.view",
     "inspect": "episodes.inspect",
     "verify": "episodes.verify",
+    "reuse": "episodes.reuse",
     "doctor": "doctor.doctor",
     "serve": "serve.serve",
     "gateway": "gateway.gateway",

@@ -1,4 +1,4 @@
-"""`polar-gym inspect | verify`: look at episodes, and check them."""
+"""`polar-gym inspect | verify | reuse`: look at episodes, check them, and count what the engine's cache spared."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from polar_gym.console import console
 from polar_gym.episodes.reading import read_episodes
 from polar_gym.episodes.report import inspect_file, print_verification
+from polar_gym.episodes.reuse import reuse_by_harness, reuse_table
 from polar_gym.episodes.verify import verify_file
 
 app = typer.Typer()
@@ -46,3 +47,20 @@ def verify(
     print_verification(result, bound, console)
     if result.broken:
         raise typer.Exit(1)
+
+
+@app.command()
+def reuse(
+    files: Annotated[list[Path], typer.Argument(help="The files of episodes of one run.")],
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a block of the engine's cache; default: told by the calls.")
+    ] = None,
+) -> None:
+    """Show how many prompt tokens came from the engine's prefix cache, of those that could, and why others did not.
+
+    Needs the run's journals (rollout.state=DIR), and vLLM with --enable-prompt-tokens-details.
+    """
+    sums, block, silent = reuse_by_harness(files, block_size)
+    console.print(reuse_table(sums))
+    left_out = f"; {silent} calls tell nothing of the cache" if silent else ""
+    console.print(f"blocks of {block} tokens{left_out}")
