@@ -14,12 +14,16 @@ class EpisodeFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._made: set[Path] = set()
+        """Directories that are on the disk."""
 
     def write(self, session_id: str, attempt: int, episode: bytes) -> int:
         """Write an episode, and return the bytes that it takes on the disk. The file is on the disk when this returns.
         Raise `OSError`."""
         path = self._path(session_id, attempt)
-        durable.make_directory(path.parent, mode=0o700)
+        if path.parent not in self._made:
+            durable.make_directory(path.parent, mode=0o700)
+            self._made.add(path.parent)
         packed = gzip.compress(episode, compresslevel=1, mtime=0)
         durable.write(path, packed)
         return len(packed)

@@ -2,15 +2,18 @@
 
 One thread owns the database, so that writes are one after the other and the event loop never waits for a disk. A task
 is changed by one `Change` at a time: samples, events and callbacks to be made are written together or not at all. A
-commit is synced before any request is answered.
+commit is synced before any request is answered. Changes that wait at the same time share one commit: a disk that syncs
+some hundred times a second would else be the limit of the service.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,6 +63,10 @@ CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 never changed: another schema is one script more. A database of version 0 may have the tables of the first."""
 
 
+MOST_IN_A_COMMIT = 256
+"""Changes; the first of them waits for the last."""
+
+
 class StoreError(Exception):
     """The database cannot be used; the message names its file."""
 
@@ -84,6 +91,7 @@ class Store:
         self.path = directory / "service.sqlite"
         self.files = EpisodeFiles(directory / "episodes")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._waiting: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future[Any]]] = queue.SimpleQueue()
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             with ExitStack() as opened:
@@ -118,16 +126,48 @@ class Store:
         self._lock.close()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return the result of `work`, whose writes are one transaction."""
+        """Return the result of `work`, whose writes are on the disk as a whole or not at all."""
+        done: Future[T] = Future()
+        self._waiting.put((work, done))
+        self._thread.submit(self._commit)
+        return await asyncio.wrap_future(done)
 
-        def guarded() -> T:
-            try:
-                with self._db:
-                    return work(self._db)
-            except sqlite3.Error as error:
-                raise StoreError(f"{self.path}: {error}") from error
+    def _commit(self) -> None:
+        """Do the work that waits, in one transaction. Work that fails undoes its own writes only."""
+        batch: list[tuple[Callable[[sqlite3.Connection], Any], Future[Any]]] = []
+        with contextlib.suppress(queue.Empty):
+            while len(batch) < MOST_IN_A_COMMIT:
+                batch.append(self._waiting.get_nowait())
+        batch = [(work, done) for work, done in batch if done.set_running_or_notify_cancel()]
+        outcomes: list[tuple[Any, Exception | None]] = []
+        try:
+            if batch:
+                self._db.execute("BEGIN IMMEDIATE")
+                outcomes += (self._part(work) for work, _ in batch)
+                self._db.commit()
+        except Exception as error:  # noqa: BLE001 - each caller gets it
+            self._db.rollback()
+            outcomes = [(None, error)] * len(batch)
+        for (_, done), (result, error) in zip(batch, outcomes, strict=True):
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(StoreError(f"{self.path}: {error}") if isinstance(error, sqlite3.Error) else error)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+    def _part(self, work: Callable[[sqlite3.Connection], T]) -> tuple[T | None, Exception | None]:
+        """Return the result of a part of a transaction, or its error, after which nothing of the part is left. Raises
+        where an error has ended the transaction."""
+        self._db.execute("SAVEPOINT part")
+        result, failure = None, None
+        try:
+            result = work(self._db)
+        except Exception as error:
+            if not self._db.in_transaction:
+                raise
+            self._db.execute("ROLLBACK TO part")
+            failure = error
+        self._db.execute("RELEASE part")
+        return result, failure
 
     async def _execute(self, sql: str, *values: object) -> list[sqlite3.Row]:
         return await self._run(lambda db: db.execute(sql, values).fetchall())

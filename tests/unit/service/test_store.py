@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polar_gym.protocol import Event, Generation
 from polar_gym.service.book import event
@@ -70,6 +76,52 @@ async def test_a_change_is_written_whole_or_not_at_all(store: Store) -> None:
     assert (await store.find_episode(session_id, 1)) is None
     await store.apply(Change(events=[event(task, "session.status")]))
     assert len(await store.events("t", 0)) == 2, "the store goes on after a refused change"
+
+
+async def written_at_once(store: Store, sizes: list[int | None]) -> tuple[list[bool], list[int]]:
+    """Make changes at the same time, each with an event of so many characters; None: one that the database refuses.
+    Return which of them succeeded, and the numbers of the events that a later reader finds."""
+    task = await add_task(store, "t")
+    session_id = await add_episode(store, task, 1.0)
+
+    def change(number: int, size: int | None) -> Change:
+        said = event(task, "session.status", number=number, text="x" * (size or 0))
+        refused = NewEpisode(session_id, number + 1, "t", True, "", 1.0, 1)
+        return Change(task, list(task.samples.values()), [said], episode=refused if size is None else None)
+
+    made = (store.apply(change(number, size)) for number, size in enumerate(sizes))
+    outcomes = await asyncio.gather(*made, return_exceptions=True)
+    assert all(outcome is None or isinstance(outcome, StoreError) for outcome in outcomes), outcomes
+    await store.close()
+    with contextlib.closing(sqlite3.connect(store.path)) as reader:
+        found = [orjson.loads(row[0]) for row in reader.execute("SELECT data FROM events WHERE kind='session.status'")]
+    return [outcome is None for outcome in outcomes], sorted(each["number"] for each in found)
+
+
+@given(st.lists(st.sampled_from([0, 10, None]), max_size=40))
+async def test_changes_that_share_a_commit_fail_alone(sizes: list[int | None]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        succeeded, found = await written_at_once(Store(Path(directory)), sizes)
+    assert succeeded == [size is not None for size in sizes]
+    assert found == [number for number, size in enumerate(sizes) if size is not None]
+
+
+async def test_changes_that_wait_share_a_commit(tmp_path: Path) -> None:
+    """Guards against a service that is as slow as its disk syncs."""
+    store, said = Store(tmp_path), list[str]()
+    store._db.set_trace_callback(said.append)
+    succeeded, _ = await written_at_once(store, [0] * 500)
+    assert all(succeeded)
+    assert said.count("COMMIT") < 100
+
+
+async def test_a_disk_that_fills_in_a_commit_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """The error may end the whole transaction: then none of its changes may be told as written."""
+    store = Store(tmp_path)
+    store._db.execute("PRAGMA max_page_count = 60")
+    succeeded, found = await written_at_once(store, [10, 20_000] * 30)
+    assert not all(succeeded)
+    assert found == [number for number, success in enumerate(succeeded) if success]
 
 
 KILLED_IN_A_WRITE = """
