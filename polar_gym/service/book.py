@@ -56,6 +56,8 @@ class Book:
         self.engines: dict[str, str] = {}
         """Task -> key of the engine that the task's first session went to."""
         self.counts = Counts()
+        self.open_samples = 0
+        """How many samples have not ended."""
         self.stored_bytes = 0
         self.may_place = asyncio.Event()
         """Set when the queue or the free places have changed."""
@@ -94,6 +96,7 @@ class Book:
         self.live[task.task_id] = task
         self._owner.update(dict.fromkeys(task.samples, task.task_id))
         for sample in sorted(task.open_samples(), key=lambda sample: sample.session.sample_index):
+            self.open_samples += 1
             if sample.phase is Phase.WAITING:
                 self.queue.push(task.task_id, sample.session.session_id)
         self.may_place.set()
@@ -104,6 +107,7 @@ class Book:
         change = change or Change()
         now = time.time()
         change.task = task
+        self.open_samples -= len(endings)
         for ending in endings:
             session = ending.sample.session
             change.samples.append(ending.sample)

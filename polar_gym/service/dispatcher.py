@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 20.0
 """How long the server tries to give a session to a living node that does not answer. Then another node gets it."""
+PAUSES = 4
+"""How many times as long as the dispatcher looked at the nodes it waits before it looks again: each heartbeat is news,
+and a thousand nodes send some hundred a second."""
 LONGEST_PAUSE = 5.0
 """The longest time, in seconds, between two of these tries."""
 
@@ -44,10 +47,15 @@ class Dispatcher:
             while True:
                 await self._book.may_place.wait()
                 self._book.may_place.clear()
+                if self._book.queue.peek() is None:
+                    continue
+                began = time.monotonic()
                 free = [member.free_places() for member in self._fleet.members.values()]
                 assignments = plan(free, self._book.queue, self._book.engines, self._book.record_at)
-                for task, placement in [self._place(assignment) for assignment in assignments]:
-                    await self._send(task, placement)
+                placed = [self._place(assignment) for assignment in assignments]
+                pause = PAUSES * (time.monotonic() - began)
+                await asyncio.gather(*(self._send(task, placement) for task, placement in placed))
+                await asyncio.sleep(pause)
         finally:
             for work in self._work:
                 work.cancel()

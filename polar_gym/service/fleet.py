@@ -40,6 +40,9 @@ class Member:
 
     def free_places(self) -> FreePlaces:
         """Return how many more sessions the node may be given now."""
+        free = FreePlaces.of(self.heartbeat, max(0, len(self.placed) - len(self.held)))
+        if free.total == 0:  # most nodes, most of the time
+            return free
         free = FreePlaces.of(self.heartbeat, len(self.placed.keys() - self.held.keys()))
         if self.draining or self.full or (self.failing and None in self.placed.values()):
             return replace(free, running=0, total=0)

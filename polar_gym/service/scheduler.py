@@ -9,6 +9,7 @@ while another engine is idle. In the same way a session that goes on with its re
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -51,17 +52,52 @@ class Assignment:
     node: str
 
 
-def choose(
-    nodes: Iterable[FreePlaces], preferred_engine: str | None, record_at: str | None = None
-) -> FreePlaces | None:
-    """Return the node for one session, or None where no node has a free place."""
-    free = [node for node in nodes if node.total > 0]
-    if not free:
+class Offers:
+    """The free places of all nodes. Each look-up and each change takes a time that hardly grows with their number."""
+
+    def __init__(self, nodes: Iterable[FreePlaces]) -> None:
+        self._left = {node.name: node for node in nodes if node.total > 0}
+        self._order = {name: number for number, name in enumerate(self._left)}
+        self._heaps: dict[str | None, list[tuple[int, int, int, str]]] = {}
+        """Engine -> its nodes, the best one first; None: all nodes. Entries of other numbers than the node has now are
+        void."""
+        for node in self._left.values():
+            self._push(node)
+
+    def choose(self, preferred_engine: str | None, record_at: str | None = None) -> FreePlaces | None:
+        """Return the node for one session, or None where no node has a free place."""
+        first = self._first(None)
+        if first is None:
+            return None
+        own = self._first(preferred_engine) if preferred_engine is not None else None
+        for preferred in (self._left.get(record_at or ""), own):
+            if preferred is not None and (preferred.running > 0 or first.running <= 0):
+                return preferred
+        return first
+
+    def take(self, node: FreePlaces) -> None:
+        """Take one of a node's free places."""
+        left = node.with_one_more()
+        if left.total > 0:
+            self._left[node.name] = left
+            self._push(left)
+        else:
+            del self._left[node.name]
+
+    def _push(self, node: FreePlaces) -> None:
+        entry = (-node.running, -node.total, self._order[node.name], node.name)
+        for key in (None, node.engine_key):
+            heapq.heappush(self._heaps.setdefault(key, []), entry)
+
+    def _first(self, engine_key: str | None) -> FreePlaces | None:
+        heap = self._heaps.get(engine_key, [])
+        while heap:
+            running, total, _, name = heap[0]
+            node = self._left.get(name)
+            if node is not None and (node.running, node.total) == (-running, -total):
+                return node
+            heapq.heappop(heap)
         return None
-    candidates = with_place = [node for node in free if node.running > 0] or free
-    candidates = [node for node in candidates if node.engine_key == preferred_engine] or candidates
-    candidates = [node for node in with_place if node.name == record_at] or candidates
-    return max(candidates, key=lambda node: (node.running, node.total))
 
 
 def plan(
@@ -74,15 +110,15 @@ def plan(
 
     `engines`: task -> the engine that the task's sessions are on. `record_at`: session -> the node with its record.
     """
-    left = {node.name: node for node in nodes}
-    engines = dict(engines)
+    offers = Offers(nodes)
+    new: dict[str, str] = {}
     assignments = []
     while (head := queue.peek()) is not None:
-        node = choose(left.values(), engines.get(head[0]), record_at(head[1]))
+        node = offers.choose(engines.get(head[0]) or new.get(head[0]), record_at(head[1]))
         if node is None:
             break
         task_id, session_id = queue.pop()
-        engines.setdefault(task_id, node.engine_key)
-        left[node.name] = node.with_one_more()
+        new.setdefault(task_id, node.engine_key)
+        offers.take(node)
         assignments.append(Assignment(session_id, task_id, node.name))
     return assignments

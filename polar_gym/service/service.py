@@ -369,10 +369,9 @@ class RolloutService:
             raise OverloadedError(
                 f"{stored} bytes of episodes are stored, the limit is {limits.refuse_bytes}: fetch them, or raise it"
             )
-        open_samples = sum(1 for task in self.book.live.values() for _ in task.open_samples())
-        if open_samples + request.num_samples > OPEN_SAMPLES:
+        if self.book.open_samples + request.num_samples > OPEN_SAMPLES:
             raise OverloadedError(
-                f"{open_samples} samples have not ended, the limit is {OPEN_SAMPLES}: submit again later"
+                f"{self.book.open_samples} samples have not ended, the limit is {OPEN_SAMPLES}: submit again later"
             )
 
     def _lock(self, key: str) -> asyncio.Lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,21 @@ from hypothesis import strategies as st
 from polar_gym.gateway.session.turns import FairQueue
 from polar_gym.protocol import Heartbeat, StageCounts
 from polar_gym.schema import EngineInfo
-from polar_gym.service.scheduler import FreePlaces, choose, plan
+from polar_gym.service.scheduler import FreePlaces, Offers, plan
+
+
+def choose(
+    nodes: Iterable[FreePlaces], preferred_engine: str | None, record_at: str | None = None
+) -> FreePlaces | None:
+    """Return the node for one session, by looking at each."""
+    free = [node for node in nodes if node.total > 0]
+    if not free:
+        return None
+    candidates = with_place = [node for node in free if node.running > 0] or free
+    candidates = [node for node in candidates if node.engine_key == preferred_engine] or candidates
+    candidates = [node for node in with_place if node.name == record_at] or candidates
+    return max(candidates, key=lambda node: (node.running, node.total))
+
 
 free_places = st.lists(
     st.builds(
@@ -33,6 +48,20 @@ def queue_of(sizes: list[int]) -> FairQueue[str]:
         for session in range(size):
             queue.push(f"t{task}", f"t{task}-{session}")
     return queue
+
+
+@given(free_places, st.lists(st.tuples(st.sampled_from("wxyz"), st.text("abcdef", max_size=3)), max_size=30))
+def test_each_session_gets_the_node_that_a_look_at_all_would_choose(
+    nodes: list[FreePlaces], sessions: list[tuple[str, str]]
+) -> None:
+    left, offers = {node.name: node for node in nodes}, Offers(nodes)
+    for preferred, record_at in sessions:
+        chosen = offers.choose(preferred, record_at)
+        assert chosen == choose(left.values(), preferred, record_at)
+        if chosen is None:
+            break
+        offers.take(chosen)
+        left[chosen.name] = chosen.with_one_more()
 
 
 @given(free_places, tasks)
@@ -109,9 +138,9 @@ def test_the_queue_gives_back_each_session_once_or_forgets_it(steps: list[tuple[
 def test_the_node_with_most_free_places_by_stage() -> None:
     prepared_only = FreePlaces("big", "x", running=0, total=9)
     small = FreePlaces("small", "x", running=1, total=1)
-    assert choose([prepared_only, small], None) == small, "a place to run comes before many to be prepared in"
-    assert choose([prepared_only, FreePlaces("full", "x", running=4, total=0)], None) == prepared_only
-    assert choose([], None) is None
+    assert Offers([prepared_only, small]).choose(None) == small, "a place to run comes before many to be prepared in"
+    assert Offers([prepared_only, FreePlaces("full", "x", running=4, total=0)]).choose(None) == prepared_only
+    assert Offers([]).choose(None) is None
 
 
 def test_free_places_count_what_is_held_on_its_way_and_not_yet_graded() -> None:
@@ -135,8 +164,8 @@ def test_free_places_count_what_is_held_on_its_way_and_not_yet_graded() -> None:
 def test_a_session_goes_to_the_node_with_its_record_unless_it_would_wait_there(
     nodes: list[FreePlaces], record_at: str
 ) -> None:
-    chosen = choose(nodes, None, record_at)
-    first = choose(nodes, None)
+    chosen = Offers(nodes).choose(None, record_at)
+    first = Offers(nodes).choose(None)
     assert (chosen is None) == (first is None)
     if chosen is None or first is None:
         return
