@@ -9,7 +9,7 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-bare show-errors show-exact show-faults show-forest show-fuzz show-gym show-harbor show-harness-check \
+SHOWS := show-attacks show-bare show-errors show-exact show-faults show-fleet show-forest show-fuzz show-gym show-harbor show-harness-check \
 	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
 	show-resume show-rewrites show-sandboxes show-search show-sft show-splice show-swe-ground show-tasks show-utilisation \
 	show-view
@@ -56,6 +56,7 @@ show-bare: ## Type ./demo and ./test on bare Debian 12 and 13, as root and user
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
 show-faults: ## Kill every process of the service while 200 sessions run (5 min)
+show-fleet: ## Run the service with a thousand nodes on a virtual clock (30 min)
 show-forest: ## Count what groups of sessions of each harness share as prefixes (15 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
 show-gym: ## Run harnesses on NeMo Gym's own environments, and compare rewards (40 min)
