@@ -1,10 +1,10 @@
 """Runtimes: where a harness runs. A runtime starts sandboxes, which are kept apart from the machine and its network.
 
 A plug-in is one module or package here that defines a class `RUNTIME`, a `Runtime`: `docker`, `apptainer`,
-`bubblewrap`, and `auto`, which chooses one of them. `RUNTIME.Options` are its options, `limits.LimitOptions` or more;
-`RUNTIME(options)` makes the runtime. A runtime starts a `Sandbox`, which runs commands and stops. Nothing else is asked
-of a runtime: files go in and out through commands (`files`), and so does the difference that an agent made
-(`workspaces.diff`).
+`bubblewrap`, `auto`, which chooses one of them, and `unconfined`, which isolates nothing. `RUNTIME.Options` are its
+options, `limits.LimitOptions` or more; `RUNTIME(options)` makes the runtime. A runtime starts a `Sandbox`, which runs
+commands and stops. Nothing else is asked of a runtime: files go in and out through commands (`files`), and so does the
+difference that an agent made (`workspaces.diff`).
 
 A sandbox reaches nothing but the gateway. It has a network namespace of its own, which holds one listening socket: the
 runtime makes the socket, and the gateway serves it. A task may ask for less (`network: none`) or for more (`full`).
@@ -150,7 +150,8 @@ class WholeSandbox(Sandbox, Protocol):
 
 
 class Runtime(Protocol):
-    """Starts sandboxes of one kind. One that can start a `WholeSandbox` has the attribute `whole = True`."""
+    """Starts sandboxes of one kind. One that can start a `WholeSandbox` has the attribute `whole = True`, and one whose
+    sandboxes isolate nothing has `confined = False`."""
 
     def check(self) -> list[str]:
         """Return what is missing on this machine, each with the command that installs it. Blocks."""

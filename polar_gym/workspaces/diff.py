@@ -140,7 +140,7 @@ cd "$1" && {
         ls-files --others --ignored --directory --exclude-per-directory=.gitignore 2> /dev/null |
         grep -v -e '__pycache__/$' -e '\.py[cod]$' -e '^\.pytest_cache/$'
 }
-for directory in "$HOME" /tmp; do
+for directory in "$HOME" "${TMPDIR:-/tmp}"; do
     find "$directory" -mindepth 1 -path '*/.*' -prune -o -type f -print 2> /dev/null
 done
 """

@@ -27,7 +27,7 @@ from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.proxy import Proxy, Streaming
 from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.gateway.session.life import Plugins, SessionLife, Surroundings
-from polar_gym.gateway.session.stages import Stages
+from polar_gym.gateway.session.stages import Pool, Stages
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS
@@ -76,6 +76,7 @@ class Node:
         )
         self._scoring = Scoring(scoring or ScoringConfig(share=None), self.proxy.generation)
         self.stages = Stages(pools or Pools())
+        self._alone = Pool(1)
         self._tool_calls = ToolCalls()
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
@@ -227,7 +228,7 @@ class Node:
     async def conduct(self, life: SessionLife) -> Episode:
         """Take an open session through the stages to its end, or until `life.cancel` ends it; return its episode."""
         task = life.request.task_id
-        work = asyncio.create_task(self.stages.conduct(task, life))
+        work = asyncio.create_task(self._conduct(life))
         try:
             await asyncio.wait({work, life.cancelled}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -239,6 +240,12 @@ class Node:
         await life.close()
         async with self.stages.postrun.place(task):
             return await life.abandon(life.cancelled.result())
+
+    async def _conduct(self, life: SessionLife) -> Episode:
+        """Take a session through the stages; those without confinement one after another, because they share paths."""
+        task = life.request.task_id
+        async with contextlib.nullcontext() if life.confined else self._alone.place(task):
+            return await self.stages.conduct(task, life)
 
     async def prepare(self, requests: Iterable[TaskRequest]) -> None:
         """Fetch the images of these tasks, in order, before their sessions ask for them.

@@ -117,6 +117,11 @@ class SessionLife:
         self._sandboxes = Sandboxes(plugins.runtime, request.runtime, session)
         self._queued_since = time.monotonic()
 
+    @property
+    def confined(self) -> bool:
+        """Whether the sandboxes keep anything apart (`Runtime`)."""
+        return getattr(self._plugins.runtime, "confined", True)
+
     def enter(self, status: Status) -> None:
         self.session.status = status
         self._on_change(self.session)
@@ -277,7 +282,10 @@ class SessionLife:
             left_sandbox=partial(grading.of, work.image) if work.image else None,
         )
         try:
-            return await judge(self._plugins.evaluator, context, limit)
+            evaluation = await judge(self._plugins.evaluator, context, limit)
+            if not self.confined:
+                evaluation.trust = "low"
+            return evaluation
         except EvaluatorError as error:
             self.fail(Status.EVALUATING, "evaluator_error", str(error))
             return None

@@ -94,6 +94,7 @@ def test_every_shipped_group_names_a_plugin_and_only_its_options(group: tuple[st
         "nemo_gym": {"url": "http://127.0.0.1:1"},
         "composite": {"components": "{done:{name:session_completion}}"},
         "command": {"command": "ls"},
+        "unconfined": {"accept_no_isolation": True},
         "python": {"target": "package.module:function"},
     }.get(name, {})
     config = load_config(None, [f"{kind}={name}", *(f"{kind}.{key}={value}" for key, value in needed.items())])
