@@ -118,6 +118,12 @@ class Harness:
     volatile: Mapping[str, str] = field(default_factory=dict)
     """Fields of system text, user text and tool descriptions that change from run to run: name -> a regular expression
     that begins with the field's label, and spans at most `VOLATILE_LENGTH` characters of one line."""
+    handles: Mapping[str, str] = field(default_factory=dict)
+    """Names that the harness makes up for its own things, such as sub-agents, and that the policy gives back: name -> a
+    regular expression that begins with the label in a tool's result, and whose only group is the handle."""
+    notice: str = ""
+    """A regular expression of a whole user message that tells of something that happened meanwhile, such as the end of
+    a sub-agent: it comes with whichever request is next. Empty: the harness sends none."""
     Options: type[Options] = Options
 
     @property

@@ -128,6 +128,7 @@ HARNESS = Harness(
         "date": r"Today's date is [^\n]+",
         "transcript": r"read the full transcript at: /[^\s\\]+\.jsonl",  # after a compaction
     },
+    handles={"agent": r"agentId: (\w+)"},
     told_today_by="bun",
     classify=classify,
     mcp_prefix=f"mcp__{mcp.SERVER}__",

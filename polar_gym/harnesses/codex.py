@@ -148,6 +148,8 @@ HARNESS = Harness(
     },
     launch=launch,
     volatile={"date": r"<current_date>[^<\n]+"},
+    handles={"agent": r'"agent_id":"([0-9a-f-]{36})"'},
+    notice=r'<subagent_notification>\n\{"agent_path":"[^"\n]+","status":[^\n]+\}\n</subagent_notification>',
     classify=classify,
     mcp_prefix=f"mcp__{mcp.SERVER}__",
     # Codex's idle timer is reset by an event with data, of any type, and not by a comment.

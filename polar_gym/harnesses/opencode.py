@@ -113,6 +113,7 @@ HARNESS = Harness(
         "date": r"Today's date: [^\n]+",
         "output": r"Full output saved to: /\S+",  # of a cut tool result, which a compaction puts into user text
     },
+    handles={"agent": r'<task id="(\w+)"'},
     classify=classify,
     mcp_prefix=f"{mcp.SERVER}_",
 )

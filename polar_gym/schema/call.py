@@ -134,7 +134,8 @@ class Replayed(Record):
     differences: list[ToolDifference] = Field(default_factory=list)
     """Of the tool results after the last answer in the request."""
     volatile: dict[str, int] = Field(default_factory=dict)
-    """How often each volatile field of the harness stood for different text, by the field's name."""
+    """How often each volatile field of the harness stood for different text, by the field's name. With the handles that
+    are others than in the record, by their name, and under `notice` how many notices came with another request."""
 
 
 class ModelCall(Record):

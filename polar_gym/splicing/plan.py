@@ -18,6 +18,7 @@ from polar_gym.engines import Engine, EngineError
 from polar_gym.schema import Message, ModelCall
 from polar_gym.splicing.conversation import Conversations
 from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
+from polar_gym.splicing.recording import Recording
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +113,11 @@ class Splicer:
         ]
         return replace(request, messages=messages)
 
-    async def prepare(self, memory: SessionMemory, request: ChatRequest, asked: ChatRequest) -> Plan:
-        """Return how `asked`, which is `request` in the engine's terms, is put to the engine."""
+    async def prepare(
+        self, memory: SessionMemory, request: ChatRequest, asked: ChatRequest, recording: Recording | None = None
+    ) -> Plan:
+        """Return how `asked`, which is `request` in the engine's terms, is put to the engine. `recording`: the record
+        that the session started from, whose messages the model has seen."""
         continuation = memory.conversations.continuation(request.messages, request.tools, request.origins)
         parent = continuation.parent
         plan = Plan(request=asked, cause=continuation.cause, history=continuation.history)
@@ -124,6 +128,10 @@ class Splicer:
         if not self.enabled:
             return plan
         new_messages = asked.messages[len(asked.messages) - len(continuation.new_messages) :]
+        if recording is not None:
+            answer = asked.messages[len(asked.messages) - len(new_messages) - 1]
+            new_messages = recording.with_notices(asked.messages, parent, new_messages)
+            asked = replace(asked, messages=[*parent.messages, answer, *new_messages])
         try:
             prompt_ids = await self._spliced(parent, asked.messages, new_messages)
         except NoSplice as problem:

@@ -3,7 +3,8 @@
 A request asks for a recorded call if it continues the same call, and if its messages and tools are those of the record.
 The results of tools may differ: tools really run again. Each difference is returned, with the outcome of a comparison
 that ignores times, dates, durations, process ids, hashes and temporary paths. In system text, user text and tool
-descriptions only the volatile fields may differ that the harness's file names. All else must be equal.
+descriptions only the volatile fields may differ that the harness's file names. Handles are those of the record
+(`handles`), and a notice of the harness may come with another request of its conversation. All else must be equal.
 
 A request that continues a call of which the record has no more continuations is new: the engine answers it. A request
 that the record has in another form is a divergence. Conversations are matched separately, in any order of arrival.
@@ -12,6 +13,7 @@ that the record has in another form is a divergence. Conversations are matched s
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +22,7 @@ import orjson
 
 from polar_gym.schema import Message, ModelCall, Replayed, ToolDefinition, ToolDifference
 from polar_gym.splicing.conversation import canonical
+from polar_gym.splicing.handles import Handles
 
 VOLATILE_LENGTH = 200
 """Characters of the longest text that a volatile field may stand for."""
@@ -52,6 +55,9 @@ class Recording:
     """All calls of the record, in the order of their indices, with messages in the engine's terms."""
     limit: int | None
     """How many of the delivered calls may be given out; None: all."""
+    handles: Handles = field(default_factory=Handles)
+    notice: re.Pattern[str] | None = None
+    """See `Harness.notice`."""
     seconds: float = 0.0
     """How much of the agent's time the earlier attempts used, from the first request to the last answer of each."""
     waiting: dict[str, ModelCall] = field(init=False)
@@ -85,6 +91,9 @@ class Recording:
         if found:
             _, _, call, how = min(found, key=lambda each: each[:2])
             del self.waiting[call.call_id]
+            for said, recorded in zip(self._lasting(messages), self._lasting(call.messages), strict=True):
+                if said["role"] == "tool":
+                    _add(how.volatile, self.handles.learn(_text(said), _text(recorded)))
             return call, how
         others = (call for call in self.calls if call.call_id not in self.waiting and call.parent_id == parent_id)
         new = not causes or any(isinstance(self._compare(call, messages, tools), Replayed) for call in others)
@@ -94,7 +103,9 @@ class Recording:
 
     def _compare(self, call: ModelCall, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> Replayed | str:
         """Return how a request differs from that of a recorded call, or why the request is another one."""
-        now, then = [message["role"] for message in messages], [message["role"] for message in call.messages]
+        lasting = [place for place, message in enumerate(call.messages) if not self._is_notice(message)]
+        there, here = [call.messages[place] for place in lasting], self._lasting(messages)
+        now, then = [message["role"] for message in here], [message["role"] for message in there]
         if now != then:
             place = next(
                 (i for i, (a, b) in enumerate(zip(now, then, strict=False)) if a != b), min(len(now), len(then))
@@ -103,8 +114,11 @@ class Recording:
         how = Replayed(session_id=self.session_id, owned=self.owned)
         if call.branched_from is not None:  # the recorded session was branched itself
             how = Replayed(session_id=call.branched_from, owned=False)
-        new = max((place for place, role in enumerate(now) if role == "assistant"), default=-1)
-        for place, (said, recorded) in enumerate(zip(messages, call.messages, strict=True)):
+        notices, recorded_notices = self._notices(messages), self._notices(call.messages)
+        moved = (notices - recorded_notices) + (recorded_notices - notices)
+        _add(how.volatile, Counter(notice=moved.total()))
+        new = max((place for place, message in enumerate(call.messages) if message["role"] == "assistant"), default=-1)
+        for place, said, recorded in zip(lasting, here, there, strict=True):
             if said == recorded or canonical(said) == canonical(recorded):
                 continue
             framed = _without_content(said) == _without_content(recorded)
@@ -137,9 +151,36 @@ class Recording:
             said, recorded = (pattern.sub(partial(_stands_in, f"<{name}>"), text) for text in (said, recorded))
         if said != recorded:
             return False
-        for name, count in used.items():
-            counts[name] = counts.get(name, 0) + count
+        _add(counts, used)
         return True
+
+    def with_notices(self, messages: Sequence[Message], parent: ModelCall, new: Sequence[Message]) -> list[Message]:
+        """Return the new messages of a request that continues `parent`, with the notices that `messages`, the whole
+        request, has beyond those of the record."""
+        missing = self._notices(messages) - self._notices(parent.messages)
+
+        def is_due(notice: Message) -> bool:
+            missing[canonical(notice)] -= 1
+            return missing[canonical(notice)] >= 0
+
+        kept = [message for message in new if not self._is_notice(message) or is_due(message)]
+        return kept + [message for message in messages if self._is_notice(message) and is_due(message)]
+
+    def _notices(self, messages: Sequence[Message]) -> Counter[bytes]:
+        return Counter(canonical(message) for message in messages if self._is_notice(message))
+
+    def _lasting(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages that are no notices."""
+        return [message for message in messages if not self._is_notice(message)]
+
+    def _is_notice(self, message: Message) -> bool:
+        return self.notice is not None and message["role"] == "user" and bool(self.notice.fullmatch(_text(message)))
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        if count:
+            counts[name] = counts.get(name, 0) + count
 
 
 def _stands_in(name: str, found: re.Match[str]) -> str:

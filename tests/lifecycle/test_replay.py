@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 
 from polar_gym.builders import build_trajectory
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.session.starting import RecordError, read_recording
 from polar_gym.harnesses import HARNESSES
-from polar_gym.schema import BuilderSpec, ModelCall, StartFrom, TaskRequest
+from polar_gym.schema import BuilderSpec, HarnessSpec, ModelCall, StartFrom, TaskRequest
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import REQUEST, asking, listing_engine, node, task
 from tests.support.tools import ASK, BASH
@@ -101,6 +103,64 @@ async def test_recorded_calls_are_answered_with_the_same_ids(tmp_path: Path, str
     assert np.array_equal(live.prompt_ids[: len(seen)], seen), "the policy goes on from the ids that were recorded"
     fidelity = build_trajectory(calls, BuilderSpec(name="prefix_merging")).fidelity
     assert fidelity.trainable_tokens == fidelity.sampled_tokens, "a resumed session trains its own tokens"
+
+
+OLD, NEW = "01a20fa4-0000-7000-8000-000000000001", "01a20fa5-0000-7000-8000-000000000002"
+"""Codex's names of a sub-agent, in the recorded run and in the new one."""
+
+
+async def delegating(
+    tmp_path: Path, request: TaskRequest, agent: str, told_in: int, turns: int, **streaming: Any
+) -> tuple[list[ModelCall], str, list[str], Path]:
+    """Run a session that calls in a sub-agent, and hears of its end in request `told_in`. Return its calls, the last
+    prompt, what the harness was told to run, and the session's directory."""
+    script = Script(commands=["spawn", f"wait {OLD}", f"ask {OLD}", f"close {OLD}"], final_message=f"{OLD} is done.")
+    ended = f'{{"agent_path":"{agent}","status":{{"completed":"Done."}}}}'
+    told = f"<subagent_notification>\n{ended}\n</subagent_notification>"
+    messages, commands = list(ASK), []
+    node = Node(
+        EmbeddedEngine(EmbeddedOptions(scripts=[script])), cache=tmp_path, state=tmp_path / "state", **streaming
+    )
+    async with node, node.session(request) as life:
+        await node.note(life)
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("codex"))
+        if recording is not None:
+            life.capture.start_from(recording)
+        life.capture.running = True
+        for turn in range(turns):
+            message = await ask(node, life.capture, messages, stream=True)
+            (call,) = message["tool_calls"]
+            commands.append(json.loads(call["function"]["arguments"])["command"])
+            result = f'{{"agent_id":"{agent}","nickname":"Ohm"}}' if turn == 0 else f"{agent} runs"
+            messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+            if turn + 1 == told_in:
+                messages.append({"role": "user", "content": told})
+        await life.capture.end()
+        calls, directory = life.capture.calls, life.capture.journal.path.parent
+        return calls, await node.engine.decode(calls[-1].prompt_ids.tolist()), commands, directory
+
+
+@pytest.mark.parametrize("streaming", ["synthetic", "real"])
+@pytest.mark.parametrize(("recorded", "told_in"), [(3, 3), (3, 2), (3, 1), (2, 1), (2, 2)])
+async def test_a_sub_agent_has_another_name_and_ends_at_another_time(
+    tmp_path: Path, recorded: int, told_in: int, streaming: Any
+) -> None:
+    """Guards against a policy that waits for the sub-agent of another run, and against a session that diverges because
+    Codex tells of the end of a sub-agent in another request than it did in the record."""
+    codex = REQUEST.model_copy(update={"agent": HarnessSpec(name="codex")})
+    first, _, _, directory = await delegating(tmp_path, codex, OLD, 2, 3)
+    start = {"start_from": StartFrom(record=str(directory), calls=recorded)}
+    branch = codex.model_copy(update=start)
+    calls, prompt, commands, _ = await delegating(tmp_path, branch, NEW, told_in, 4, streaming=streaming)
+    assert commands == ["spawn", f"wait {NEW}", f"ask {NEW}", f"close {NEW}"], "the harness knows its own names"
+    assert [call.replayed is not None for call in calls] == [True] * recorded + [False] * (4 - recorded)
+    seen = np.concatenate([first[recorded - 1].prompt_ids, first[recorded - 1].response_ids])
+    assert np.array_equal(calls[recorded].prompt_ids[: len(seen)], seen)
+    assert NEW not in prompt, "the policy knows the recorded ones"
+    assert prompt.count("<subagent_notification>") == 1
+    counted = sum((Counter(call.replayed.volatile) for call in calls if call.replayed), Counter())
+    assert counted["agent"] == 1
+    assert counted["notice"] == sum((turn >= 2) != (told_in <= turn) for turn in range(recorded))
 
 
 async def test_a_branch_masks_the_shared_prefix(tmp_path: Path) -> None:

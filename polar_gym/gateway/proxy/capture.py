@@ -16,6 +16,7 @@ from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.harnesses import Harness
 from polar_gym.schema import Budget, ModelCall, Replayed, Sampling, Score
+from polar_gym.splicing.handles import Handles
 from polar_gym.splicing.plan import SessionMemory
 from polar_gym.splicing.recording import Recording
 
@@ -51,6 +52,8 @@ class SessionCapture:
     memory: SessionMemory = field(default_factory=SessionMemory)
     recording: Recording | None = None
     """The record that the first calls are answered from; None: the engine answers all calls."""
+    handles: Handles = field(default_factory=Handles)
+    """Those of the record, and of the harness in their place."""
     caught_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the record was given out, or when the engine was asked for a call."""
     exhausted: asyncio.Future[Literal["calls", "tokens"]] = field(
@@ -150,7 +153,7 @@ class SessionCapture:
     def start_from(self, recording: Recording) -> None:
         """Answer the first calls from a record. The calls that the record has and does not give out count as made; a
         session that goes on with its own record has them in its books, too. Raises `CaptureError`, as `record` does."""
-        self.recording = recording
+        self.recording, self.handles = recording, recording.handles
         self.admitted = len(recording.left_out)
         if not recording.waiting:
             self.caught_up.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ class Exchange:
     weight_version: str | None = None
     """The version that was set when the engine was asked."""
     live: bool = False
-    """Whether the harness reads along while the engine samples."""
+    """Whether the harness reads along while the engine samples; not where a handle of the answer may be another one."""
     received: Received = field(default_factory=Received)
     """The part of the answer that the engine has sent."""
     deltas: asyncio.Queue[Delta | None] = field(default_factory=asyncio.Queue)
@@ -107,6 +107,10 @@ class Exchange:
         if self.live:
             self.take(whole_delta(completion))
         return completion
+
+    def for_harness(self, completion: Completion) -> Completion:
+        """Return the answer with the harness's own handles."""
+        return replace(completion, message=self.capture.handles.for_harness(completion.message))
 
     def cut_off(self, outcome: Literal["abandoned", "failed"], error: str, kind: str | None) -> ModelCall:
         """Return the record of a call whose answer did not come to its end, with the received part of the answer."""

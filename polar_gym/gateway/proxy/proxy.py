@@ -206,8 +206,10 @@ class Proxy:
         by this length when to compact."""
         if provider.token_count is None:
             raise CallRefusedError(404, "not_found", "this API has no token counting")
+        request = replace(request, messages=capture.handles.from_harness(request.messages))
         asked = self.splicer.in_engine_terms(capture.memory, request)
-        prompt_ids = (await self.splicer.prepare(capture.memory, request, asked)).request.prompt_ids
+        plan = await self.splicer.prepare(capture.memory, request, asked, capture.recording)
+        prompt_ids = plan.request.prompt_ids
         if prompt_ids is None:
             prompt_ids = await self.engine.template(asked.messages, asked.tools)
         return web.json_response(provider.token_count(len(prompt_ids)))
@@ -228,6 +230,7 @@ class Proxy:
             hints = {**hints, "kind": JUDGE}
         frozen = self._frozen.get(hints.get("kind", ""))
         engine = frozen or self.engine
+        request = replace(request, messages=capture.handles.from_harness(request.messages))
         exchange = Exchange(
             http=http,
             provider=provider,
@@ -242,7 +245,7 @@ class Proxy:
             call_id=uuid.uuid4().hex,
             index=index,
             started_at=time.time(),
-            live=self.streaming == "real" and request.stream,
+            live=self.streaming == "real" and request.stream and not capture.handles.recorded,
         )
         recorded = self._recorded(exchange)  # before the answer begins: it leaves with the recorded call's id
         sampling = asyncio.create_task(self._sample(exchange) if recorded is None else _already(*recorded))
@@ -267,7 +270,9 @@ class Proxy:
                 asked = self.splicer.in_engine_terms(exchange.capture.memory, exchange.request)
                 exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
                 if not exchange.frozen:
-                    exchange.plan = await self.splicer.prepare(exchange.capture.memory, exchange.request, asked)
+                    exchange.plan = await self.splicer.prepare(
+                        exchange.capture.memory, exchange.request, asked, exchange.capture.recording
+                    )
                 check_space(exchange.plan.request, exchange.engine.info.max_model_len)
                 completion = await self._ask(exchange)
             if exchange.call is None:
@@ -309,6 +314,7 @@ class Proxy:
         """Answer a call from the record that its session starts from; None: the engine is to answer. Raises
         `CallRefusedError` where the request differs from the record; the session then ends."""
         capture, request = exchange.capture, exchange.request
+        handles = len(capture.handles.recorded)
         if capture.recording is None:
             return None
         asked = self.splicer.in_engine_terms(capture.memory, request)
@@ -323,6 +329,10 @@ class Proxy:
             capture.caught_up.set()
         if found is None:
             return None
+        if len(capture.handles.recorded) > handles:  # later requests have this one's messages with the recorded handles
+            request = replace(request, messages=capture.handles.from_harness(request.messages))
+            known = capture.memory.conversations.continuation(request.messages, request.tools, request.origins)
+            exchange.live = False
         completion = exchange.replay(*found)
         assert exchange.call is not None
         capture.record(exchange.call)

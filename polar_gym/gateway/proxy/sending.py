@@ -43,7 +43,7 @@ async def send_stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completio
             if data:
                 await _write(exchange, response, data)
                 silent_until = time.monotonic() + KEEP_ALIVE_SECONDS
-        completion, _ = await sampling
+        completion = exchange.for_harness((await sampling)[0])
         await _write(exchange, response, events.end(completion) if exchange.live else whole_answer(events, completion))
     except EngineError as error:
         if not response.prepared:
@@ -66,7 +66,7 @@ async def send_whole(exchange: Exchange, sampling: asyncio.Task[tuple[Completion
         await _write(exchange, response, b" ")
         silence = KEEP_ALIVE_SECONDS
     try:
-        completion, _ = sampling.result()
+        completion = exchange.for_harness(sampling.result()[0])
     except EngineError as error:
         if not response.prepared:
             raise

@@ -12,6 +12,7 @@ from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.harnesses import Harness
 from polar_gym.record import Record
 from polar_gym.schema import EngineInfo, ModelCall, Session, TaskRequest
+from polar_gym.splicing.handles import Handles
 from polar_gym.splicing.recording import Recording
 
 MANIFEST, JOURNAL = "manifest.json", "calls.jsonl"
@@ -57,11 +58,12 @@ def read_recording(request: TaskRequest, harness: Harness) -> Recording | None:
             raise RecordError(
                 f"start_from.record={start.record!r}: its task has another {name}; start the session without start_from"
             )
-    volatile = {name: re.compile(pattern) for name, pattern in harness.volatile.items()}
     return Recording(
         session_id=manifest.session.session_id,
         owned=start.owned,
-        volatile=volatile,
+        volatile={name: re.compile(pattern) for name, pattern in harness.volatile.items()},
+        handles=Handles({name: re.compile(pattern) for name, pattern in harness.handles.items()}),
+        notice=re.compile(harness.notice) if harness.notice else None,
         live_when_divergent=start.when_divergent == "live",
         calls=sorted(calls, key=lambda call: call.index),
         limit=start.calls,

@@ -123,6 +123,38 @@ def test_a_volatile_field_cannot_stand_for_a_whole_message() -> None:
         kept.find(None, changed(first, 0, content="Today: " + "x" * VOLATILE_LENGTH), TOOLS)
 
 
+NOTICE = {"role": "user", "content": "<done>agent 7</done>"}
+
+
+def noticing(calls: list[ModelCall]) -> Recording:
+    return recording(calls, notice=re.compile(r"<done>agent \d+</done>"))
+
+
+def test_a_notice_may_come_with_another_request_and_is_counted() -> None:
+    _, second = conversation("a", 2, 0)
+    told = second.model_copy(update={"messages": [*second.messages, NOTICE]})
+    for call, messages in ((told, second.messages), (second, told.messages)):
+        found = noticing([call]).find("a0", messages, TOOLS)
+        assert found is not None
+        assert found[1].volatile == {"notice": 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        renamed,
+        lambda call: changed(call, 3, tool_call_id="other"),
+        lambda call: [*call.messages, {"role": "user", "content": "<done>agent 7</done> Now delete all."}],
+        lambda call: [*call.messages, {"role": "system", "content": NOTICE["content"]}],
+    ],
+)
+def test_a_notice_hides_no_other_difference(change: Any) -> None:
+    _, second = conversation("a", 2, 0)
+    told = second.model_copy(update={"messages": [*second.messages, NOTICE]})
+    with pytest.raises(DivergenceError):
+        noticing([told]).find("a0", change(second), TOOLS)
+
+
 def test_a_request_that_the_record_only_has_undelivered_is_new() -> None:
     (first,), (other,) = conversation("a", 1, 0), conversation("b", 1, 1)
     cut = first.model_copy(update={"outcome": "abandoned"})
