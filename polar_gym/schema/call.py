@@ -136,6 +136,8 @@ class Replayed(Record):
     volatile: dict[str, int] = Field(default_factory=dict)
     """How often each volatile field of the harness stood for different text, by the field's name. With the handles that
     are others than in the record, by their name, and under `notice` how many notices came with another request."""
+    seconds: float = 0.0
+    """How long the gateway took to find the answer in the record."""
 
 
 class ModelCall(Record):

@@ -120,6 +120,8 @@ class Kill:
     sampled_twice: int = 0
     gateway_seconds: list[float] = field(default_factory=list)
     """Of each replayed call."""
+    replay_seconds: float = 0.0
+    """From the start of the harness to the last replayed call or the first new one."""
     extra_seconds: float = 0.0
     """Those of the resumed run of the harness beyond the undisturbed one."""
     differences: int = 0
@@ -182,7 +184,8 @@ def _compare(kill: Kill, record: Sequence[ModelCall], episodes: Sequence[Episode
     again = [calls[call.call_id] for call in delivered if _same(calls.get(call.call_id), call)]
     kill.replayed = len(again)
     kill.sampled_twice = sum(len(call.response_ids) for call in delivered) - sum(len(c.response_ids) for c in again)
-    kill.gateway_seconds = [call.duration for call in again]
+    kill.gateway_seconds = [call.replayed.seconds for call in again if call.replayed is not None]
+    kill.replay_seconds = first.session.timing.replay or 0.0
     kill.extra_seconds = sum(episode.session.timing.running or 0.0 for episode in episodes) - seconds
     for call in again:
         assert call.replayed is not None
@@ -271,6 +274,7 @@ def table_of(kills: Sequence[Kill], result: Result) -> Table:
         "tokens cut",
         "gateway ms",
         "extra s",
+        "of the replay in the gateway",
         "differences",
     )
     table = Table("harness", *columns, title="Killed in each call and resumed; gateway ms and extra s: p50 / p95")
@@ -286,6 +290,8 @@ def table_of(kills: Sequence[Kill], result: Result) -> Table:
             "tokens_cut_in_flight": sum(kill.cut for kill in own),
             "gateway_ms_a_call": _percentiles(in_gateway),
             "extra_seconds": _percentiles([kill.extra_seconds for kill in went_on]),
+            "replay_seconds": _percentiles([kill.replay_seconds for kill in went_on]),
+            "gateway_share": round(sum(in_gateway) / 1000 / max(1e-9, sum(kill.replay_seconds for kill in own)), 4),
             "differences": sum(kill.differences for kill in own),
             "normal_differences": sum(kill.normal for kill in own),
             "volatile": dict(sum((kill.volatile for kill in own), Counter())),
@@ -298,7 +304,8 @@ def table_of(kills: Sequence[Kill], result: Result) -> Table:
         result.figures[harness] = figures
         shown = [str(figures[name]) for name in list(figures)[:5]]
         p50_p95 = ["{:.1f} / {:.1f}".format(*figures[name]) for name in ("gateway_ms_a_call", "extra_seconds")]
-        table.add_row(harness, *shown, *p50_p95, f"{figures['normal_differences']} of {figures['differences']} normal")
+        differences = f"{figures['normal_differences']} of {figures['differences']} normal"
+        table.add_row(harness, *shown, *p50_p95, f"{figures['gateway_share']:.1%}", differences)
         few = len(went_on) < GOAL * len(own)
         result.check(CONTINUED, [f"{harness}: {len(went_on)} of {len(own)}: {figures['causes']}"] if few else [])
     return table

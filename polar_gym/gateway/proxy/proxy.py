@@ -314,7 +314,7 @@ class Proxy:
         """Answer a call from the record that its session starts from; None: the engine is to answer. Raises
         `CallRefusedError` where the request differs from the record; the session then ends."""
         capture, request = exchange.capture, exchange.request
-        handles = len(capture.handles.recorded)
+        handles, began = len(capture.handles.recorded), time.monotonic()
         if capture.recording is None:
             return None
         asked = self.splicer.in_engine_terms(capture.memory, request)
@@ -335,6 +335,7 @@ class Proxy:
             exchange.live = False
         completion = exchange.replay(*found)
         assert exchange.call is not None
+        found[1].seconds = time.monotonic() - began
         capture.record(exchange.call)
         if not exchange.call.frozen:
             capture.memory.remember(exchange.call, Plan(request=asked, history=known.history))
