@@ -267,17 +267,26 @@ class LearningRun(Record):
     """The reason why the files cannot be read."""
 
 
+class LiveSession(Record):
+    """Server to the live page: a session that has begun and not ended, and the end of its conversation."""
+
+    session: Session
+    calls: int | None = None
+    """As in `Transcript`, and so are the lines; None where the session has no transcript."""
+    lines: list[tuple[str, str]] = Field(default_factory=list)
+
+
 class Live(Record):
     """Server to the live page: what the service does now."""
 
     at: float
     """Unix time, seconds."""
     generation: Generation
-    weight_version: str | None
+    weight_version: str | None = None
     behind: dict[str, int]
     """Weight version of a running session -> how many versions were set since."""
-    tasks: list[TaskProgress]
-    """The newest live tasks, newest first."""
+    tasks: dict[str, TaskProgress]
+    """The newest live tasks, by their ids."""
     live_tasks: int
     waiting: int
     """Samples that wait for a node."""
@@ -287,13 +296,14 @@ class Live(Record):
     failures: dict[str, int]
     """Kind -> how many samples ended with this failure."""
     retried: int
-    nodes: list[NodeState]
-    transcripts: list[Transcript]
+    nodes: dict[str, NodeState]
+    """By name; `sessions` has the sessions of their heartbeats."""
+    sessions: dict[str, LiveSession]
+    """`SESSION.ATTEMPT` -> the session."""
     unreached: dict[str, str]
     """Node -> why its transcripts are missing."""
     disk: Disk
-    runs: list[LearningRun] | None = None
-    """None: as in the line before."""
+    runs: list[LearningRun]
 
 
 class Callback(Record):

@@ -41,7 +41,8 @@ DRAIN = Route("POST", "/v1/nodes/{node}/drain", "Let a node finish its sessions 
 NODE_DIED = Route("DELETE", "/v1/nodes/{node}", "Report that a node is dead: its sessions go elsewhere",
                   query=("incarnation",), keys=NODE, statuses=(204,))
 PAGE = Route("GET", "/", "Show a page of what the service does now; the page asks for the service key")
-LIVE = Route("GET", "/v1/live", "Tell what the service does now; `follow`: again every second, one a line",
+LIVE = Route("GET", "/v1/live",
+             "Tell what the service does now; `follow`: then a JSON merge patch every second, one a line",
              gives=protocol.Live, media=NDJSON, query=("follow",), keys=TRAINER)
 HEALTHZ = Route("GET", "/healthz", "Tell whether the process works")
 READYZ = Route("GET", "/readyz", "Tell whether a new task would begin")

@@ -3,42 +3,110 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from polar_gym.durable import json_lines
 from polar_gym.errors import ConfigError
-from polar_gym.protocol import Disk, LearningRun, Live, TaskProgress, Transcript
+from polar_gym.protocol import Disk, LearningRun, Live, LiveSession, TaskProgress
+from polar_gym.schema import Status
 from polar_gym.service.node_link import NodeLink, NodeUnreachableError
 from polar_gym.service.service import RolloutService
 from polar_gym.service.task import Task
 
 TASKS = 200
 """How many live tasks the page shows at most."""
+SECONDS = 1.0
+"""The pause between two states."""
+
+Document = dict[str, Any]
+"""An object of JSON."""
 
 
-async def states(service: RolloutService, link: NodeLink, learning: Sequence[Path]) -> AsyncIterator[Live]:
-    """Yield the present state without end. `learning`: directories of `polar-gym learn`; a state tells of their runs
-    where the files have changed since the last one."""
-    known: object = ()
-    while True:
-        live = await _now(service, link)
-        found = await asyncio.to_thread(_stamp, learning)
-        if found != known:
-            live.runs, known = await asyncio.to_thread(lambda: [_read(each) for each in learning]), found
-        yield live
+class Watch:
+    """The state of now: made at most once a second, however many pages follow it. `learning`: directories of
+    `polar-gym learn`."""
+
+    def __init__(self, service: RolloutService, link: NodeLink, learning: Sequence[Path]) -> None:
+        self._service, self._link, self._learning = service, link, learning
+        self._making = asyncio.Lock()
+        self._state: Document = {}
+        self._before: Document = {}
+        self._step = b""
+        """The line that leads from `_before` to `_state`."""
+        self._due = -math.inf
+        self._stamps: object = ()
+        self._runs: list[LearningRun] = []
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yield the state as a line of JSON, a `Live` without its nulls; then, each second without end, the change of
+        the state since the line before, as a JSON merge patch (RFC 7386)."""
+        known: Document = {}
+        while True:
+            now = await self._newer(known)
+            yield self._step if self._before is known else await asyncio.to_thread(_line, known, now)
+            known = now
+
+    async def _newer(self, known: Document) -> Document:
+        clock = asyncio.get_running_loop().time
+        if known is self._state or clock() >= self._due:
+            async with self._making:
+                if known is self._state or clock() >= self._due:
+                    await asyncio.sleep(self._due - clock())
+                    await self._make()
+                    self._due = clock() + SECONDS
+        return self._state
+
+    async def _make(self) -> None:
+        stamps = await asyncio.to_thread(_stamp, self._learning)
+        if stamps != self._stamps:
+            self._runs = await asyncio.to_thread(lambda: [_read(each) for each in self._learning])
+            self._stamps = stamps
+        live = await _now(self._service, self._link, self._runs)
+        before = self._state
+
+        def written() -> tuple[Document, bytes]:
+            state = live.model_dump(mode="json", exclude_none=True)
+            return state, _line(before, state)
+
+        state, self._step = await asyncio.to_thread(written)
+        self._state, self._before = state, before
 
 
-async def _now(service: RolloutService, link: NodeLink) -> Live:
+def merge_patch(old: Document, new: Document) -> Document:
+    """Return the JSON merge patch (RFC 7386) that makes `new` out of `old`. Neither object holds null."""
+    patch: Document = dict.fromkeys(old.keys() - new.keys())
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            if inner := merge_patch(before, value):
+                patch[key] = inner
+        elif before != value:
+            patch[key] = value
+    return patch
+
+
+def _line(old: Document, new: Document) -> bytes:
+    return orjson.dumps(merge_patch(old, new)) + b"\n"
+
+
+async def _now(service: RolloutService, link: NodeLink, runs: list[LearningRun]) -> Live:
     book, weights, limits, nodes = service.book, service.weights, service.limits, service.node_states()
     asked = await asyncio.gather(*(link.transcripts(node.heartbeat.url) for node in nodes), return_exceptions=True)
-    transcripts: list[Transcript] = []
+    sessions = {
+        f"{told.session_id}.{told.attempt}": LiveSession(session=told)
+        for node in nodes
+        for told in node.heartbeat.sessions
+        if told.status is not Status.QUEUED and not told.status.final
+    }
     unreached: dict[str, str] = {}
     for node, answer in zip(nodes, asked, strict=True):
         if isinstance(answer, NodeUnreachableError):
@@ -46,27 +114,32 @@ async def _now(service: RolloutService, link: NodeLink) -> Live:
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            transcripts += answer
-    versions = {session.weight_version for node in nodes for session in node.heartbeat.sessions}
+            for told in answer:
+                if (session := sessions.get(f"{told.session_id}.{told.attempt}")) is not None:
+                    session.calls, session.lines = told.calls, told.lines
+    versions = {each.session.weight_version for each in sessions.values()}
     behind = {version: weights.behind(version) for version in versions if version is not None}
     usage = await asyncio.to_thread(shutil.disk_usage, service.store.path.parent)
-    tasks = [_progress(task) for task in islice(reversed(book.live.values()), TASKS)]
     return Live(
         at=time.time(),
         generation=service.generation,
         weight_version=weights.current,
         behind={version: steps for version, steps in behind.items() if steps is not None},
-        tasks=tasks,
+        tasks={task.task_id: _progress(task) for task in islice(reversed(book.live.values()), TASKS)},
         live_tasks=len(book.live),
         waiting=sum(sample.phase == "waiting" for task in book.live.values() for sample in task.open_samples()),
         ended_tasks=dict(book.counts.tasks),
         episodes=dict(book.counts.episodes),
         failures=dict(book.counts.failures),
         retried=book.counts.retried,
-        nodes=nodes,
-        transcripts=transcripts,
+        nodes={
+            node.node: node.model_copy(update={"heartbeat": node.heartbeat.model_copy(update={"sessions": []})})
+            for node in nodes
+        },
+        sessions=sessions,
         unreached=unreached,
         disk=Disk(stored=book.stored_bytes, keep=limits.keep_bytes, refuse=limits.refuse_bytes, free=usage.free),
+        runs=runs,
     )
 
 

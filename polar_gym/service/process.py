@@ -19,7 +19,7 @@ from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure, is_
 from polar_gym.http.listener import Listener
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import CallbackSender
-from polar_gym.service.live import states
+from polar_gym.service.live import Watch
 from polar_gym.service.node_link import NodeLink
 from polar_gym.service.server import make_app
 from polar_gym.service.service import RolloutService
@@ -61,9 +61,8 @@ async def serving(
             sending = service.book.watch(asyncio.create_task(sender.run()))
             stack.push_async_callback(asyncio.gather, sending, return_exceptions=True)
             stack.callback(sending.cancel)
-        app = make_app(
-            service, keys, allowed, addresses, lambda: states(service, link, settings.learning), settings.url
-        )
+        watch = Watch(service, link, settings.learning)
+        app = make_app(service, keys, allowed, addresses, watch.lines, settings.url)
         listener = await stack.enter_async_context(Listener(app, bound, LINGERING_SECONDS))
         yield service, settings.own_url(listener.port)
 

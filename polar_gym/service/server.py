@@ -25,7 +25,7 @@ from polar_gym.http.edge import (
     whole_number,
 )
 from polar_gym.http.keys import Keys
-from polar_gym.protocol import Delivery, Generation, Heartbeat, Live, TaskPage, TaskStatus, Weights
+from polar_gym.protocol import Delivery, Generation, Heartbeat, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import check_url
@@ -45,9 +45,6 @@ MAX_EPISODE_BYTES = 2 * 2**30
 KEEP_ALIVE_SECONDS = 15.0
 """How often the server sends a comment on a silent event stream, so that a dead connection is noticed."""
 
-LIVE_SECONDS = 1.0
-"""The pause between two states of the live page."""
-
 MAX_EVENT_ID = 2**63 - 1
 """SQLite's largest number."""
 
@@ -57,7 +54,7 @@ def make_app(
     keys: Keys,
     allowed: Allowed,
     addresses: CallbackAddresses,
-    watch: Callable[[], AsyncIterator[Live]],
+    watch: Callable[[], AsyncIterator[bytes]],
     url: str | None = None,
 ) -> web.Application:
     """Return the rollout server's application. `watch` begins to tell the live page what the service does. `url`: where
@@ -113,7 +110,7 @@ class _Handlers:
         keys: Keys,
         allowed: Allowed,
         addresses: CallbackAddresses,
-        watch: Callable[[], AsyncIterator[Live]],
+        watch: Callable[[], AsyncIterator[bytes]],
     ) -> None:
         self._service = service
         self._keys = keys
@@ -288,15 +285,14 @@ class _Handlers:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=headers)
 
     async def live(self, http: web.Request) -> web.StreamResponse:
-        """Tell what the service does, once, or with `follow` every second until the client goes."""
+        """Tell what the service does, and with `follow` what changes, every second until the client goes."""
         follow = query_flag(http, "follow")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await response.prepare(http)
-        async for state in self._watch():
-            await response.write(state.to_json() + b"\n")
+        async for line in self._watch():
+            await response.write(line)
             if not follow or http.transport is None or http.transport.is_closing():
                 break
-            await asyncio.sleep(LIVE_SECONDS)
         await response.write_eof()
         return response
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from polar_gym.client import RolloutClient
 from polar_gym.http.keys import Keys
+from polar_gym.protocol import Transcript
+from tests.lifecycle.peer_node import PeerNode, make_request
 from tests.lifecycle.server_process import server_process
-from tests.lifecycle.service_fixtures import SERVICE_KEY, rollout_server
+from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
 from tests.support.browser import Browser, browsing
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
@@ -33,7 +36,7 @@ def write_run(directory: Path, steps: int) -> Path:
 
 
 def shows(browser: Browser, text: str) -> None:
-    browser.wait("return document.querySelector('main')?.innerText.includes(arguments[0])", text)
+    browser.wait("return document.querySelector('main')?.textContent.includes(arguments[0])", text)
 
 
 async def test_the_page_tells_what_the_server_does(tmp_path: Path) -> None:
@@ -88,10 +91,55 @@ async def test_the_page_tells_what_the_server_does(tmp_path: Path) -> None:
             assert browser.run("return document.body.dataset.ready") == "key", "the key is the first tab's only"
 
 
+async def test_changes_leave_what_a_reader_does(tmp_path: Path) -> None:
+    """Guards against a page that is drawn anew with each state: the reader's list, filter and focus were lost."""
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=32) as node:
+        await client.submit(make_request("many", num_samples=24))
+        await client.submit(make_request("few", num_samples=2))
+        orders = await node.take(26)
+
+        def say(words: str) -> None:
+            node.transcripts = [
+                Transcript(session_id=order.session_id, attempt=0, calls=1, lines=[("assistant", f"{words} {place}.")])
+                for place, order in enumerate(orders)
+            ]
+
+        def look(browser: Browser) -> None:
+            browser.open(client.url)
+            browser.wait("return document.activeElement.type === 'password'")
+            browser.keys(f"{SERVICE_KEY}\n")
+            shows(browser, "said once")
+            browser.click(".more", "6 more")
+            browser.run("document.querySelectorAll('.live td button')[2].focus()")
+            browser.keys("\n")
+            sessions = "return [...document.querySelectorAll('.session')].length"
+            assert browser.run(sessions) == 24
+            say("said twice")
+            shows(browser, "said twice")
+            assert browser.run(sessions) == 24
+            assert browser.run("return document.activeElement.innerText") == "many"
+            browser.run("const field = document.querySelector('input'); field.value = 'few'; field.focus()")
+            browser.keys(" TWICE")
+            assert browser.run(sessions) == 2
+            browser.keys(" never")
+            shows(browser, "0 of 26")
+            browser.run("document.querySelector('input').select()")
+            browser.keys("twice 25.")
+            assert browser.run(sessions) == 1
+            say("said at last")
+            shows(browser, "0 of 26")
+            assert [each for each in browser.errors() if "401" not in each] == []
+
+        say("said once")
+        await node.beat()
+        with browsing() as browser:
+            await asyncio.to_thread(look, browser)
+
+
 @pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Host": "evil.example"}])
 async def test_without_a_key_other_pages_are_refused(tmp_path: Path, headers: dict[str, str]) -> None:
     async with rollout_server(tmp_path, Keys()) as (_, client), aiohttp.ClientSession() as http:
         async with http.get(f"{client.url}/v1/live", headers=headers) as response:
             assert response.status == 403
         async with http.get(f"{client.url}/v1/live") as response:
-            assert (await response.json(content_type=None))["nodes"] == []
+            assert (await response.json(content_type=None))["nodes"] == {}

@@ -13,6 +13,7 @@ import aiohttp
 import numpy as np
 from aiohttp import web
 
+from polar_gym.http.edge import answer_list
 from polar_gym.protocol import (
     Delivery,
     DeliveryAnswer,
@@ -23,6 +24,7 @@ from polar_gym.protocol import (
     Heartbeat,
     HeartbeatAnswer,
     StageCounts,
+    Transcript,
     Weights,
 )
 from polar_gym.schema import (
@@ -105,6 +107,7 @@ class PeerNode:
         self.held: dict[str, Dispatch] = {}
         self.statuses: dict[str, Status] = {}
         self.versions: dict[str, str | None] = {}
+        self.transcripts: list[Transcript] = []
         self.cancelled: list[tuple[str, int]] = []
         self.orders: list[Generation | Weights] = []
         self.refuse_with: tuple[int, str] | None = None
@@ -119,6 +122,7 @@ class PeerNode:
         app.router.add_delete("/v1/sessions/{session_id}/{attempt}", self._delete)
         app.router.add_post("/v1/generation", self._generation)
         app.router.add_post("/v1/weights", self._weights)
+        app.router.add_get("/v1/transcripts", self._transcripts)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         self._listening = await listen(self._runner)
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -149,6 +153,7 @@ class PeerNode:
                     sample_index=order.sample_index,
                     attempt=order.attempt,
                     harness="command",
+                    node=self.name,
                     status=self.statuses.get(order.session_id, Status.RUNNING),
                     weight_version=self.versions.get(order.session_id),
                 )
@@ -237,6 +242,9 @@ class PeerNode:
         self.weight_version = order.version
         answer = GenerationAnswer(paused=False, in_flight=0, weight_version=order.version)
         return web.Response(body=answer.to_json())
+
+    async def _transcripts(self, request: web.Request) -> web.Response:
+        return answer_list(self.transcripts)
 
     async def cancellation(self, count: int = 1) -> list[tuple[str, int]]:
         """Return the attempts that the node was told to cancel, once there are so many."""

@@ -116,3 +116,39 @@ export function some(parent, items, draw, at = 100) {
   const more = h('button', { class: 'more', onclick: () => { more.remove(); some(parent, rest, draw, 4 * at); } }, `${count(rest.length)} more`);
   parent.append(more);
 }
+
+/**
+ * Return what keeps a list in `parent`. `draw` shows items, each with its key first: it makes an element where one is new
+ * or something of it has changed, and leaves the others as they are. `more` is a button for those beyond the first ones.
+ * @param {HTMLElement} parent
+ * @param {(...item: any[]) => HTMLElement} make  Gets an item without its key.
+ * @param {number} most
+ */
+export function list(parent, make, most) {
+  /** @type {Map<string, {item: any[], element: HTMLElement}>} */
+  let shown = new Map();
+  /** @type {any[][]} */
+  let all = [];
+  const more = h('button', { class: 'more', onclick: () => { most *= 4; draw(all); } });
+  /** @param {any[][]} items */
+  function draw(items) {
+    all = items;
+    const before = shown;
+    shown = new Map();
+    for (const [key, ...item] of items.slice(0, most)) {
+      const known = before.get(key);
+      const same = known !== undefined && item.every((each, place) => each === known.item[place]);
+      shown.set(key, { item, element: same ? known.element : make(...item) });
+      if (known && !same) known.element.replaceWith(/** @type {any} */ (shown.get(key)).element);
+    }
+    for (const [key, { element }] of before) if (!shown.has(key)) element.remove();
+    let place = parent.firstElementChild;
+    for (const { element } of shown.values()) {
+      if (element === place) place = place.nextElementSibling;
+      else parent.insertBefore(element, place);
+    }
+    more.hidden = items.length <= most;
+    more.textContent = `${count(items.length - most)} more`;
+  }
+  return { more, draw };
+}

@@ -1,12 +1,14 @@
 /** The page of a rollout server: what it does now, and the curves of training runs. It changes nothing. */
 
-import { count, h, many, said, some, svg } from './dom.js';
-import { Refused, told } from './stream.js';
+import { count, h, list, many, said, svg } from './dom.js';
+import { merged, Refused, told } from './stream.js';
 
 /** @typedef {Record<string, any>} Live  `polar_gym.protocol.Live`. */
 
 const STAGES = ['init', 'ready', 'run', 'postrun'];
 const AGAIN = 2000;
+/** Seconds between a node's heartbeats, and some more. */
+const SILENT = 10;
 const page = /** @type {HTMLElement} */ (document.getElementById('page'));
 const note = h('div', { class: 'note-bar', role: 'status' });
 document.body.append(note);
@@ -18,17 +20,6 @@ const size = (bytes) => (bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : bytes 
 const listed = (counts) => Object.entries(counts).map(([name, n]) => `${count(n)} ${name.toLowerCase()}`).join(', ') || 'none';
 
 /**
- * @param {string[]} heads
- * @param {any[]} items
- * @param {(item: any) => (import('./dom.js').Child | import('./dom.js').Child[])[]} cells
- */
-function table(heads, items, cells) {
-  const body = h('tbody', {});
-  some(body, items, (item) => h('tr', {}, ...cells(item).map((cell) => h('td', {}, ...[cell].flat()))));
-  return items.length ? h('table', {}, h('thead', {}, h('tr', {}, ...heads.map((head) => h('th', {}, head)))), body) : h('p', { class: 'quiet' }, 'none');
-}
-
-/**
  * @param {string} title
  * @param {string} about
  * @param {...(Node | false)} parts
@@ -38,7 +29,7 @@ const card = (title, about, ...parts) => h('section', { class: 'card wide' }, h(
 /** @param {Live} live */
 function headline(live) {
   return h('header', { class: 'head' }, h('h1', {}, 'Rollout server'),
-    ...[[live.live_tasks, 'tasks live'], [live.waiting, 'samples waiting'], [live.nodes.length, 'nodes alive'], [live.transcripts.length, 'sessions running'], [live.episodes.accepted ?? 0, 'episodes accepted'], [live.retried, 'retried']]
+    ...[[live.live_tasks, 'tasks live'], [live.waiting, 'samples waiting'], [Object.keys(live.nodes).length, 'nodes alive'], [Object.keys(live.sessions).length, 'sessions running'], [live.episodes.accepted ?? 0, 'episodes accepted'], [live.retried, 'retried']]
       .map(([n, name]) => h('span', { class: 'figure' }, h('b', {}, count(n)), ` ${name}`)),
     h('span', { class: 'quiet' }, 'weights ', said(live.weight_version ?? 'never set')), live.generation.paused && h('span', { class: 'flag' }, 'model calls are paused'));
 }
@@ -52,37 +43,81 @@ function totals(live) {
   return card('Since the server was started', '', h('dl', { class: 'facts', id: 'totals' }, ...facts.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, said(value))])));
 }
 
-/** @param {Live} live */
-function nodes(live) {
-  return card('Nodes', 'sessions of places', table(['node', 'engine', 'waiting', ...STAGES, 'last heard', ''], live.nodes, (/** @type {any} */ { node, heartbeat, draining, silent_seconds }) => [
-    said(node), [said(heartbeat.engine.name), ' ', said(heartbeat.engine.model)], count(heartbeat.waiting),
+/**
+ * @typedef {object} Part  A part of the page.
+ * @property {HTMLElement} element
+ * @property {() => void} draw
+ */
+
+/** @type {Live} */
+let live = {};
+
+/**
+ * A card with a list, of which only items that have changed are drawn again.
+ * @param {string} title
+ * @param {string[] | null} heads  Of a table's columns; null: the items are sections.
+ * @param {() => [any[][], string]} find  Gives the items, each with its key first, and what is said beside the title.
+ * @param {(...item: any[]) => (import('./dom.js').Child | import('./dom.js').Child[])[]} make  Gives the children of an item.
+ * @param {Node | false} tool
+ * @returns {Part}
+ */
+function listing(title, heads, find, make, tool = false) {
+  const about = h('span', { class: 'quiet' });
+  const none = h('p', { class: 'quiet' }, 'none');
+  const body = h(heads ? 'tbody' : 'div', {});
+  const table = heads ? h('table', {}, h('thead', {}, h('tr', {}, ...heads.map((head) => h('th', {}, head)))), body) : body;
+  const { more, draw } = list(body, (...item) => (heads ? h('tr', {}, ...make(...item).map((cell) => h('td', {}, ...[cell].flat()))) : h('section', { class: 'session' }, ...make(...item).flat())), 20);
+  return { element: h('section', { class: 'card wide' }, h('h2', {}, title, ' ', about), tool, none, table, more), draw: () => {
+    const [items, beside] = find();
+    about.textContent = beside;
+    none.hidden = items.length > 0;
+    table.hidden = items.length === 0;
+    draw(items);
+  } };
+}
+
+const wanted = /** @type {HTMLInputElement} */ (h('input', { type: 'search', 'aria-label': 'filter sessions', placeholder: 'task, node, harness, stage, words', size: 40, oninput: () => sessions.draw() }));
+
+/** Return a button that shows the sessions with a word. @param {string} word */
+const filter = (word) => h('button', { class: 'plain', title: 'show its sessions', onclick: () => { wanted.value = word; sessions.draw(); sessions.element.scrollIntoView(); } }, said(word));
+
+/** @type {Part} */
+const nodes = listing('Nodes', ['node', 'engine', 'waiting', ...STAGES, 'last heard', ''],
+  () => [Object.values(live.nodes).map(({ node, heartbeat, draining, silent_seconds }) => [node, node, heartbeat, draining, silent_seconds < SILENT ? 0 : Math.floor(silent_seconds), live.unreached[node]]), 'sessions of places'],
+  (node, heartbeat, draining, silent, unreached) => [filter(node), [said(heartbeat.engine.name), ' ', said(heartbeat.engine.model)], count(heartbeat.waiting),
     ...STAGES.map((stage) => [`${heartbeat.held[stage]} of ${heartbeat.places[stage]} `, h('span', { class: 'room' }, heartbeat.held[stage] > 0 && h('span', { class: 'bar', 'width%': (100 * heartbeat.held[stage]) / (heartbeat.places[stage] || 1) }))]),
-    `${Math.floor(silent_seconds)} s ago`, [draining && h('span', { class: 'flag' }, 'draining'), live.unreached[node] && h('span', { class: 'flag bad' }, said(live.unreached[node]))]]));
-}
+    silent ? `${count(silent)} s ago` : 'now', [draining && h('span', { class: 'flag' }, 'draining'), unreached && h('span', { class: 'flag bad' }, said(unreached))]]);
 
-/** @param {Live} live */
-function tasks(live) {
-  const rest = live.live_tasks - live.tasks.length;
-  return card('Tasks', rest ? `the newest; ${count(rest)} more` : 'the newest first', table(['task', 'harness', 'status', 'waiting', 'placed', 'ended', 'usable', 'failures'], live.tasks, (task) => [
-    said(task.task_id), said(task.harness), task.status.toLowerCase(), ...['waiting', 'placed', 'ended'].map((phase) => count(task.samples[phase] ?? 0)), count(task.usable), said(Object.keys(task.failures).length ? listed(task.failures) : '')]));
-}
+/** @type {Part} */
+const tasks = listing('Tasks', ['task', 'harness', 'status', 'waiting', 'placed', 'ended', 'usable', 'failures'],
+  () => {
+    const all = Object.values(live.tasks).sort((one, other) => other.created_at - one.created_at);
+    const rest = live.live_tasks - all.length;
+    return [all.map((task) => [task.task_id, task]), rest ? `the newest; ${count(rest)} more are live` : 'the newest first'];
+  },
+  (task) => [filter(task.task_id), said(task.harness), task.status.toLowerCase(), ...['waiting', 'placed', 'ended'].map((phase) => count(task.samples[phase] ?? 0)), count(task.usable), said(Object.keys(task.failures).length ? listed(task.failures) : '')]);
 
-/** @param {Live} live */
-function sessions(live) {
-  const known = new Map(live.transcripts.map((/** @type {any} */ each) => [`${each.session_id}.${each.attempt}`, each]));
-  const all = live.nodes.flatMap((/** @type {any} */ node) => node.heartbeat.sessions.filter((/** @type {any} */ each) => /^(INITIALIZING|READY|RUNNING|BUILDING|EVALUATING)$/.test(each.status)));
-  const list = h('div', {});
-  some(list, all, (session) => {
-    const transcript = known.get(`${session.session_id}.${session.attempt}`);
-    const behind = live.behind[session.weight_version];
-    return h('section', { class: 'session' },
-      h('h3', {}, said(session.task_id), ` #${session.sample_index}`, session.attempt > 0 && ` attempt ${session.attempt}`, h('span', { class: 'quiet' }, ' · ', session.status.toLowerCase(), ' · ', said(session.harness), ' on ', said(session.node),
-        transcript && ` · ${many(transcript.calls, 'call')}`, session.weight_version !== null && ' · weights ', session.weight_version !== null && said(session.weight_version)),
-      behind > 0 && h('span', { class: 'flag' }, `${many(behind, 'version')} behind`)),
-      ...(transcript?.lines ?? []).map((/** @type {[string, string]} */ [role, text]) => h('div', { class: `message ${/^\w+$/.test(role) ? role : ''}` }, h('header', {}, said(role)), h('div', { class: 'words' }, text))));
-  }, 20);
-  return card('Sessions', `${count(all.length)} have begun`, list);
-}
+/** @param {any} each */
+const headOf = ({ session, calls }) => [session.task_id, ` #${session.sample_index}`, session.attempt > 0 && ` attempt ${session.attempt}`,
+  ` · ${session.status.toLowerCase()} · ${session.harness} on ${session.node ?? 'no node'}`, calls !== undefined && ` · ${many(calls, 'call')}`, session.weight_version !== undefined && ` · weights ${session.weight_version}`];
+
+/** @type {Part} */
+const sessions = listing('Sessions', null,
+  () => {
+    const words = wanted.value.toLowerCase().split(/\s+/);
+    const all = Object.entries(live.sessions).map(([key, each]) => [key, each, live.behind[each.session.weight_version]]);
+    const left = all.filter(([, each]) => {
+      const text = [...headOf(each), ...each.lines.flat()].join('\n').toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+    left.sort(([, { session: one }], [, { session: other }]) => (one.task_id < other.task_id ? -1 : one.task_id > other.task_id ? 1 : one.sample_index - other.sample_index));
+    return [left, left.length < all.length ? `${count(left.length)} of ${count(all.length)}` : `${count(all.length)} have begun`];
+  },
+  (each, behind) => {
+    const [task, ...facts] = headOf(each);
+    return [h('h3', {}, said(task), h('span', { class: 'quiet' }, ...facts.map((fact) => fact && said(fact))), behind > 0 && h('span', { class: 'flag' }, `${many(behind, 'version')} behind`)),
+      ...each.lines.map((/** @type {[string, string]} */ [role, text]) => h('div', { class: `message ${/^\w+$/.test(role) ? role : ''}` }, h('header', {}, said(role)), h('div', { class: 'words' }, text)))];
+  }, wanted);
 
 /** @type {[string, (line: any) => [number, number] | null][]} Title, and the point of a line of `steps.jsonl`. */
 const CURVES = [
@@ -114,39 +149,47 @@ function runs(live) {
   })));
 }
 
-/** @type {[(live: Live) => HTMLElement, (live: Live) => unknown][]} Each part of the page, and what it is drawn from. */
+/**
+ * A part of the page that is drawn whole where what it is drawn from has changed.
+ * @param {(live: Live) => HTMLElement} make
+ * @param {(live: Live) => unknown[]} from
+ * @returns {Part}
+ */
+function whole(make, from) {
+  /** @type {unknown[]} */
+  let known = [];
+  /** @type {Part} */
+  const part = { element: h('section', {}), draw: () => {
+    const now = from(live);
+    if (known.length && now.every((each, place) => each === known[place])) return;
+    known = now;
+    const next = make(live);
+    part.element.replaceWith(next);
+    part.element = next;
+  } };
+  return part;
+}
+
 const PARTS = [
-  [headline, (live) => [live.live_tasks, live.waiting, live.nodes.length, live.transcripts.length, live.episodes, live.retried, live.weight_version, live.generation]],
-  [nodes, (live) => [live.unreached, live.nodes.map((/** @type {any} */ each) => [Math.floor(each.silent_seconds), each.draining, each.heartbeat.held, each.heartbeat.waiting])]],
-  [tasks, (live) => [live.live_tasks, live.tasks]],
-  [totals, (live) => [live.ended_tasks, live.episodes, live.failures, size(live.disk.stored), size(live.disk.free)]],
-  [runs, (live) => live.runs],
-  [sessions, (live) => [live.transcripts, live.behind, live.nodes.map((/** @type {any} */ node) => node.heartbeat.sessions)]],
+  whole(headline, (live) => [live.live_tasks, live.waiting, Object.keys(live.nodes).length, Object.keys(live.sessions).length, live.episodes, live.retried, live.weight_version, live.generation]),
+  nodes,
+  tasks,
+  whole(totals, (live) => [live.ended_tasks, live.episodes, live.failures, size(live.disk.stored), size(live.disk.free)]),
+  whole((live) => (live.runs.length ? runs(live) : h('section', {})), (live) => [live.runs]),
+  sessions,
 ];
+const main = h('main', { class: 'run live' }, ...PARTS.map((part) => part.element));
 
-/** @type {string[]} */
-let drawn = [];
-/** @type {any[]} */
-let known = [];
-
-/** Draw the parts that have changed, so that what a reader has selected or opened stays. @param {Live} live */
-function show(live) {
-  live.runs = known = live.runs ?? known;
-  if (!drawn.length) page.replaceChildren(h('main', { class: 'run live' }, ...PARTS.map(() => h('section', {}))));
-  const main = /** @type {HTMLElement} */ (page.firstElementChild);
-  PARTS.forEach(([draw, of], place) => {
-    const now = JSON.stringify(of(live)) ?? '';
-    if (drawn[place] === now) return;
-    drawn[place] = now;
-    main.children[place].replaceWith(draw === runs && !known.length ? h('section', {}) : draw(live));
-  });
+/** Draw what has changed, so that what a reader has selected or opened stays. */
+function show() {
+  for (const part of PARTS) part.draw();
+  if (!main.isConnected) page.replaceChildren(main);
   note.textContent = `as of ${new Date(1000 * live.at).toLocaleTimeString()}`;
   document.body.dataset.ready = 'yes';
 }
 
 /** @returns {Promise<void>} Done when a key was given. */
 function askKey() {
-  drawn = [];
   return new Promise((done) => {
     const input = /** @type {HTMLInputElement} */ (h('input', { type: 'password', autocomplete: 'off', 'aria-label': 'key', required: true, size: 50 }));
     page.replaceChildren(h('main', { class: 'run' }, h('header', { class: 'head' }, h('h1', {}, 'Rollout server')),
@@ -160,7 +203,11 @@ function askKey() {
 for (;;) {
   const key = sessionStorage.getItem('key');
   try {
-    for await (const states of told('v1/live?follow=true', key ? { Authorization: `Bearer ${key}` } : {})) show(states.at(-1));
+    live = {};
+    for await (const patches of told('v1/live?follow=true', key ? { Authorization: `Bearer ${key}` } : {})) {
+      live = patches.reduce(merged, live);
+      show();
+    }
     note.textContent = 'the server has ended';
   } catch (error) {
     note.textContent = `not following: ${/** @type {Error} */ (error).message}`;

@@ -28,3 +28,21 @@ export async function* told(path, headers = {}) {
     if (lines.length) yield lines.map((line) => JSON.parse(line));
   }
 }
+
+/** @param {unknown} value */
+const isObject = (value) => typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/**
+ * Return the value that a JSON merge patch (RFC 7386) makes. What the patch does not name stays the same object.
+ * @param {any} value
+ * @param {any} patch
+ */
+export function merged(value, patch) {
+  if (!isObject(patch)) return patch;
+  const next = Object.assign(Object.create(null), isObject(value) ? value : {});
+  for (const [name, change] of Object.entries(patch)) {
+    if (change === null) delete next[name];
+    else next[name] = merged(next[name], change);
+  }
+  return next;
+}
