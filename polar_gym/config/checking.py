@@ -6,13 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polar_gym import registry
+from polar_gym import registry, spans, tracking
 from polar_gym.config.files import ROOMS, group_choices
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, PluginSpec
-from polar_gym.tracking import check_installed
 
 
 def check_config(values: Any) -> RunConfig:
@@ -26,7 +25,8 @@ def check_config(values: Any) -> RunConfig:
     if config.proxy.frozen is not None:
         check_plugin("proxy.frozen.engine", ROOMS["engine"], config.proxy.frozen.engine)
     _check_today(config.harness)
-    check_installed(config.rollout.metrics)
+    tracking.check_installed(config.rollout.metrics)
+    spans.check_installed(config.rollout.spans)
     return config
 
 

@@ -23,6 +23,7 @@ from polar_gym.schema import (
     Sampling,
     TaskRequest,
 )
+from polar_gym.spans import Spans
 from polar_gym.tracking import Where
 
 
@@ -40,6 +41,8 @@ class RolloutConfig(Record):
     """The directory of journals of captured calls; null: beside the output, or for gym.make in a temporary folder."""
     metrics: Where = "none"
     """The tracker that gets the figures of `polar-gym rollout` and `polar-gym learn`. Clients read the environment."""
+    spans: Spans = "none"
+    """`otel`: OpenTelemetry spans of sessions and calls. `OTEL_EXPORTER_OTLP_ENDPOINT` names the collector."""
 
 
 class Pools(Record):

@@ -66,6 +66,7 @@ def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scra
         keep_reasoning=config.proxy.keep_reasoning,
         scoring=config.scoring,
         frozen=config.proxy.frozen,
+        spans=config.rollout.spans,
         scratch=scratch,
         name=name,
     )

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS
 from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, check_scope
 from polar_gym.schema import Episode, RuntimeSpec, Session, Status, TaskRequest
+from polar_gym.spans import Emit, Spans, open_spans
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +59,13 @@ class Node:
         keep_reasoning: bool = True,
         scoring: ScoringConfig | None = None,
         frozen: FrozenConfig | None = None,
+        spans: Spans = "none",
         name: str = "local",
     ) -> None:
         """`cache`: the directory of harnesses and virtual environments, which runs share. `state`: the directory of
         journals (see `polar_gym.gateway.node.state`); None: the journals are removed with the node. `scratch`: the
         directory in which repositories are made; None: the system's temporary directory. `scoring`: None: no scores.
-        `frozen`: a second engine for some kinds of calls."""
+        `frozen`: a second engine for some kinds of calls. `spans`: where each session's spans go when it ends."""
         self.engine = engine
         self.name = name
         self.cache = cache
@@ -77,6 +80,8 @@ class Node:
         self._scoring = Scoring(scoring or ScoringConfig(share=None), self.proxy.generation)
         self.stages = Stages(pools or Pools())
         self._alone = Pool(1)
+        self._spans = spans
+        self._emit: Emit | None = None
         self._tool_calls = ToolCalls()
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
@@ -91,6 +96,9 @@ class Node:
                 stack.push_async_callback(each.close)
             await self.proxy.splicer.probe()
             await self._tool_calls.learn(self.engine)
+            if self._spans == "otel":
+                self._emit, send_the_rest = open_spans()
+                stack.push_async_callback(asyncio.to_thread, send_the_rest)
             self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
             stack.push_async_callback(self._close_runtimes)
@@ -227,19 +235,23 @@ class Node:
 
     async def conduct(self, life: SessionLife) -> Episode:
         """Take an open session through the stages to its end, or until `life.cancel` ends it; return its episode."""
-        task = life.request.task_id
+        began = time.time()
         work = asyncio.create_task(self._conduct(life))
         try:
             await asyncio.wait({work, life.cancelled}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             work.cancel()
             await asyncio.wait({work})
-        if not work.cancelled():
-            await self._tool_calls.judge(work.result().trajectory, life.capture.calls)
-            return work.result()
-        await life.close()
-        async with self.stages.postrun.place(task):
-            return await life.abandon(life.cancelled.result())
+        if work.cancelled():
+            await life.close()
+            async with self.stages.postrun.place(life.request.task_id):
+                episode = await life.abandon(life.cancelled.result())
+        else:
+            episode = work.result()
+            await self._tool_calls.judge(episode.trajectory, life.capture.calls)
+        if self._emit is not None:
+            self._emit(episode, life.capture.calls, began)
+        return episode
 
     async def _conduct(self, life: SessionLife) -> Episode:
         """Take a session through the stages; those without confinement one after another, because they share paths."""
