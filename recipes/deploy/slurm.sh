@@ -6,7 +6,9 @@
 #   POLAR_GYM_SERVICE_KEY_FILE=~/.polar-gym/service.key polar-gym submit tasks.jsonl --server http://FIRST_MACHINE:8700
 #
 # Settings behind the script's name go to the nodes. STATE is on a disk that all machines share, so that a job that is
-# started again goes on where the last job was killed. A node that dies is started again, and salvages its sessions.
+# started again goes on where the last job was killed. A node that dies is started again, and salvages its sessions. When
+# Slurm pre-empts or ends the job, it signals the sandboxes as well as the nodes, so nodes interrupt their sessions at
+# once (grace_seconds=0). A requeued job goes on with them from their record.
 #SBATCH --job-name=polar-gym
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -36,7 +38,7 @@ srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap \
 # shellcheck disable=SC2016  # expanded on each machine
 srun --overlap bash -c '
   again polar-gym gateway "server=$1" "state=$2/$(hostname -s)" "name=$(hostname -s)" \
-    listen=0.0.0.0:8701 "url=http://$(hostname):8701" "${@:3}"
+    listen=0.0.0.0:8701 "url=http://$(hostname):8701" grace_seconds=0 "${@:3}"
 ' gateway "$server" "$STATE" "$@" &
 
 trap 'kill -TERM $(jobs -p) 2>/dev/null' TERM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.http.keys import NODE_KEY, take_key
 from polar_gym.schema import Status
 from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order
+from tests.lifecycle.runtime_kinds import Marked
 from tests.support.processes import free_port
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
@@ -150,3 +152,26 @@ def test_a_key_comes_from_the_environment_or_a_file_and_leaves_the_environment(
         with pytest.raises(ConfigError, match="at least 16 printable ASCII") as caught:
             take_key(NODE_KEY)
         assert weak not in str(caught.value)
+
+
+async def test_a_stop_that_reaches_every_process_interrupts_sessions(process: NodeProcess) -> None:
+    """Guards against sessions that count as ended because Slurm or systemd signalled their harness as well."""
+    await process.start()
+    marked = Marked()
+    async with client(process.url) as speaker:
+        await speaker.put(
+            order(agent=asking(f"import shlex; ask(); os.execvp('sleep', shlex.split({marked.command!r}))"))
+        )
+        await marked.until(True)
+        gateway = process.process
+        assert gateway is not None
+        gateway.send_signal(signal.SIGTERM)
+        for pid in marked.pids():
+            os.kill(pid, signal.SIGTERM)
+        await asyncio.wait_for(gateway.wait(), 120)
+        await process.start()
+        episode = await speaker.episode()
+    assert (episode.session.status, episode.evaluation) == (Status.INTERRUPTED, None)
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "interrupted"
+    assert episode.trajectory.fidelity.calls == 1

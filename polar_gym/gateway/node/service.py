@@ -54,6 +54,12 @@ class Held:
     """None: the session has ended, and its episode is on the disk."""
 
 
+def _cut_off(session: Session) -> bool:
+    """Return whether a session lost its harness or its sandbox. While the gateway is stopped, that is no doing of the
+    agent: Slurm and systemd send SIGTERM to every process of a job."""
+    return (session.failure is not None and session.failure.kind == "runtime_error") or (session.exit_code or 0) > 128
+
+
 class NodeService:
     """The sessions of one node, by key."""
 
@@ -67,6 +73,7 @@ class NodeService:
         self.allowed = allowed
         self.incarnation = uuid.uuid4().hex
         self.draining = False
+        self._stopping = False
         self.changed = asyncio.Event()
         """Set when the server should be told of a change."""
         self.ended: asyncio.Queue[Key] = asyncio.Queue()
@@ -191,6 +198,9 @@ class NodeService:
     async def _conduct(self, key: Key, life: SessionLife) -> None:
         try:
             episode = await self.node.conduct(life)
+            if self._stopping and _cut_off(life.session):
+                life.session.failure = None
+                episode = await life.abandon(Status.INTERRUPTED)
         except Exception as error:  # an error of the gateway itself ends this session, the others go on
             log.exception("session %s", key)
             life.fail(life.session.status, "gateway_error", repr(error))
@@ -290,6 +300,7 @@ class NodeService:
     async def stop(self, grace_seconds: float) -> None:
         """Drain for `grace_seconds`, then interrupt the sessions that still run: the server begins them again on other
         nodes. Sessions that have not begun to run are interrupted at once."""
+        self._stopping = True
         self.drain()
         self._interrupt(NOT_BEGUN)
         if self._work:
