@@ -105,21 +105,32 @@ class NemoGym:
             await episode.close()
 
     def _conversation(self, context: EvaluationContext) -> list[Item]:
-        """Return the agent's answers and the results of its tool calls, in the server's words."""
+        """Return the agent's answers, with the tool calls that ran and their results.
+
+        Calls of the environment's tools have the server's names and words; no other call may have such a name.
+        """
         prefix = HARNESSES.get(context.request.agent.name).mcp_prefix or ""
-        names = {prefix + tool["name"]: tool["name"] for tool in self.environment.tools}
+        bare = {tool["name"] for tool in self.environment.tools}
         own = [call for call in context.calls if call.outcome == "delivered" and kind_of(call) in ("main", "subagent")]
+        turns = [(answer, results) for _, answer, results in exchanges(sorted(own, key=lambda call: call.index))]
+        made = [item for answer, _ in turns for item in answer if item["type"] == "function_call"]
+        ours = [item for item in made if item["name"].startswith(prefix) and item["name"][len(prefix) :] in bare]
+        outputs = {item["call_id"]: item["output"] for _, results in turns for item in results}
+        for item in made:
+            if item["name"] in bare:
+                outputs.pop(item["call_id"], None)
+        for item in ours:
+            item["name"] = item["name"][len(prefix) :]
+        words = self.environment.said([(item["name"], item["arguments"]) for item in ours])
+        outputs |= {item["call_id"]: said for item, said in zip(ours, words, strict=True)}
         items: list[Item] = []
-        for _, answer, results in exchanges(sorted(own, key=lambda call: call.index)):
-            said = {}
-            for item in answer:
-                if item["type"] == "function_call" and item["name"] in names:
-                    item["name"] = names[item["name"]]
-                    said[item["call_id"]] = self.environment.said(item["name"], item["arguments"])
-            for item in results:
-                words = said.get(item["call_id"])
-                item["output"] = item["output"] if words is None else words
-            items += [*answer, *results]
+        for answer, _ in turns:
+            ran = [item for item in answer if outputs.get(item.get("call_id")) is not None]
+            items += [item for item in answer if item["type"] != "function_call" or item in ran]
+            items += [
+                {"type": "function_call_output", "call_id": item["call_id"], "output": outputs[item["call_id"]]}
+                for item in ran
+            ]
         return items
 
     async def _graded(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -23,7 +24,7 @@ MAX_TOOL_BYTES = 1024 * 1024
 MAX_VERDICT_BYTES = 256 * 1024 * 1024
 """A verdict repeats the row and the conversation."""
 KEPT_BYTES = 64 * 1024 * 1024
-"""How much of arguments and answers is kept for the verdict. After that the harness's own words stand there."""
+"""Of the arguments and answers of one session, which are kept for the verdict. After that, calls are refused."""
 SAID_BYTES = 500
 
 
@@ -41,7 +42,7 @@ class ResourcesServer:
         self.away = ""
         """Why the server could not be reached during a tool call, if so."""
         self._said: list[tuple[str, Any, str]] = []
-        """The tool, the arguments and the answer of each call that `said` did not give yet."""
+        """The tool, the arguments and the answer of each call."""
         self._kept = 0
         self._url = url.rstrip("/")
         self._tool_seconds = tool_seconds
@@ -70,32 +71,34 @@ class ResourcesServer:
         if size > MAX_TOOL_BYTES:
             return ToolAnswer(f"{name}: the arguments have more than {MAX_TOOL_BYTES} bytes", failed=True)
         async with self._turn:
-            try:
-                async with asyncio.timeout(self._tool_seconds):
-                    status, answer = await self._post(f"/{name}", arguments, MAX_TOOL_BYTES)
-            except AwayError as error:
-                self.away = str(error)
-                return ToolAnswer("the tool's server cannot be reached", failed=True)
-            except EvaluatorError as error:
-                return ToolAnswer(f"{name}: {error}", failed=True)
-            except TimeoutError:
-                return ToolAnswer(f"{name}: no answer within {self._tool_seconds:g} seconds", failed=True)
-        text = answer.decode(errors="replace")
-        self._kept += size + len(answer)
-        if self._kept <= KEPT_BYTES:
-            self._said.append((name, arguments, text))
-        return ToolAnswer(text, failed=status != 200)
+            if self._kept > KEPT_BYTES:
+                return ToolAnswer(f"{name}: the tools of this session have had {KEPT_BYTES} bytes", failed=True)
+            answer = await self._ask(name, arguments)
+            self._kept += size + len(answer.text)
+            self._said.append((name, arguments, answer.text))
+        return answer
 
-    def said(self, name: str, arguments: str) -> str | None:
-        """Return what the tool said to the first call with these arguments that was not asked for yet; None: there was
-        no such call."""
+    async def _ask(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         try:
-            asked = name, json.loads(arguments)
-        except ValueError:
-            return None
-        # Compared as values: a harness in JavaScript writes 9.0 as 9.
-        place = next((place for place, (*call, _) in enumerate(self._said) if tuple(call) == asked), None)
-        return None if place is None else self._said.pop(place)[2]
+            async with asyncio.timeout(self._tool_seconds):
+                status, answer = await self._post(f"/{name}", arguments, MAX_TOOL_BYTES)
+        except AwayError as error:
+            self.away = str(error)
+            return ToolAnswer("the tool's server cannot be reached", failed=True)
+        except EvaluatorError as error:
+            return ToolAnswer(f"{name}: {error}", failed=True)
+        except TimeoutError:
+            return ToolAnswer(f"{name}: no answer within {self._tool_seconds:g} seconds", failed=True)
+        return ToolAnswer(answer.decode(errors="replace"), failed=status != 200)
+
+    def said(self, asked: Sequence[tuple[str, str]]) -> list[str | None]:
+        """Return what the tools said to these calls, each a tool and its arguments as JSON; None: it never ran.
+
+        A call that ran with other arguments than those asked for (some harnesses mend them) is found by its tool.
+        """
+        left = list(self._said)
+        words = [_taken(left, name, arguments) for name, arguments in asked]
+        return [_taken(left, name) if found is None else found for (name, _), found in zip(asked, words, strict=True)]
 
     async def verify(self, response: dict[str, Any]) -> tuple[int, bytes]:
         """Return status and body of the verdict. Raises `AwayError`, or `EvaluatorError` for a body without end."""
@@ -120,3 +123,15 @@ class ResourcesServer:
             raise AwayError(why) from error
         except aiohttp.ClientError as error:  # the agent's words may have caused it
             raise EvaluatorError(f"{self._url}{path}: {reason(error)}") from error
+
+
+def _taken(left: list[tuple[str, Any, str]], name: str, arguments: str | None = None) -> str | None:
+    """Remove the first call of a tool, with these arguments where they are given, and return its answer."""
+    try:
+        asked = None if arguments is None else json.loads(arguments)
+    except ValueError:
+        return None
+    # Compared as values: a harness in JavaScript writes 9.0 as 9.
+    same = (at for at, (tool, given, _) in enumerate(left) if tool == name and (arguments is None or given == asked))
+    place = next(same, None)
+    return None if place is None else left.pop(place)[2]

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tests.e2e.gym_environments import CONVERSATIONS, cases, gyms_own, ours, serving_environments
 from tests.e2e.nemo_gym import INSTALL, PYTHONS, installed
-from tests.show.result import HARNESSES, Result, make_parser, parse
+from tests.show.result import OF_NPM, Result, make_parser, parse
 
 (SAME, GRADED) = LAWS = (
     "every harness gets the reward of NeMo Gym's own agent on the same conversation",
@@ -57,9 +57,9 @@ def _told(rewards: list[float | None]) -> str:
 def main() -> int:
     parser = make_parser("gym", __doc__, quick="NeMo Gym 0.4, and all but two environments and two harnesses")
     parser.add_argument("--version", action="append", choices=PYTHONS, help="only this one; may be given repeatedly")
-    parser.add_argument("--harness", action="append", choices=HARNESSES, help="only this one; may be given repeatedly")
+    parser.add_argument("--harness", action="append", choices=OF_NPM, help="only this one; may be given repeatedly")
     parser.add_argument("--environment", action="append", choices=CONVERSATIONS, help="only this one; may be repeated")
-    parser.set_defaults(version=list(PYTHONS), harness=HARNESSES, environment=list(CONVERSATIONS))
+    parser.set_defaults(version=list(PYTHONS), harness=OF_NPM, environment=list(CONVERSATIONS))
     quick = {
         "version": ["0.7.0"],
         "harness": ["codex", "claude_code"],

@@ -18,7 +18,7 @@ RESULTS = Path("build/show")
 HARNESSES = ("codex", "claude_code", "gemini_cli", "qwen_code", "opencode", "pi", "mini_swe_agent", "mistral_vibe")
 """The agent CLIs, in the order of the tables."""
 OF_NPM = HARNESSES[:6]
-"""Those for which the cases of `exact` and `forest` were made."""
+"""Those for which the cases of `exact` and `forest` were made, and that take tools over MCP in `gym`."""
 SHOWN_BREACHES = 50
 """The most breaches that are printed. The results file holds all of them."""
 NOT_CHECKED = "the program ended without checking this law"

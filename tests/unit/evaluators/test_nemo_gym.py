@@ -89,29 +89,57 @@ async def test_the_server_gets_the_row_and_the_conversation_in_its_own_words(ser
     assert output[4]["content"][0]["text"] == "Done."
 
 
-TURNS = st.lists(st.lists(st.sampled_from(["mcp__gym__add", "shell"]), min_size=1, max_size=3), max_size=5)
+TURNS = st.lists(
+    st.lists(st.tuples(st.sampled_from(["mcp__gym__add", "shell"]), st.booleans()), min_size=1, max_size=3), max_size=5
+)
 
 
 @given(TURNS, st.data())
-def test_every_function_call_appears_with_its_output_in_order(turns: list[list[str]], data: st.DataObject) -> None:
+def test_every_call_that_ran_appears_with_its_output_in_order(
+    turns: list[list[tuple[str, bool]]], data: st.DataObject
+) -> None:
+    """Each call of a turn is a tool, and whether the server got the call, if it is the server's."""
     numbers = iter(range(100))
-    calls = calls_of(*([tool_call(name, '{"count": 1}', next(numbers)) for name in turn] for turn in turns))
+    made = [[(next(numbers), *each) for each in turn] for turn in turns]
+    calls = calls_of(*([tool_call(name, f'{{"count": {n}}}', n) for n, name, _ in turn] for turn in made))
     unseen = data.draw(st.sampled_from([None, *calls]))
     if unseen is not None:  # an answer that the harness never got
         calls.insert(unseen.index, unseen.model_copy(update={"call_id": "cut", "outcome": "abandoned"}))
     title = make_call(0, [1], [2], response={"role": "assistant", "content": "A title"}, hints={"kind": "auxiliary"})
     evaluator = NemoGym(NemoGymOptions(url="http://127.0.0.1:1", row=row(6)))
+    ran = [(n, name) for turn in made for n, name, reached in turn if reached or name == "shell"]
+    evaluator.environment._said = [("add", {"count": n}, f"said {n}") for n, name in ran if name != "shell"]
     context = make_context(EvaluatorSpec(name="nemo_gym"), [*reversed(calls), title])
     context.request.agent = HarnessSpec(name="codex")
     items = evaluator._conversation(context)
-    made = [item for item in items if item["type"] == "function_call"]
-    expected = [name.removeprefix("mcp__gym__") for turn in turns for name in turn]
-    assert [item["name"] for item in made] == expected
-    assert [item["call_id"] for item in made] == [f"c{number}" for number in range(len(expected))]
+    functions = [item for item in items if item["type"] == "function_call"]
+    assert [item["name"] for item in functions] == [name.removeprefix("mcp__gym__") for _, name in ran]
+    assert [item["call_id"] for item in functions] == [f"c{n}" for n, _ in ran]
     outputs = {item["call_id"]: place for place, item in enumerate(items) if item["type"] == "function_call_output"}
-    assert all(items.index(item) < outputs[item["call_id"]] for item in made)
-    assert [items[place]["output"] for place in outputs.values()] == [f"<c{number}>" for number in range(len(expected))]
+    assert all(items.index(item) < outputs[item["call_id"]] for item in functions)
+    words = [f"<c{n}>" if name == "shell" else f"said {n}" for n, name in ran]
+    assert [items[place]["output"] for place in outputs.values()] == words
     assert [item["content"][0]["text"] for item in items if item["type"] == "message"] == ["Done."]
+
+
+async def test_only_calls_that_reached_the_server_have_its_tools_names(server: Counting) -> None:
+    """Guards against rewards for calls that a harness refused, or that its own tool of the same name took."""
+    own, refused = tool_call("add", '{"count": 3}', 0), tool_call("mcp__gym__add", '{"count": 9}', 1)
+    mended, last = tool_call("mcp__gym__add", '{"count": "4"}', 2), tool_call("mcp__gym__total", "{}", 3)
+    evaluator = NemoGym(NemoGymOptions(url=server.url, row=row(6)))
+    await evaluator.environment.open()
+    try:
+        await evaluator.environment.call("total", {})
+        calls = calls_of([own, refused], [last])[:-1]  # its result came too late for another request
+        context = make_context(EvaluatorSpec(name="nemo_gym"), calls)
+        context.request.agent = HarnessSpec(name="codex")
+        items = evaluator._conversation(context)
+        assert [item.get("name", item.get("output")) for item in items] == ["total", '{"total": 3}']
+        await evaluator.environment.call("add", {"count": 4})  # as some harnesses mend arguments
+        context.calls[:] = calls_of([mended])
+        assert evaluator._conversation(context)[0]["arguments"] == '{"count": "4"}'
+    finally:
+        await evaluator.environment.close()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +161,9 @@ async def test_what_a_tool_said_is_found_where_the_harness_writes_the_arguments_
         for count in (3, 4):
             await environment.call("add", {"count": count})
         await environment.call("total", {})
-        assert environment.said("total", "{}") == '{"total": 10}'
-        assert environment.said("add", '{ "count": 4.0 }') == '{"success": true}'
-        assert [environment.said("add", text) for text in ('{"count": 4}', "no JSON")] == [None, None]
+        assert not (await environment.call("add", {"count": "x"})).text.startswith('{"s')
+        asked = [("total", "{}"), ("add", '{ "count": 4.0 }'), ("total", '{"a": 1}'), ("add", "no JSON")]
+        assert environment.said(asked) == ['{"total": 10}', '{"success": true}', None, '{"success": true}']
     finally:
         await environment.close()
 
@@ -231,9 +259,10 @@ async def test_arguments_count_to_what_is_kept_of_tools(server: Counting, monkey
     environment = NemoGym(NemoGymOptions(url=server.url, row=row(6))).environment
     await environment.open()
     try:
-        for _ in range(5):
-            assert not (await environment.call("add", {"count": 1, "note": "x" * 900})).failed
-        assert len(environment._said) == 2
+        told = [await environment.call("add", {"count": 1, "note": "x" * 900}) for _ in range(5)]
+        assert [answer.failed for answer in told] == [False] * 3 + [True] * 2
+        assert "have had 2000 bytes" in told[-1].text
+        assert len(environment._said) == 3
     finally:
         await environment.close()
 
