@@ -82,6 +82,31 @@ class StageCounts(Record):
     postrun: int = Field(default=0, ge=0)
 
 
+class JournalPiece(Record):
+    """Node to server and back: the next lines of the journal of an attempt of a session."""
+
+    session_id: str
+    attempt: int = Field(ge=0)
+    start: int = Field(default=0, ge=0)
+    """The place of the first line in the journal, in bytes."""
+    lines: str
+    manifest: str | None = None
+    """The facts of the session (`Manifest`), with the first lines."""
+
+
+class Journals(Record):
+    """Node to server, every few seconds: what the journals of running sessions have more than before."""
+
+    pieces: list[JournalPiece]
+
+
+class JournalsAnswer(Record):
+    """Server to node: how far the server has these journals."""
+
+    sizes: dict[str, int]
+    """`SESSION.ATTEMPT` -> bytes. A journal that is missing here is not wanted any more."""
+
+
 class Dispatch(Record):
     """Server to node: run this session. The same (session id, attempt) twice is one session."""
 
@@ -91,6 +116,8 @@ class Dispatch(Record):
     request: TaskRequest
     resume: bool = False
     """True: a node died while it ran the last attempt. The session goes on with its record, if its node finds that."""
+    records: list[JournalPiece] = Field(default_factory=list)
+    """With `resume`: the journals of earlier attempts that the server has, for a node that finds none."""
 
 
 class Heartbeat(Record):

@@ -36,6 +36,8 @@ HEARTBEAT = Route("POST", "/v1/nodes/{node}/heartbeat",
                   takes=protocol.Heartbeat, gives=protocol.HeartbeatAnswer, keys=NODE)
 DELIVER = Route("POST", "/v1/nodes/{node}/episodes", "Deliver an episode of a node",
                 takes=protocol.Delivery, gives=protocol.DeliveryAnswer, keys=NODE)
+JOURNALS = Route("POST", "/v1/nodes/{node}/journals", "Send what the journals of running sessions have that is new",
+                 takes=protocol.Journals, gives=protocol.JournalsAnswer, keys=NODE)
 DRAIN = Route("POST", "/v1/nodes/{node}/drain", "Let a node finish its sessions and give it nothing new",
               gives=protocol.NodeState, keys=NODE + TRAINER)
 NODE_DIED = Route("DELETE", "/v1/nodes/{node}", "Report that a node is dead: its sessions go elsewhere",

@@ -94,6 +94,7 @@ class Dispatcher:
             sample_index=sample.session.sample_index,
             request=task.request,
             resume=sample.record_at is not None,
+            records=await asyncio.to_thread(self._book.store.journals.of, session_id) if sample.record_at else [],
         )
         pause, deadline = 0.2, time.monotonic() + GIVE_UP_SECONDS
         while (member := self._member(task, placement)) is not None:

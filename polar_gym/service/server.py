@@ -25,7 +25,7 @@ from polar_gym.http.edge import (
     whole_number,
 )
 from polar_gym.http.keys import Keys
-from polar_gym.protocol import Delivery, Generation, Heartbeat, TaskPage, TaskStatus, Weights
+from polar_gym.protocol import Delivery, Generation, Heartbeat, Journals, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import check_url
@@ -91,6 +91,7 @@ def _served(handlers: _Handlers) -> Served:
         routes.WEIGHTS: handlers.weights,
         routes.HEARTBEAT: handlers.heartbeat,
         routes.DELIVER: handlers.deliver,
+        routes.JOURNALS: handlers.journals,
         routes.DRAIN: handlers.drain,
         routes.NODE_DIED: handlers.node_died,
         routes.PAGE: handlers.page,
@@ -270,6 +271,9 @@ class _Handlers:
         check_identifier("episode.session.session_id", delivery.episode.session.session_id)
         check_identifier("episode.session.task_id", delivery.episode.session.task_id)
         return answer(await self._service.deliver(node, delivery))
+
+    async def journals(self, http: web.Request) -> web.Response:
+        return answer(await self._service.journals(_node(http), await read_record(http, Journals)))
 
     async def drain(self, http: web.Request) -> web.Response:
         return answer(self._service.drain(_node(http)))

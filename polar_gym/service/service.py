@@ -23,6 +23,9 @@ from polar_gym.protocol import (
     GenerationState,
     Heartbeat,
     HeartbeatAnswer,
+    JournalPiece,
+    Journals,
+    JournalsAnswer,
     NodeState,
     TaskState,
     Weights,
@@ -34,7 +37,7 @@ from polar_gym.service.change import Change, NewEpisode
 from polar_gym.service.dispatcher import Dispatcher
 from polar_gym.service.fleet import Fleet, Member
 from polar_gym.service.node_link import NodeLink, NodeUnreachableError
-from polar_gym.service.store import Store
+from polar_gym.service.store import Store, StoreError
 from polar_gym.service.task import Ending, Phase, Placement, Task, Verdict
 from polar_gym.service.weights import WeightHistory
 
@@ -53,6 +56,9 @@ class Limits(Record):
     """How much disk fetched episodes may use before the oldest are deleted."""
     refuse_bytes: int = Field(default=200 * 2**30, gt=0)
     """The server refuses new tasks while it stores this many bytes."""
+    journal_bytes: int = Field(default=32 * 2**20, ge=0)
+    """How much of its journals nodes send of each running session, in bytes, so that the session goes on where its node
+    is gone for good; 0: none."""
 
 
 class ConflictError(Exception):
@@ -196,6 +202,28 @@ class RolloutService:
             if known is not None:
                 return DeliveryAnswer(accepted=known.accepted)
             return DeliveryAnswer(accepted=await self._take_in(node, delivery))
+
+    async def journals(self, node: str, sent: Journals) -> JournalsAnswer:
+        """Keep pieces of the journals of sessions that the node runs, and return how far each journal is here. Raise
+        `StoreError`."""
+        wanted = [piece for piece in sent.pieces if self._may_resume(node, piece)]
+
+        def keep() -> dict[str, int]:
+            files, most = self.store.journals, self.limits.journal_bytes
+            sizes = {f"{each.session_id}.{each.attempt}": files.append(each, most) for each in wanted}
+            return {name: size for name, size in sizes.items() if size is not None}
+
+        try:
+            return JournalsAnswer(sizes=await asyncio.to_thread(keep))
+        except OSError as error:
+            raise StoreError(f"journals cannot be kept: {error}") from error
+
+    def _may_resume(self, node: str, piece: JournalPiece) -> bool:
+        """Return whether a piece is of a session that the node runs, and that would go on after the node's death."""
+        task = self.book.task_of(piece.session_id)
+        placement = None if task is None else task.samples[piece.session_id].placement
+        running = placement is not None and (placement.node, placement.attempt) == (node, piece.attempt)
+        return running and task is not None and task.request.retries.resume
 
     def drain(self, node: str) -> NodeState:
         """Let a node drain, and return its state. The answer to the node's next heartbeat tells the node. Raise
@@ -360,6 +388,8 @@ class RolloutService:
             before = time.time() - self.limits.keep_seconds
             await self.book.guard(self.store.evict(before, self.limits.keep_bytes))
             self.book.stored_bytes = await self.book.guard(self.store.stored_bytes())
+            open_ids = {sample.session.session_id for task in self.book.live.values() for sample in task.open_samples()}
+            await asyncio.to_thread(self.store.journals.keep_only, open_ids)
             await asyncio.sleep(60)
 
     def _admit(self, request: TaskRequest) -> None:

@@ -26,6 +26,7 @@ from polar_gym.protocol import Event, Generation
 from polar_gym.schema import TaskRequest
 from polar_gym.service.change import Change, OutboxEntry
 from polar_gym.service.episode_files import EpisodeFiles
+from polar_gym.service.journal_files import JournalFiles
 from polar_gym.service.task import Sample, Task
 
 T = TypeVar("T")
@@ -90,6 +91,7 @@ class Store:
         cannot be written."""
         self.path = directory / "service.sqlite"
         self.files = EpisodeFiles(directory / "episodes")
+        self.journals = JournalFiles(directory / "journals")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._waiting: queue.SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future[Any]]] = queue.SimpleQueue()
         try:

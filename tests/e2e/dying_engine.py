@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
@@ -17,6 +18,8 @@ class DyingOptions(BranchingOptions):
     """The call, of those that the engine is asked for, in which the process dies; None: it does not."""
     in_answer: bool = False
     """True: the first tokens of that call's answer are in the journal. False: it has none."""
+    waits: bool = False
+    """True: the call waits for the process to be killed."""
 
 
 class Dying(Branching):
@@ -31,6 +34,8 @@ class Dying(Branching):
         last, self._asked = self._asked == self._dies.dies_in_call, self._asked + 1
         if not last:
             return await super().chat(request, sampling, on_delta)
+        if self._dies.waits:
+            await asyncio.Event().wait()
         if self._dies.in_answer and on_delta is not None:
             await super().chat(request, sampling, lambda delta: (on_delta(delta), _die())[0])
         return _die()

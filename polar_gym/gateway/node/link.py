@@ -1,4 +1,4 @@
-"""Keeps a node in touch with its rollout server: sends heartbeats and delivers episodes.
+"""Keeps a node in touch with its rollout server: sends heartbeats and journals, and delivers episodes.
 
 A server that is away for long costs disk only: each episode stays there until the server has acknowledged the episode.
 """
@@ -18,7 +18,8 @@ from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.state import Key
 from polar_gym.http.failures import error_text, reason
 from polar_gym.http.route import Route
-from polar_gym.http.server_routes import DELIVER, HEARTBEAT
+from polar_gym.http.server_routes import DELIVER, HEARTBEAT, JOURNALS
+from polar_gym.protocol import Journals
 from polar_gym.record import Record
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ BEATS_IN_A_LEASE = 4
 """How many heartbeats a node sends in the time of its lease, at least."""
 AT_MOST_EVERY_SECONDS = 1.0
 """The shortest pause between two heartbeats; a change of the node ends a longer pause."""
+SHIP_SECONDS = 2.0
+"""The pause between two looks at the journals of running sessions."""
 DELIVERIES = 4
 """How many episodes are sent at the same time."""
 REFUSED_AGAIN_SECONDS = 30.0
@@ -59,9 +62,10 @@ class Link:
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def run(self) -> None:
-        """Send heartbeats and deliver episodes until cancelled."""
+        """Send heartbeats and journals, and deliver episodes, until cancelled."""
         async with aiohttp.ClientSession(headers=self._headers, timeout=TIMEOUT) as http, asyncio.TaskGroup() as group:
             group.create_task(self._beat(http))
+            group.create_task(self._ship(http))
             for _ in range(DELIVERIES):
                 group.create_task(self._deliver(http))
 
@@ -107,6 +111,29 @@ class Link:
             service.set_weights(answer.weight_version)
         if answer.generation.paused != service.generation().paused:
             await service.set_generation(answer.generation.model_copy(update={"running": "keep"}))
+
+    # Journals ---------------------------------------------------------------------------------------------------------
+
+    async def _ship(self, http: aiohttp.ClientSession) -> None:
+        """Send the server what the journals of running sessions have more than before, so that it can hand a session on
+        where this node is gone for good."""
+        sizes: dict[Key, int | None] = {}
+        while True:
+            await asyncio.sleep(SHIP_SECONDS)
+            sizes = {key: sizes.get(key, 0) for key in self._service.running}
+            wanted = {key: size for key, size in sizes.items() if size is not None}
+            try:
+                pieces = await asyncio.to_thread(self._service.state.news, wanted)
+                if not pieces:
+                    continue
+                answer = await self._post(http, JOURNALS, Journals(pieces=pieces).to_json())
+                keys = [Key(piece.session_id, piece.attempt) for piece in pieces]
+                sizes |= {key: answer.sizes.get(str(key)) for key in keys}
+            except UnreachableError as error:
+                log.debug("journals are not sent: %s", error)
+            except (ServerRefusedError, OSError) as error:
+                log.warning("journals are not sent: %s", error)
+                await asyncio.sleep(REFUSED_AGAIN_SECONDS)
 
     # Deliveries -------------------------------------------------------------------------------------------------------
 

@@ -164,6 +164,12 @@ class NodeService:
             return (await asyncio.to_thread(self.state.read_manifest, key)).session
         return None
 
+    @property
+    def running(self) -> list[Key]:
+        """Return the sessions whose journals grow."""
+        sessions = [(key, held.session) for key, held in self._held.items() if held.life is not None]
+        return [key for key, session in sessions if session.status is Status.RUNNING]
+
     def _check(self, request: TaskRequest) -> Plugins:
         check_request(request, self.allowed)
         return self.node.find_plugins(request)
@@ -171,7 +177,10 @@ class NodeService:
     def _record(self, order: Dispatch) -> StartFrom | None:
         """Return the record of the last attempt of an order to resume, which must have been interrupted; None: the
         session begins."""
-        states = (self.state, *map(StateDirectory, self.settings.records))
+        sent = StateDirectory(self.state.files(Key(order.session_id, order.attempt)).record)
+        for piece in order.records:
+            sent.put(piece)
+        states = (self.state, *map(StateDirectory, self.settings.records), sent)
         for attempt in reversed(range(order.attempt)):
             key = Key(order.session_id, attempt)
             for files in (state.files(key) for state in states):

@@ -6,6 +6,7 @@
         calls.jsonl       the journal of the session's calls; each is written before its answer leaves
         episode.json      the end of the session; on the disk before the episode is delivered
         delivered.json    the server's acknowledgement; from now on the directory may be evicted
+        record/           a state directory with earlier attempts that ran elsewhere, as the server had them
 
 A directory without an episode is a session that was running when its process died (`polar_gym.gateway.node.salvage`).
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -24,13 +25,15 @@ import orjson
 from polar_gym import durable
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.starting import JOURNAL, MANIFEST, Manifest
-from polar_gym.protocol import DeliveryAnswer
+from polar_gym.protocol import DeliveryAnswer, JournalPiece
 from polar_gym.record import Record
 from polar_gym.schema import Episode
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIRECTORY = re.compile(rf"({SESSION_ID.pattern})\.([0-9]{{1,9}})")
 MAX_ATTEMPT = 999_999_999
+PIECES_BYTES = 16 * 2**20
+"""How much of journals a node sends at a time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,6 +62,7 @@ class SessionFiles:
         self.journal = directory / JOURNAL
         self.episode = directory / "episode.json"
         self.delivered = directory / "delivered.json"
+        self.record = directory / "record"
 
     def ending(self) -> str | None:
         """Return the kind of failure with which the attempt ended, empty for none; None: it has not ended."""
@@ -68,7 +72,7 @@ class SessionFiles:
         return failure["kind"] if failure else ""
 
     def bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.directory.iterdir())
+        return sum(path.stat().st_size for path in self.directory.rglob("*"))
 
 
 class StateDirectory:
@@ -111,6 +115,30 @@ class StateDirectory:
 
     def read_manifest(self, key: Key) -> Manifest:
         return Manifest.from_json(self.files(key).manifest.read_bytes())
+
+    def put(self, piece: JournalPiece) -> None:
+        """Write the whole journal and the manifest of an attempt that ran elsewhere."""
+        files = self.files(Key(piece.session_id, piece.attempt))
+        durable.make_directory(files.directory, mode=0o700)
+        files.manifest.write_text(piece.manifest or "", encoding="utf-8")
+        files.journal.write_text(piece.lines, encoding="utf-8")
+
+    def news(self, sizes: Mapping[Key, int]) -> list[JournalPiece]:
+        """Return what journals have after their first bytes (`sizes`): whole lines, `PIECES_BYTES` at most in all."""
+        pieces, left = [], PIECES_BYTES
+        for key, size in sizes.items():
+            files = self.files(key)
+            with files.journal.open("rb") as journal:
+                journal.seek(size)
+                data = journal.read(left)
+            data = data[: data.rfind(b"\n") + 1]
+            if data:
+                left -= len(data)
+                manifest = None if size else files.manifest.read_text(encoding="utf-8")
+                lines = data.decode(errors="replace")
+                told = {"session_id": key.session_id, "attempt": key.attempt, "start": size, "lines": lines}
+                pieces.append(JournalPiece(**told, manifest=manifest))
+        return pieces
 
     def finish(self, key: Key, episode: Episode) -> None:
         _write(self.files(key).episode, episode)

@@ -73,7 +73,8 @@ def read_recording(request: TaskRequest, harness: Harness) -> Recording | None:
 
 def _read(directory: Path) -> tuple[Manifest, list[ModelCall], float]:
     """Return manifest, calls and seconds of a recorded session. A resumed session that ended before it had asked for
-    all of its own record still has the rest of that record, as it was delivered first."""
+    all of its own record still has the rest of that record, as it was delivered first. That record may lie beside its
+    own, brought here with it."""
     manifest = Manifest.from_json((directory / MANIFEST).read_bytes())
     calls = {call.call_id: call for call in read_journal(directory / JOURNAL)}
     new = [call for call in calls.values() if call.replayed is None]
@@ -81,7 +82,8 @@ def _read(directory: Path) -> tuple[Manifest, list[ModelCall], float]:
     seconds = max(ended) - min(began) if new else 0.0
     start = manifest.request.start_from
     if start is not None and start.owned:
-        _, record, earlier = _read(Path(start.record))
+        before = Path(start.record)
+        _, record, earlier = _read(before if before.exists() else directory.parent / before.name)
         seconds += earlier
         calls |= {call.call_id: call for call in record if call.call_id not in calls or call.outcome == "delivered"}
     return manifest, list(calls.values()), seconds

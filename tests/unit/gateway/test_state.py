@@ -10,7 +10,7 @@ import pytest
 
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.state import MAX_ATTEMPT, Key, Manifest, StateDirectory
-from polar_gym.protocol import DeliveryAnswer
+from polar_gym.protocol import DeliveryAnswer, JournalPiece
 from polar_gym.schema import Episode
 from tests.support.episodes import make_episode
 
@@ -104,3 +104,25 @@ def test_the_oldest_are_evicted_until_the_others_fit(state: StateDirectory) -> N
 def test_a_session_whose_directory_is_gone_already_counts_as_evicted(state: StateDirectory) -> None:
     gone, there = Key("gone", 0), ended(state, "there", 10.0, 1)
     assert state.evict([gone, there], 10.0, keep_seconds=1, keep_bytes=1) == [gone]
+
+
+def test_news_of_a_journal_are_its_next_whole_lines(state: StateDirectory) -> None:
+    """Guards against half a line: the node takes one back that it cannot write to its end."""
+    key = Key("s", 0)
+    state.begin(key, manifest())
+    state.files(key).journal.write_bytes(b"first\nsecond\nthi")
+    (all_of_it,) = state.news({key: 0})
+    assert all_of_it.lines == "first\nsecond\n"
+    assert Manifest.from_json((all_of_it.manifest or "").encode()) == manifest()
+    (rest,) = state.news({key: 6})
+    assert (rest.start, rest.lines, rest.manifest) == (6, "second\n", None)
+    assert not state.news({key: 13})
+
+
+def test_a_journal_that_ran_elsewhere_goes_with_the_session_that_needs_it(state: StateDirectory) -> None:
+    key, elsewhere = ended(state, "s", 10.0, 1), StateDirectory(state.files(Key("s", 0)).record)
+    elsewhere.put(JournalPiece(session_id="s", attempt=0, lines="x" * 500, manifest=""))
+    assert elsewhere.files(Key("s", 0)).journal.read_text() == "x" * 500
+    assert state.files(key).bytes() > 500
+    assert state.evict([key], 40.0, keep_seconds=1000, keep_bytes=400) == [key]
+    assert not state.files(key).directory.exists()
