@@ -66,6 +66,19 @@ def test_every_chart_filters_every_other(browser: Browser, page: Path) -> None:
     assert answers(browser, "end") == before
 
 
+def test_figures_of_a_run_agree_with_each_other(browser: Browser, tmp_path: Path) -> None:
+    """Guards against a task that counts a masked sample as a failure, and a truncated success that is no success."""
+    sessions = [made_session(task, sample, None) for task in (3, 4) for sample in (0, 1, 4, 5)]
+    scored = [each for each in sessions if each.reward is not None]
+    good = sum(each.reward == 1 for each in scored)
+    browser.open(address(write(tmp_path, iter(sessions))))
+    assert f"{good} passed" in browser.text(".head").replace("\n", " ")
+    assert sum(n for name, n in answers(browser, "end").items() if name.startswith("passed")) == good
+    for task, rate in (("intervals-0003", "33 %"), ("intervals-0004", "100 %")):
+        assert [rate in row for row in browser.text("table.tasks").split("\n") if task in row] == [True]
+    assert "2 groups, the worst first; 1 without variance" in browser.text("main")
+
+
 def test_a_filter_a_call_and_a_token_have_addresses(browser: Browser, page: Path) -> None:
     browser.open(address(page, "#f.end=engine_error"))
     assert browser.text("#shown") == f"{TASKS} of {TASKS * SAMPLES} sessions"
@@ -74,7 +87,7 @@ def test_a_filter_a_call_and_a_token_have_addresses(browser: Browser, page: Path
     row = 1 + 1  # each session is followed by its variant
     browser.open(address(page, f"#e={row}&tab=tokens&call={trace.turns[1].call_id}"))
     assert f"position\n{place}\n" in browser.text(".detail")
-    assert f"call\n{trace.turns[1].call_id}, token 0 of" in browser.text(".detail")
+    assert "call\n1, token 0 of" in browser.text(".detail")
     browser.wait("return document.querySelector('.tokens .marked')?.dataset.at === arguments[0]", str(place))
     browser.click(f".tokens [data-at='{place + 1}']")
     browser.wait("return location.hash.includes('token=')")
@@ -159,7 +172,8 @@ def test_values_of_a_trainer_are_laid_over_the_tokens(browser: Browser, tmp_path
     page = write(tmp_path, made_run(1, 1, tmp_path), "--annotations", str(notes))
     browser.open(address(page, f"#e=0&tab=tokens&colour=ratio&token={len(trace.prompt_ids) + 7}"))
     assert "ratio\n0.070000" in browser.text(".detail")
-    assert browser.run("return document.querySelectorAll('.tokens .p3').length") > 0
+    assert browser.run("return document.querySelectorAll('.tokens .h7').length") > 0
+    assert browser.text(".legend").split() == ["0.00", f"{values[-1]:.3g}"]
 
 
 HOSTILE = (
@@ -217,7 +231,7 @@ def test_nothing_that_an_agent_says_is_run_or_hides(browser: Browser, tmp_path: 
         shown = browser.text("main")
         assert "\u202e" not in shown, place
         assert "U+202E" in shown, place
-        assert "\u241b" in shown, f"{place}: escape is shown by its picture"
+        assert "\\x1b[31mred" in shown, f"{place}: escape is shown by its name"
     browser.go("")
     assert answers(browser, "tool")["constructor"] == 2 * 3, "a name of JavaScript's own is counted like others"
     outside = browser.run(

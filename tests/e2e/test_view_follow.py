@@ -44,7 +44,8 @@ def test_episodes_come_while_they_are_written(tmp_path: Path) -> None:
                 run.write(line[:1000])
                 run.flush()
                 run.write(line[1000:])
-            browser.wait("return document.querySelector('#shown')?.innerText === arguments[0]", f"{number} sessions")
+            told = f"{number} session{'s' if number > 1 else ''}"
+            browser.wait("return document.querySelector('#shown')?.innerText === arguments[0]", told)
         browser.go("#e=3&tab=tokens&token=5")
         assert "position\n5\n" in browser.text(".detail")
         write_run(tmp_path / "other.jsonl", iter([])).rename(file)

@@ -66,7 +66,7 @@ async def test_the_page_tells_what_the_server_does(tmp_path: Path) -> None:
             for text in (
                 "watched",
                 "local",
-                "tasks live",
+                "1 task live",
                 "A word of the policy",
                 "onerror=window.hit=1",
                 "a-run, seed 7",

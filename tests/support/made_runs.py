@@ -222,8 +222,8 @@ def made_session(task: int, sample: int, journals: Path | None, *, turns: int = 
             reward=float(solved),
             resolved=solved,
             tests=tests,
-            detail="all tests passed" if solved else "1 of 18 tests failed: tests.test_gap",
-            log="18 tests\n",
+            detail=f"all {len(tests)} tests passed" if solved else f"1 of {len(tests)} tests failed: tests.test_gap",
+            log=f"{len(tests)} tests\n",
             trust="high",
         ),
         artifacts=Artifacts(

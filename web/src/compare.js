@@ -2,7 +2,8 @@
 
 import { answers, messageBox } from './conversation.js';
 import { append, count, h, many, said } from './dom.js';
-import { nameOf, rewardMark } from './episode.js';
+import { nameOf, rewardMark, trainedOf } from './episode.js';
+import { ends } from './filters.js';
 import { to } from './place.js';
 import { around, parting } from './tokens.js';
 
@@ -24,7 +25,7 @@ export async function comparePage(store, e, other) {
   const tests = outcomes(episodes);
   if (tests) page.append(tests);
   const [one, two] = episodes.map((episode) => main(episode));
-  if (one && two) page.append(part(one, two, sides.map(({ text }) => text)), words(one, two));
+  if (one && two) page.append(part(one, two, sides), words(one, two));
   return page;
 }
 
@@ -43,7 +44,7 @@ function facts(row, other) {
 /** @param {Row} row @returns {[string, unknown][]} */
 function told(row) {
   return [['file', row.source], ['model', row.model], ['weights', row.version ?? 'never set'], ['harness', row.harness], ['builder', row.builder],
-    ['ended', row.failure?.kind ?? row.truncated ?? row.status], ['calls', row.calls], ['sampled', count(row.sampled)], ['trainable', count(row.trainable)], ['breaks', row.breaks.length],
+    ['ended', ends(row)], ['calls', row.calls], ['sampled', count(row.sampled)], ['trainable', count(row.trainable)], ['breaks', row.breaks.length],
     ...(row.branched ? [/** @type {[string, unknown]} */ (['branched from', `${row.branched}, after ${count(row.shared)} tokens`])] : [])];
 }
 
@@ -51,7 +52,7 @@ function told(row) {
 function traces(episodes) {
   return h('div', { class: 'pair' }, ...episodes.map((episode) => h('section', { class: 'card' }, h('h2', {}, many(episode.strands.filter((strand) => strand.trace).length, 'trace')),
     h('table', {}, h('tbody', {}, ...episode.strands.filter((strand) => strand.trace).map((strand) => h('tr', {}, h('td', {}, strand.kind), h('td', { class: 'number' }, many(strand.turns.length, 'call')),
-      h('td', { class: 'number' }, `${count(strand.mask.reduce((sum, n) => sum + n, 0))} of ${count(strand.ids.length)} tokens`))))))));
+      h('td', { class: 'number' }, `${trainedOf(strand)} tokens`))))))));
 }
 
 /** @param {Episode[]} episodes */
@@ -66,13 +67,13 @@ function outcomes(episodes) {
 /**
  * @param {Strand} one
  * @param {Strand} two
- * @param {((id: number) => string)[]} texts
+ * @param {{row: Row, text: (id: number) => string}[]} sides
  */
-function part(one, two, texts) {
+function part(one, two, sides) {
   const at = parting(one.ids, two.ids);
   const same = at === one.ids.length && at === two.ids.length;
   return h('section', { class: 'card', id: 'parting' }, h('h2', {}, same ? `The ${count(at)} tokens are the same` : `The tokens part at position ${count(at)}`),
-    ...(same ? [] : [one, two].map((strand, side) => around(strand, at, texts[side]))));
+    ...(same ? [] : [one, two].flatMap((strand, side) => [h('h3', {}, ...nameOf(sides[side].row)), around(strand, at, sides[side].text)])));
 }
 
 /** A message without the ids of its tool calls, which are different in every session. @param {any} message */

@@ -23,6 +23,7 @@ export function h(tag, properties = {}, ...children) {
     if (/^(title|aria-label)$/.test(name)) element.setAttribute(name, String(value).replace(ODD, nameOf));
     else if (/^(class|role|for|colspan|aria-.*|data-.*)$/.test(name)) element.setAttribute(name, String(value));
     else if (name === 'width%') element.style.width = `${value}%`;
+    else if (name === 'left%') element.style.marginLeft = `${value}%`;
     else if (name === 'height%') element.style.height = `${value}%`;
     else /** @type {any} */ (element)[name] = value;
   }
@@ -71,7 +72,7 @@ function visible(text) {
   for (const match of text.matchAll(ODD)) {
     if (match.index > from) nodes.push(document.createTextNode(text.slice(from, match.index)));
     const code = match[0].charCodeAt(0);
-    nodes.push(h('span', { class: 'odd', title: nameOf(match[0]) }, code < 32 ? String.fromCharCode(0x2400 + code) : nameOf(match[0])));
+    nodes.push(h('span', { class: 'odd', title: nameOf(match[0]) }, code < 32 ? `\\x${code.toString(16).padStart(2, '0')}` : nameOf(match[0])));
     from = match.index + match[0].length;
   }
   if (from < text.length) nodes.push(document.createTextNode(text.slice(from)));
@@ -99,7 +100,7 @@ export const count = (value) => value.toLocaleString('en-US');
 export const many = (n, thing) => `${count(n)} ${thing}${n === 1 ? '' : 's'}`;
 
 /** @param {number | null | undefined} value */
-export const seconds = (value) => (value === null || value === undefined ? '' : `${value.toFixed(value < 10 ? 2 : 1)} s`);
+export const seconds = (value) => (value === null || value === undefined ? '' : value > 0 && value < 0.1 ? `${Math.max(1, Math.round(1000 * value))}\u00a0ms` : `${value.toFixed(value < 10 ? 2 : 1)}\u00a0s`);
 
 /**
  * Show the first items of a list, and a button for the others.

@@ -1,12 +1,12 @@
 /** The page of one episode. */
 
 import { conversation } from './conversation.js';
-import { append, count, h, many, pre, said, seconds, svg } from './dom.js';
+import { append, count, h, many, pre, said, seconds } from './dom.js';
 import { passed } from './filters.js';
 import { patch } from './patch.js';
 import { FRESH, go, here, to } from './place.js';
-import { around, tokens, turnOf } from './tokens.js';
-import { STAGES } from './types.js';
+import { around, scale, tokens, turnOf } from './tokens.js';
+import { CAUSES, STAGES } from './types.js';
 
 /** @import {Call, Episode, Row, Strand} from './types.js' */
 /** @import {Store} from './blocks.js' */
@@ -17,6 +17,9 @@ export const TABS = ['conversation', 'tokens', 'forks', 'diff', 'tests', 'output
 /** @param {Row} row */
 export const rewardMark = (row) =>
   h('span', { class: `reward ${row.reward === null ? 'none' : passed(row) ? 'good' : 'bad'}` }, row.reward === null ? 'no reward' : String(Number(row.reward.toFixed(4))));
+
+/** @param {Strand} strand */
+export const trainedOf = (strand) => `${count(strand.mask.reduce((sum, each) => sum + each, 0))} trained of ${count(strand.ids.length)}`;
 
 /** @param {Row} row */
 export const nameOf = (row) => [said(row.task), ` #${row.sample}`, row.attempt > 0 && ` attempt ${row.attempt}`];
@@ -107,22 +110,21 @@ function side(episode, place) {
   for (const at of [...episode.strands.keys()].sort((one, other) => first(one) - first(other))) {
     const strand = episode.strands[at];
     const depth = depthOf(episode, owners, calls, at);
-    const trained = strand.mask.reduce((sum, each) => sum + each, 0);
     const reason = calls.get(strand.turns[0]?.[0])?.excluded;
     const title = h('a', { class: 'strand', href: to({ strand: at, call: null, token: null }), 'aria-current': at === place.strand ? 'true' : undefined },
-      h('b', {}, strand.kind), strand.trace ? ` ${count(trained)} of ${count(strand.ids.length)} tokens` : ` excluded: ${reason ?? calls.get(strand.turns[0]?.[0])?.outcome}`);
+      h('b', {}, strand.kind), strand.trace ? ` ${trainedOf(strand)}` : ` excluded: ${reason ?? calls.get(strand.turns[0]?.[0])?.outcome}`);
     const list = h('ol', {});
     const context = strand.turns.filter(([id]) => told.has(id)).map(([id]) => calls.get(id)?.index);
     if (context.length) list.append(h('li', { class: 'again' }, `after ${context.length > 1 ? `calls ${context[0]} to ${context.at(-1)}` : `call ${context[0]}`}`));
     for (const [id, start, end] of strand.turns) {
       if (told.has(id)) continue;
-      list.append(callItem(/** @type {Call} */ (calls.get(id)), at, place, breaks.get(id), end - start));
+      list.append(callItem(/** @type {Call} */ (calls.get(id)), at, place, breaks.get(id), end - start, strand.trace));
       told.add(id);
     }
     side.append(h('section', { class: `strandbox depth${Math.min(depth, 3)} ${strand.trace ? '' : 'excluded'}` }, title, list));
   }
   const lost = episode.calls.filter((call) => !told.has(call.call_id));
-  if (lost.length) side.append(h('section', { class: 'strandbox excluded' }, h('b', {}, 'without tokens'), h('ol', {}, ...lost.map((call) => callItem(call, -1, place, undefined, 0)))));
+  if (lost.length) side.append(h('section', { class: 'strandbox excluded' }, h('b', {}, 'without tokens'), h('ol', {}, ...lost.map((call) => callItem(call, -1, place, undefined, 0, true)))));
   if (!episode.recorded && Object.keys(episode.fidelity.excluded).length)
     side.append(h('p', { class: 'quiet' }, 'The journal is not here: excluded calls are counted, not shown.'));
   return side;
@@ -134,16 +136,17 @@ function side(episode, place) {
  * @param {Place} place
  * @param {any} broken
  * @param {number} sampled
+ * @param {boolean} reason  Whether to say why it is excluded.
  */
-function callItem(call, strand, place, broken, sampled) {
+function callItem(call, strand, place, broken, sampled, reason) {
   const cause = broken?.cause;
   const notes = [
-    call.excluded && `excluded: ${call.excluded}`, call.outcome !== 'delivered' && call.outcome !== call.excluded && call.outcome,
+    reason && call.excluded && `excluded: ${call.excluded}`, call.outcome !== 'delivered' && call.outcome !== call.excluded && call.outcome,
     call.replayed && replay(call.replayed), call.frozen && `frozen: ${call.frozen}`, call.sampling_mismatch.join(', '), cause && `fork: ${cause}`, call.error_kind,
   ].filter((note, at, all) => note && all.indexOf(note) === at);
   return h('li', {},
     h('a', { href: to({ ...(strand < 0 ? {} : { strand }), call: call.call_id, token: null }), 'aria-current': place.call === call.call_id ? 'true' : undefined, title: call.call_id },
-      `${call.index} `, h('span', { class: 'quiet' }, `${call.continuation} · ${count(sampled)} sampled ${call.duration === null ? '' : `· ${seconds(call.duration)}`}`),
+      `${call.index} `, h('span', { class: 'quiet' }, `${call.continuation} · ${count(sampled)} sampled${call.duration === null ? '' : ` · ${seconds(call.duration)}`}`),
       notes.length > 0 && h('span', { class: 'note' }, said(notes.join(' · '))),
       call.error && h('span', { class: 'note bad' }, said(call.error))));
 }
@@ -195,7 +198,7 @@ function content(store, row, episode, strand, place) {
   if (place.tab === 'facts') return factsTab(row, episode);
   if (place.tab === 'forks') return forksTab(episode, store.texts(row));
   if (!strand) return h('p', { class: 'empty' }, 'No call of this session has tokens.');
-  if (place.tab === 'tokens') return tokensTab(strand, store.texts(row), place);
+  if (place.tab === 'tokens') return tokensTab(episode, strand, store.texts(row), place);
   const said = conversation(strand, (call) => to({ tab: 'tokens', call, token: null }));
   if (place.call) {
     const box = [...said.children].find((each) => /** @type {HTMLElement} */ (each).dataset.call === place.call);
@@ -206,11 +209,12 @@ function content(store, row, episode, strand, place) {
 }
 
 /**
+ * @param {Episode} episode
  * @param {Strand} strand
  * @param {(id: number) => string} text
  * @param {Place} place
  */
-function tokensTab(strand, text, place) {
+function tokensTab(episode, strand, text, place) {
   const choices = ['logprob', 'mask', ...(strand.kept ? ['kept'] : []), ...Object.keys(strand.values)];
   const begin = strand.turns.find(([call]) => call === place.call)?.[1] ?? null;
   const marked = place.token ?? begin;
@@ -218,28 +222,46 @@ function tokensTab(strand, text, place) {
   const bar = h('div', { class: 'tools' },
     ...choices.map((name) => h('a', { class: 'choice', href: to({ colour: name }), 'aria-current': name === place.colour ? 'true' : undefined }, name)),
     place.colour === 'logprob' && h('span', { class: 'legend' }, 'likely ', ...[0, 1, 2, 3, 4, 5, 6, 7].map((n) => h('span', { class: `t on h${n}` }, '\u00a0\u00a0')), ' unlikely'),
+    Object.hasOwn(strand.values, place.colour) && scale(strand.values[place.colour]),
     versions.length > 0 && h('span', { class: 'legend' }, 'weights ', ...versions.map((version, at) => h('span', { class: `t v${at % 4}` }, said(version)))));
   const detail = h('dl', { class: 'detail', 'aria-live': 'polite' });
-  if (marked !== null && marked < strand.ids.length) append(detail, describe(strand, marked, text));
+  if (marked !== null && marked < strand.ids.length) append(detail, describe(episode, strand, marked, text));
   else detail.append(h('dd', { class: 'quiet' }, 'Click a token, or follow a link, to see all that is known of it. Grey: not trained.'));
   return h('div', {}, h('div', { class: 'sticky' }, bar, detail), tokens(strand, text, place.colour, marked, (at) => go({ token: at })));
 }
 
 /**
+ * Return why a token is trained, or is not.
+ * @param {Episode} episode
+ * @param {Strand} strand
+ * @param {number} at
+ * @param {Call | undefined} call  The one that sampled it.
+ */
+function loss(episode, strand, at, call) {
+  if (strand.mask[at]) return 'trained';
+  if (!call) return 'not sampled, so not trained';
+  if (call.excluded) return `not trained, excluded: ${call.excluded}`;
+  const elsewhere = episode.strands.some((other) => other.ids[at] === strand.ids[at] && other.mask[at] && other.turns.some(([id]) => id === call.call_id));
+  return elsewhere ? 'trained in another trace' : 'sampled, not trained';
+}
+
+/**
+ * @param {Episode} episode
  * @param {Strand} strand
  * @param {number} at
  * @param {(id: number) => string} text
  */
-function describe(strand, at, text) {
+function describe(episode, strand, at, text) {
   const turn = turnOf(strand, at);
+  const call = turn && episode.calls.find((each) => each.call_id === turn[0]);
   const version = strand.versions.find((each) => at >= each.start && at < each.end);
   const logprob = turn && (strand.mask[at] || strand.logprobs[at]) ? strand.logprobs[at] : null;
   /** @type {[string, unknown][]} */
   const facts = [
     ['position', at], ['id', strand.ids[at]], ['text', JSON.stringify(text(strand.ids[at]))],
-    ['loss', strand.mask[at] ? 'trained' : turn ? 'sampled, not trained here' : 'prompt'],
+    ['loss', loss(episode, strand, at, call)],
     ['logprob', logprob === null ? '' : `${logprob.toPrecision(3)} (p ${Math.exp(logprob).toPrecision(3)})`],
-    ['call', turn ? `${turn[0]}, token ${at - turn[1]} of ${turn[2] - turn[1]}` : ''],
+    ['call', turn ? `${call?.index ?? turn[0]}, token ${at - turn[1]} of ${turn[2] - turn[1]}` : ''],
     ['weights', version ? `${version.version}${version.estimated ? ' (estimated)' : ''}${version.older_cache ? ', older cache' : ''}` : ''],
     ['drawn from', strand.kept?.[at] ? `${strand.kept[at]} tokens` : ''],
     ...Object.entries(strand.values).map(([name, values]) => /** @type {[string, unknown]} */ ([name, Number.isFinite(values[at]) ? values[at].toPrecision(5) : ''])),
@@ -259,7 +281,7 @@ function forksTab(episode, text) {
     /** @param {string | null} id */
     const at = (id) => episode.strands.findIndex((strand) => strand.turns.some(([turn]) => turn === id));
     const [before, after] = [at(broken.parent_id), at(broken.call_id)];
-    const box = h('section', { class: 'card' }, h('h2', {}, 'fork: ', said(broken.cause)),
+    const box = h('section', { class: 'card' }, h('h2', {}, 'fork: ', said(broken.cause), CAUSES[broken.cause] && h('span', { class: 'quiet' }, ` ${CAUSES[broken.cause]}`)),
       h('p', {}, `call ${call?.index ?? ''} does not continue `, broken.parent_id ? `call ${calls.get(broken.parent_id)?.index ?? broken.parent_id}` : 'any call that it names',
         broken.position === null ? '' : `: the first difference is at position ${count(broken.position)}`));
     if (broken.position === null) return box;
@@ -292,10 +314,13 @@ function testsTab(episode) {
   result.log && h('section', { class: 'card' }, h('h2', {}, 'Grader’s output'), pre(result.log)));
 }
 
+/** @param {Record<string, unknown>} values */
+const pairs = (values) => Object.entries(values).map(([name, value]) => `${name} ${typeof value === 'string' ? value : JSON.stringify(value)}`).join(', ');
+
 /** @param {Episode} episode */
 function outputTab(episode) {
   const parts = [['final message', episode.artifacts.final_message], ['stdout', episode.artifacts.stdout], ['stderr', episode.artifacts.stderr]];
-  return h('div', {}, ...parts.map(([name, text]) => h('section', { class: 'card' }, h('h2', {}, name), text ? pre(text) : h('p', { class: 'empty' }, 'nothing'))));
+  return h('div', {}, ...parts.map(([name, text]) => h('section', { class: 'card' }, h('h2', {}, name), text ? pre(text) : h('p', { class: 'quiet' }, 'nothing'))));
 }
 
 /**
@@ -310,8 +335,8 @@ function factsTab(row, episode) {
   const facts = [
     ['session', row.session], ['node', row.node ?? 'unknown'], ['weights at the start', row.version ?? 'never set'], ['staleness', row.staleness ?? 'unknown'],
     ['engine', `${episode.engine.name}, ${episode.engine.model}`], ['logprobs', episode.engine.logprobs_mode ?? 'unknown'],
-    ['sampling', JSON.stringify(request.sampling)], ['runtime', `${request.runtime.name} ${request.runtime.image ?? ''}`], ['evaluator', request.evaluator.name],
-    ['metadata', JSON.stringify(request.metadata)],
+    ['sampling', pairs(request.sampling)], ['runtime', `${request.runtime.name} ${request.runtime.image ?? ''}`], ['evaluator', request.evaluator.name],
+    ['metadata', pairs(request.metadata) || 'none'],
   ];
   return h('div', {},
     h('section', { class: 'card' }, h('h2', {}, 'Balance of tokens'),
@@ -331,7 +356,7 @@ function factsTab(row, episode) {
 export function balanceBar(parts, colours = [0, 1, 2, 3, 4, 5, 6, 7]) {
   const whole = parts.reduce((sum, [, n]) => sum + n, 0) || 1;
   return h('div', { class: 'stack', role: 'img', 'aria-label': parts.map(([name, n]) => `${name} ${n}`).join(', ') },
-    ...parts.filter(([, n]) => n).map(([name, n], at) => h('span', { class: `part${colours[at % 8]}`, 'width%': (100 * n) / whole, title: `${name}: ${n}` }, name)));
+    ...parts.filter(([, n]) => n).map(([name, n], at) => h('span', { class: `part${colours[at % 8]}`, 'width%': (100 * n) / whole, title: `${name}: ${n}` }, n > whole / 12 && name)));
 }
 
 /** @param {Row} row */
@@ -346,9 +371,8 @@ function callTimes(episode) {
   if (!timed.length) return null;
   const start = Math.min(...timed.map((call) => Number(call.started_at)));
   const whole = Math.max(...timed.map((call) => Number(call.started_at) + Number(call.duration) - start), 1e-3);
-  const picture = svg('svg', { viewBox: `0 0 1000 ${14 * timed.length}`, height: 14 * timed.length, class: 'calls', role: 'img', 'aria-label': 'calls over time', preserveAspectRatio: 'none' });
-  timed.forEach((call, at) => picture.append(svg('rect', {
-    x: (1000 * (Number(call.started_at) - start)) / whole, y: 14 * at + 2, height: 10,
-    width: Math.max(2, (1000 * Number(call.duration)) / whole), class: call.excluded ? 'out' : 'in' })));
-  return h('section', { class: 'card' }, h('h2', {}, `Calls over ${seconds(whole)}`), /** @type {any} */ (picture));
+  return h('section', { class: 'card' }, h('h2', {}, `Calls over ${seconds(whole)}`), h('div', { class: 'calls' }, ...timed.flatMap((call) => [
+    h('a', { href: to({ tab: 'conversation', call: call.call_id, strand: Math.max(0, episode.strands.findIndex((strand) => strand.turns.some(([id]) => id === call.call_id))) }) }, String(call.index)),
+    h('span', { class: call.excluded ? 'warn' : '', title: `${seconds(call.duration)}${call.excluded ? `, excluded: ${call.excluded}` : ''}` },
+      h('span', { class: 'bar', 'left%': (100 * (Number(call.started_at) - start)) / whole, 'width%': Math.max(0.2, (100 * Number(call.duration)) / whole) }))])));
 }

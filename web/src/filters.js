@@ -49,7 +49,7 @@ function rewardOf(row) {
 }
 
 /** @param {Row} row */
-const ends = (row) => row.failure ? row.failure.kind : row.truncated ? `truncated: ${row.truncated}` : passed(row) ? 'passed' : 'not passed';
+export const ends = (row) => row.failure ? row.failure.kind : row.truncated ? (passed(row) ? 'passed, truncated' : `truncated: ${row.truncated}`) : passed(row) ? 'passed' : 'not passed';
 
 /** @param {Row} row @returns {Record<string, number>} */
 function balance(row) {
@@ -88,7 +88,7 @@ export const QUESTIONS = [
   { id: 'tool', title: 'Tool calls', unit: 'calls', answers: (row) => total(row.tools.map(([name, , n]) => [name, n])) },
   { id: 'attempt', title: 'Tool calls by outcome', unit: 'calls', answers: (row) => total(row.tools.map(([, status, n]) => [status, n])) },
   { id: 'latency', title: 'Seconds of a call', unit: 'calls', answers: (row) => buckets(row.latency), ordered: true },
-  { id: 'reuse', title: 'Prompt tokens already read', unit: 'sessions', answers: reuse, ordered: true },
+  { id: 'reuse', title: 'Prompt tokens of earlier calls', unit: 'sessions', answers: reuse, ordered: true },
   { id: 'calls', title: 'Calls of a session', unit: 'sessions', answers: (row) => buckets([row.calls]), ordered: true },
   { id: 'sampled', title: 'Sampled tokens of a session', unit: 'sessions', answers: (row) => buckets([row.sampled]), ordered: true },
   { id: 'staleness', title: 'Staleness', unit: 'sessions', answers: (row) => one(row.staleness === null ? null : String(row.staleness)), ordered: true },

@@ -30,7 +30,7 @@ const card = (title, about, ...parts) => h('section', { class: 'card wide' }, h(
 function headline(live) {
   return h('header', { class: 'head' }, h('h1', {}, 'Rollout server'),
     ...[[live.live_tasks, 'tasks live'], [live.waiting, 'samples waiting'], [Object.keys(live.nodes).length, 'nodes alive'], [Object.keys(live.sessions).length, 'sessions running'], [live.episodes.accepted ?? 0, 'episodes accepted'], [live.retried, 'retried']]
-      .map(([n, name]) => h('span', { class: 'figure' }, h('b', {}, count(n)), ` ${name}`)),
+      .map(([n, name]) => h('span', { class: 'figure' }, h('b', {}, count(n)), ` ${n === 1 ? name.replace('s ', ' ') : name}`)),
     h('span', { class: 'quiet' }, 'weights ', said(live.weight_version ?? 'never set')), live.generation.paused && h('span', { class: 'flag' }, 'model calls are paused'));
 }
 
@@ -66,7 +66,7 @@ function listing(title, heads, find, make, tool = false) {
   const none = h('p', { class: 'quiet' }, 'none');
   const body = h(heads ? 'tbody' : 'div', {});
   const table = heads ? h('table', {}, h('thead', {}, h('tr', {}, ...heads.map((head) => h('th', {}, head)))), body) : body;
-  const { more, draw } = list(body, (...item) => (heads ? h('tr', {}, ...make(...item).map((cell) => h('td', {}, ...[cell].flat()))) : h('section', { class: 'session' }, ...make(...item).flat())), 20);
+  const { more, draw } = list(body, (...item) => (heads ? h('tr', {}, ...make(...item).map((cell) => h('td', {}, ...[cell].flat()))) : h('section', { class: 'session' }, ...make(...item).flat())), heads ? 12 : 20);
   return { element: h('section', { class: 'card wide' }, h('h2', {}, title, ' ', about), tool, none, table, more), draw: () => {
     const [items, beside] = find();
     about.textContent = beside;

@@ -1,10 +1,10 @@
 /** The page of all episodes: distributions that filter each other, tasks, stages over time, sessions. */
 
-import { count, h, said, seconds, some } from './dom.js';
+import { count, h, many, said, seconds, some } from './dom.js';
 import { nameOf, rewardMark } from './episode.js';
-import { left, passed, QUESTIONS, sums } from './filters.js';
+import { ends, left, passed, QUESTIONS, sums } from './filters.js';
 import { FRESH, go, to } from './place.js';
-import { STAGES } from './types.js';
+import { CAUSES, STAGES } from './types.js';
 
 /** @import {Row} from './types.js' */
 /** @import {Store} from './blocks.js' */
@@ -40,7 +40,7 @@ function headline(rows, places, whole) {
   /** @param {(row: Row) => number} of */
   const total = (of) => count(chosen.reduce((sum, row) => sum + of(row), 0));
   return [
-    h('span', { class: 'figure', id: 'shown' }, h('b', {}, count(places.length)), places.length === whole ? ' sessions' : ` of ${count(whole)} sessions`),
+    h('span', { class: 'figure', id: 'shown' }, h('b', {}, count(places.length)), places.length === whole ? (whole === 1 ? ' session' : ' sessions') : ` of ${count(whole)} sessions`),
     h('span', { class: 'figure' }, h('b', {}, scored.length ? mean.toFixed(3) : '–'), ' mean reward'),
     h('span', { class: 'figure' }, h('b', {}, `${count(chosen.filter(passed).length)}`), ' passed'),
     h('span', { class: 'figure' }, h('b', {}, count(chosen.length - scored.length)), ' masked'),
@@ -86,10 +86,10 @@ function card(rows, place, question) {
     const pressed = chosen?.has(answer) ?? false;
     const bar = h('span', { class: 'bar', [columns ? 'height%' : 'width%']: (100 * n) / most });
     return h('button', { class: `answer ${chosen && !pressed ? 'faint' : ''} ${tone(question.id, answer)}`, 'aria-pressed': String(pressed), 'data-focus': `${question.id}:${answer}`,
-      title: `${answer}: ${count(n)} ${question.unit}, ${((100 * n) / (all || 1)).toFixed(1)} %`, onclick: () => toggle(place, question.id, answer) },
+      title: `${answer}: ${count(n)} ${question.unit}, ${((100 * n) / (all || 1)).toFixed(1)} %${question.id === 'break' && CAUSES[answer] ? `: ${CAUSES[answer]}` : ''}`, onclick: () => toggle(place, question.id, answer) },
     columns ? h('span', { class: 'room' }, bar) : null, said(columns && bars > 8 ? answer.split('–')[0] : answer, 'name'), h('span', { class: 'n' }, count(n)), columns ? null : h('span', { class: 'room' }, bar));
   });
-  return h('section', { class: 'card', 'data-question': question.id }, h('h2', {}, question.title, h('span', { class: 'quiet' }, ` ${question.unit}`)),
+  return h('section', { class: 'card', 'data-question': question.id }, h('h2', {}, question.title, !question.title.toLowerCase().includes(question.unit) && h('span', { class: 'quiet' }, ` ${question.unit}`)),
     h('div', { class: columns ? 'columns' : 'rows' }, ...buttons), found.length > bars && h('p', { class: 'quiet' }, `and ${found.length - bars} more`));
 }
 
@@ -98,7 +98,7 @@ function card(rows, place, question) {
  * @param {string} answer
  */
 function tone(id, answer) {
-  if (id === 'end') return answer === 'passed' ? 'good' : answer === 'not passed' ? '' : answer.startsWith('truncated') ? 'warn' : 'bad';
+  if (id === 'end') return answer === 'passed' ? 'good' : answer === 'not passed' ? '' : answer.includes('truncated') ? 'warn' : 'bad';
   if (id === 'attempt') return answer === 'ok' ? 'good' : 'bad';
   if (id === 'balance') return answer === 'trainable' ? 'good' : 'warn';
   return id === 'break' || id === 'position' ? 'warn' : '';
@@ -113,18 +113,19 @@ function tasks(rows, places, place) {
   /** @type {Map<string, number[]>} */
   const groups = new Map();
   for (const at of places) groups.set(rows[at].task, [...(groups.get(rows[at].task) ?? []), at]);
-  const list = [...groups].map(([task, members]) => ({ task, members, rate: members.filter((at) => passed(rows[at])).length / members.length }))
-    .sort((one, other) => one.rate - other.rate || one.task.localeCompare(other.task));
+  const list = [...groups].map(([task, members]) => {
+    const scored = members.filter((at) => rows[at].reward !== null);
+    const flat = scored.length > 1 && new Set(scored.map((at) => rows[at].reward)).size === 1;
+    return { task, members, flat, rate: scored.length ? scored.filter((at) => passed(rows[at])).length / scored.length : null };
+  }).sort((one, other) => (one.rate ?? -1) - (other.rate ?? -1) || one.task.localeCompare(other.task));
+  const flat = list.filter((each) => each.flat).length;
   const body = h('tbody', {});
-  some(body, list, ({ task, members, rate }) => {
-    const rewards = members.map((at) => rows[at].reward).filter((reward) => reward !== null);
-    const flat = rewards.length > 1 && new Set(rewards).size === 1;
-    return h('tr', {}, h('td', {}, h('button', { class: 'plain', onclick: () => toggle(place, 'task', task) }, said(task))),
-      h('td', { class: 'number' }, `${Math.round(100 * rate)} %`), h('td', {}, h('span', { class: 'room' }, h('span', { class: 'bar', 'width%': 100 * rate }))),
+  some(body, list, ({ task, members, flat, rate }) =>
+    h('tr', {}, h('td', {}, h('button', { class: 'plain', onclick: () => toggle(place, 'task', task) }, said(task))),
+      h('td', { class: 'number' }, rate === null ? '–' : `${Math.round(100 * rate)} %`), h('td', {}, h('span', { class: 'room' }, h('span', { class: 'bar', 'width%': 100 * (rate ?? 0) }))),
       h('td', { class: 'dots' }, ...members.slice(0, 64).map((at) => h('a', { class: `dot ${rows[at].reward === null ? 'none' : passed(rows[at]) ? 'good' : 'bad'}`, href: to({ ...FRESH, e: at }), title: `#${rows[at].sample}: ${rows[at].reward ?? 'no reward'}`, 'aria-label': `sample ${rows[at].sample}, reward ${rows[at].reward}` }))),
-      h('td', {}, flat && h('span', { class: 'flag' }, 'no variance')));
-  });
-  return h('section', { class: 'card wide' }, h('h2', {}, 'Tasks', h('span', { class: 'quiet' }, ` ${count(groups.size)} groups, the worst first`)),
+      h('td', {}, flat && h('span', { class: 'flag' }, 'no variance'))), 24);
+  return h('section', { class: 'card wide' }, h('h2', {}, 'Tasks', h('span', { class: 'quiet' }, ` ${many(groups.size, 'group')}, the worst first; ${count(flat)} without variance`)),
     h('table', { class: 'tasks' }, h('thead', {}, h('tr', {}, ...['task', 'passed', '', 'samples', ''].map((name) => h('th', {}, name)))), body));
 }
 
@@ -234,7 +235,7 @@ function canvas(height, draw) {
 
 /** @type {[string, (row: Row) => number | string][]} */
 const COLUMNS = [
-  ['session', (row) => row.task], ['reward', (row) => row.reward ?? -1], ['ended', (row) => row.failure?.kind ?? row.truncated ?? row.status],
+  ['session', (row) => row.task], ['reward', (row) => row.reward ?? -1], ['ended', ends],
   ['harness', (row) => row.harness], ['calls', (row) => row.calls], ['traces', (row) => Object.values(row.kinds).reduce((sum, n) => sum + n, 0)],
   ['breaks', (row) => row.breaks.length], ['sampled', (row) => row.sampled], ['trainable', (row) => row.trainable], ['seconds', (row) => Number((row.timing[3] ?? 0).toFixed(1))],
 ];
@@ -253,7 +254,7 @@ function sessions(rows, places) {
     some(body, order, (at) => h('tr', {}, h('td', {}, h('a', { href: to({ ...FRESH, e: at }) }, ...nameOf(rows[at]))), h('td', {}, rewardMark(rows[at])),
       ...COLUMNS.slice(2).map(([, of]) => { const value = of(rows[at]); return h('td', { class: typeof value === 'number' ? 'number' : '' }, typeof value === 'number' ? count(value) : said(value)); })), 60);
     section.replaceChildren(h('h2', {}, 'Sessions'), h('table', {}, h('thead', {}, h('tr', {}, ...COLUMNS.map(([name], column) =>
-      h('th', { 'aria-sort': column === sorted.column ? (sorted.down ? 'descending' : 'ascending') : undefined }, h('button', { class: 'plain', onclick: () => { sorted = { column, down: sorted.column === column ? !sorted.down : true }; draw(); } }, name))))), body));
+      h('th', { class: column > 3 ? 'number' : undefined, 'aria-sort': column === sorted.column ? (sorted.down ? 'descending' : 'ascending') : undefined }, h('button', { class: 'plain', onclick: () => { sorted = { column, down: sorted.column === column ? !sorted.down : true }; draw(); } }, name))))), body));
   };
   draw();
   return section;

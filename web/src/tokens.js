@@ -38,6 +38,22 @@ const heat = (logprob) => { const p = Math.exp(logprob); const at = LIKELY.findI
 export const turnOf = (strand, at) => strand.turns.find(([, start, end]) => at >= start && at < end);
 
 /**
+ * Return the least and the greatest finite value.
+ * @param {Float32Array} values
+ */
+const range = (values) => values.reduce(([low, high], value) => (Number.isFinite(value) ? [Math.min(low, value), Math.max(high, value)] : [low, high]), [Infinity, -Infinity]);
+
+/**
+ * Return what the colours of a trainer's values say.
+ * @param {Float32Array} values
+ */
+export function scale(values) {
+  const [low, high] = range(values);
+  const names = low < 0 && high > 0 ? ['n3', 'n2', 'n1', 'p1', 'p2', 'p3'] : ['h0', 'h1', 'h2', 'h3', 'h4', 'h5', 'h6', 'h7'];
+  return low <= high && h('span', { class: 'legend' }, low.toPrecision(3), ...names.map((name) => h('span', { class: `t on ${name}` }, '\u00a0\u00a0')), high.toPrecision(3));
+}
+
+/**
  * Return the name of a token's colour.
  * @param {Strand} strand
  * @param {string} colour
@@ -51,9 +67,12 @@ function colours(strand, colour) {
   }
   const values = Object.hasOwn(strand.values, colour) ? strand.values[colour] : null;
   if (!values) return (at) => (strand.mask[at] || strand.logprobs[at] ? heat(strand.logprobs[at]) : '');
-  const finite = [...values].filter(Number.isFinite);
-  const largest = finite.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
-  return (at) => Number.isFinite(values[at]) ? `${values[at] < 0 ? 'n' : 'p'}${Math.round((3 * Math.abs(values[at])) / largest)}` : '';
+  const [low, high] = range(values);
+  if (low < 0 && high > 0) {
+    const largest = Math.max(-low, high);
+    return (at) => Number.isFinite(values[at]) ? `${values[at] < 0 ? 'n' : 'p'}${Math.round((3 * Math.abs(values[at])) / largest)}` : '';
+  }
+  return (at) => Number.isFinite(values[at]) ? `h${Math.round((7 * (values[at] - low)) / (high - low || 1))}` : '';
 }
 
 /**

@@ -106,3 +106,18 @@
  */
 
 export const STAGES = ['queued', 'init', 'ready', 'running', 'building', 'evaluating'];
+
+/** @type {Record<string, string>} Why a call does not go on with the tokens of the call before; see `polar_gym.splicing`. */
+export const CAUSES = {
+  history: 'the harness changed what came before the answer that it continues',
+  tools: 'the harness offers other tools than before',
+  partial_turn: 'the answer came back without some of its tool calls or their results',
+  ambiguous: 'several calls gave the answer that the harness sent back',
+  unknown_turn: 'no call gave the answer that the harness sent back',
+  off: 'splicing was off, and the engine’s template gave other tokens',
+  engine: 'the engine made other tokens of the prompt that it was given',
+  cut: 'the answer before was cut inside reasoning or a tool call',
+  multimodal: 'the conversation has an image',
+  template: 'the chat template rewrites turns of the past',
+  suffix: 'the new messages do not read the same as tokens',
+};
