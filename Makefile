@@ -11,7 +11,7 @@ SOURCES := polar_gym tests benchmarks docs recipes
 
 SHOWS := show-attacks show-bare show-errors show-exact show-faults show-fleet show-forest show-fuzz show-gym show-harbor show-harness-check \
 	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
-	show-resume show-rewrites show-sandboxes show-search show-sft show-splice show-swe-ground show-tasks show-utilisation \
+	show-resume show-rewrites show-sandboxes show-search show-sft show-slurm show-splice show-swe-ground show-tasks show-utilisation \
 	show-view
 
 .DEFAULT_GOAL := help
@@ -76,6 +76,7 @@ show-rewrites: ## Give every harness answers that are hard to hand back (2 min)
 show-sandboxes: ## Start and stop 200 sandboxes of each runtime, and kill gateways (3 min)
 show-search: ## Search for combinations of attacks that are rewarded (60 min)
 show-sft: ## Export SFT data, and compare its ids with the captured ones (10 min)
+show-slurm: ## Run the recipe of Slurm on a one-machine Slurm that pre-empts it (3 min)
 show-splice: ## Prove token-in/token-out on a real vLLM, with and without it (10 min)
 show-swe-ground: ## Grade rebuilt SWE-bench tasks by us and by swebench (2 h)
 show-tasks: ## Make tasks out of git histories: ARGS="--histories DIR..." (1 h)
