@@ -162,6 +162,7 @@ async def test_a_request_names_no_files_programs_and_networks(tmp_path: Path) ->
         "runtime.program='/bin/sh'": run_in(name="apptainer", program="/bin/sh"),
         "runtime.host='tcp://example.org'": run_in(name="docker", host="tcp://example.org"),
         "runtime.bridge='host'": run_in(name="docker", bridge="host"),
+        """runtime.build_args='{"A": "1"}'""": run_in(name="docker", build_args={"A": "1"}),
         "runtime.scope='container'": run_in(name="docker", scope="container"),
         "evaluator.url='http://example.org'": evaluated(**RUBRIC),
         "evaluator.url='http://127.0.0.1:1'": evaluated(name="nemo_gym", url="http://127.0.0.1:1", row=row(6)),

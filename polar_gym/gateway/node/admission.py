@@ -8,6 +8,7 @@ checks it again, because the server may be another operator's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,8 @@ def _named(key: str, plugins: registry.Registry[Any], spec: PluginSpec) -> Itera
         yield Named(f"{key}.name", Names.CODE, spec.name)
     for option, (kind, default) in _marked(plugins, spec.name).items():
         value = spec.options.get(option)
+        if isinstance(value, Mapping) and value:
+            yield Named(f"{key}.{option}", kind, json.dumps(value, sort_keys=True))
         if isinstance(value, str | Path) and value != default and (kind is not Names.CODE or ":" in str(value)):
             yield Named(f"{key}.{option}", kind, str(value))
     parts = spec.options.get("components")  # of `composite`
