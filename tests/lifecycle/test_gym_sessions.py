@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from polar_gym.gateway.proxy.capture import MAX_TOOL_CALLS
 from polar_gym.gateway.proxy.proxy import _read_json
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts
 from polar_gym.schema import Episode, EvaluatorSpec, Status
@@ -110,6 +111,31 @@ async def test_only_the_session_itself_reaches_its_tools(
         monkeypatch.setattr("polar_gym.gateway.proxy.proxy._read_json", ends_meanwhile)
         capture.running = True
         assert await status(capture.key) == 403, "a tool was reached after the end of the session"
+
+
+async def test_a_session_has_few_tool_calls_at_once(tmp_path: Path, server: Counting) -> None:
+    """Guards against an agent that fills the gateway's memory with calls that wait for their turn."""
+    server.slow = "/add"
+    async with (
+        running_session(node(tmp_path).engine, tmp_path, task(evaluator=grading(server, 6))) as (gateway, capture),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        assert capture.environment is not None
+        await capture.environment.open()
+
+        async def status() -> int:
+            params = {"name": "add", "arguments": {"count": 1}}
+            message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            headers = {"Authorization": f"Bearer {capture.key}"}
+            async with http.post(f"{gateway.url}/mcp", json=message, headers=headers) as response:
+                return response.status
+
+        calls = [group.create_task(status()) for _ in range(MAX_TOOL_CALLS + 1)]
+        (first,), _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert first.result() == 429
+        for call in calls:
+            call.cancel()
 
 
 async def test_a_tool_call_ends_with_its_session(tmp_path: Path, server: Counting) -> None:

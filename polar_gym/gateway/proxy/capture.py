@@ -20,6 +20,9 @@ from polar_gym.splicing.handles import Handles
 from polar_gym.splicing.plan import SessionMemory
 from polar_gym.splicing.recording import Recording
 
+MAX_TOOL_CALLS = 64
+"""How many requests to the tools of its environment a session may have at once."""
+
 
 class CaptureError(Exception):
     """A call could not be recorded."""
@@ -97,13 +100,16 @@ class SessionCapture:
         return self.environment is not None and bool(self.environment.tools)
 
     @asynccontextmanager
-    async def tool_call(self) -> AsyncIterator[None]:
-        """Let a call of the environment's tools be cut off by the end of the session as long as the context lasts."""
+    async def tool_call(self) -> AsyncIterator[bool]:
+        """Let a request to the environment's tools be cut off by the end of the session as long as the context lasts.
+
+        Yield whether the request may be answered: False where it is one too many.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._in_flight[task] = 0
         try:
-            yield
+            yield sum(not granted for granted in self._in_flight.values()) <= MAX_TOOL_CALLS
         finally:
             del self._in_flight[task]
 

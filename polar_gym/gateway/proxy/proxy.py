@@ -28,7 +28,7 @@ from polar_gym.engines.context_length import check_space
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy import mcp
-from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.capture import MAX_TOOL_CALLS, SessionCapture
 from polar_gym.gateway.proxy.exchange import Exchange
 from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.proxy.sending import error_kind, send_stream, send_whole
@@ -131,9 +131,11 @@ class Proxy:
             if http.path == mcp.MCP_PATH and capture.environment is not None and capture.offers_tools:
                 if http.method != "POST":
                     return web.Response(status=405, headers={"Allow": "POST"})
-                message = await _read_json(http)
-                self._authenticate(http, provider, bound)  # the session may have ended while the body came
-                async with capture.tool_call():
+                async with capture.tool_call() as admitted:
+                    if not admitted:
+                        raise CallRefusedError(429, "overloaded", f"more than {MAX_TOOL_CALLS} tool calls at once")
+                    message = await _read_json(http)
+                    self._authenticate(http, provider, bound)  # the session may have ended while the body came
                     return await mcp.answer(message, capture.environment)
             if route is None:
                 log.warning("session %s: no such endpoint: %s %s", capture.session_id, http.method, http.path)
