@@ -1,4 +1,5 @@
-"""Embedded engines whose scripted policy calls in a sub-agent, or fills its context until the harness compacts.
+"""Embedded engines whose scripted policy calls in a sub-agent, calls tools of an environment, or fills its context
+until the harness compacts.
 
 An answer follows from the request alone, so that the engines keep no state. Configs name them by import path
 (`engine.name`), and the node gives them each task's reference solution to play.
@@ -7,15 +8,18 @@ An answer follows from the request alone, so that the engines keep no state. Con
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message, canonical_json
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.engines.embedded.shell_tools import find_shell, shell_arguments
-from polar_gym.schema import Message
+from polar_gym.evaluators import EvaluationContext, ToolAnswer
+from polar_gym.schema import EvaluationResult, Message
 
 ORDER = "Solve this on my behalf:"
 """How the task of a sub-agent begins."""
@@ -73,6 +77,20 @@ class CompactingPolicy(ScriptedPolicy):
         return super()._script([{**message, "role": "user"} for message in messages])
 
 
+class ToolCallingPolicy(ScriptedPolicy):
+    """Calls tools of an environment: a command is a tool's own name and its arguments."""
+
+    def next_message(self, request: ChatRequest) -> Message:
+        script = self._script(request.messages)
+        step = sum(1 for message in request.messages if message.get("tool_calls"))
+        if script is None or not request.tools or step >= len(script.commands):
+            return super().next_message(request)
+        name, _, arguments = script.commands[step].partition(" ")
+        offered = [tool["function"]["name"] for tool in request.tools]
+        own = next((each for each in offered if each.endswith(name)), f"{name} is not among {', '.join(offered)}")
+        return assistant_message(None, None, [{"type": "function", "function": {"name": own, "arguments": arguments}}])
+
+
 class Delegating(EmbeddedEngine):
     def __init__(self, options: EmbeddedOptions) -> None:
         super().__init__(options)
@@ -83,6 +101,41 @@ class Compacting(EmbeddedEngine):
     def __init__(self, options: EmbeddedOptions) -> None:
         super().__init__(options)
         self._policy = CompactingPolicy(options.scripts or [], options.max_model_len or 131_072, 0.0)
+
+
+class ToolCalling(EmbeddedEngine):
+    def __init__(self, options: EmbeddedOptions) -> None:
+        super().__init__(options)
+        self._policy = ToolCallingPolicy(options.scripts or [], options.max_model_len or 131_072, 0.0)
+
+
+class Vault:
+    """An environment whose one tool gives out a secret, and the evaluator that brings it."""
+
+    tools = (
+        {
+            "name": "open_vault",
+            "description": "Says what is in a box of the vault.",
+            "inputSchema": {"type": "object", "properties": {"box": {"type": "integer"}}, "required": ["box"]},
+        },
+    )
+
+    def __init__(self) -> None:
+        self.environment = self
+        self.secret = secrets.token_hex(8)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        """The calls that reached it: name and arguments."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        self.asked.append((name, arguments))
+        return ToolAnswer(self.secret, failed=False)
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        return EvaluationResult(evaluator="vault", reward=float(bool(self.asked)))
 
 
 def asks_for_summary(request: ChatRequest) -> bool:

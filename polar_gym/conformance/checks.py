@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 from polar_gym.builders.trace import kind_of
-from polar_gym.conformance.acting import Compacting, Delegating, spawn
+from polar_gym.conformance.acting import Compacting, Delegating, ToolCalling, Vault, spawn
 from polar_gym.conformance.rehearsal import CONTEXT_LENGTH, Rehearsal
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.evaluators import Evaluator
 from polar_gym.gateway.node.node import Node
 from polar_gym.harnesses import HARNESSES, Harness
 from polar_gym.harnesses.install import InstallError, install
@@ -86,7 +87,9 @@ class Subject:
         """The session in which nothing goes wrong."""
         return asyncio.create_task(self.run(self.rehearsal))
 
-    async def run(self, engine: EmbeddedEngine, seconds: float = TIMEOUT_SECONDS) -> Run:
+    async def run(
+        self, engine: EmbeddedEngine, seconds: float = TIMEOUT_SECONDS, *, evaluator: Evaluator | None = None
+    ) -> Run:
         """Run a session. A harness that asks for a stream gets an answer while it is sampled."""
         request = TaskRequest(
             task_id="harness-check",
@@ -98,7 +101,8 @@ class Subject:
         with tempfile.TemporaryDirectory(prefix="polar-gym-check-") as state:
             async with Node(engine, cache=cache_dir(), state=Path(state), streaming="real") as node:
                 plugins = await asyncio.to_thread(node.find_plugins, request)
-                life = node.open_session(request, plugins=replace(plugins, harness=self.harness))
+                graded = evaluator or plugins.evaluator
+                life = node.open_session(request, plugins=replace(plugins, harness=self.harness, evaluator=graded))
                 try:
                     return Run(episode=await node.conduct(life), calls=list(life.capture.calls))
                 finally:
@@ -216,9 +220,22 @@ def _read(path: Path) -> bytes:
 
 
 async def _mcp(subject: Subject) -> Seen:
-    """Say what the harness file declares."""
-    prefix = subject.harness.mcp_prefix
-    return "n/a", "not declared" if prefix is None else f"declared, not tried: tools are called {prefix}NAME"
+    """Have the policy call a tool of an environment, as `evaluator=nemo_gym` offers its tools."""
+    if subject.harness.mcp_prefix is None:
+        return "n/a", "not declared"
+    vault = Vault()
+    (tool,) = vault.tools
+    script = Script(commands=[f'{tool["name"]} {{"box": 7}}'])
+    run = await subject.run(ToolCalling(EmbeddedOptions(scripts=[script])), evaluator=vault)
+    shown = subject.harness.mcp_prefix + tool["name"]
+    names = {each["function"]["name"] for call in run.calls for each in call.tools}
+    if shown not in names:
+        return "fail", f"no tool {shown} among those offered: {', '.join(sorted(names)) or run.ending}"
+    if vault.asked != [(tool["name"], {"box": 7})]:
+        return "fail", f"calls of {shown} that reached the tool: {vault.asked}; {run.ending}"
+    back = any(vault.secret in _results(call) for call in run.calls)
+    told = f"{shown} was called; its result {'came back' if back else 'did not come back'}"
+    return _judged(back and run.finished, told if run.finished else f"{told}; {run.ending}")
 
 
 async def _stability(subject: Subject) -> Seen:

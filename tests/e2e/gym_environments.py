@@ -151,7 +151,7 @@ async def ours(
             "tasks": {"name": "jsonl", "path": str(rows)},
             "harness": harness,
             "runtime": "bubblewrap",
-            "engine": {"name": "tests.e2e.tool_engine:ToolCalling", "scripts": [script]},
+            "engine": {"name": "polar_gym.conformance.acting:ToolCalling", "scripts": [script]},
             "evaluator": {"name": "nemo_gym", "url": urls[case.environment]},
             "rollout": {"timeout_seconds": 300, "state": str(directory / "state")},
         }

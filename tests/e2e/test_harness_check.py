@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from polar_gym.conformance.checks import Row, report
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from tests.support.requirements import need_bubblewrap, need_node
 
-ROWS = ("wire", "tool calls", "parallel calls", "retry after a cut stream", "kinds", "exit code of success")
+ROWS = ("wire", "tool calls", "parallel calls", "retry after a cut stream", "kinds", "exit code of success", "MCP")
 
 _ASK = """\
 import json, os, random, subprocess, sys, urllib.request
@@ -71,3 +72,11 @@ async def test_a_harness_that_breaks_promises_fails_their_rows() -> None:
     assert found["kinds"].reason == "4 main; main conversations: 3"
     assert "exit code 0" in found["exit code of an API failure"].reason
     assert "+go 0." in found["stable prompts"].reason
+
+
+async def test_a_harness_that_leaves_out_the_tools_of_an_environment_fails() -> None:
+    """Guards against a row that believes what a harness file declares."""
+    need_bubblewrap()
+    claims = replace(CARELESS, mcp_prefix="")
+    (row,) = (await report("tests.e2e.test_harness_check:CARELESS", claims, "bubblewrap", ["MCP"], print)).rows
+    assert (row.verdict, row.reason) == ("fail", "no tool open_vault among those offered: bash")
