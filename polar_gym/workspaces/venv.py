@@ -84,7 +84,7 @@ def _build(venv: Path, requirements: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="polar-gym-pip-") as empty:
         _run([*pip, *options, "--", *requirements], Path(empty))
     for script in (venv / "bin").iterdir():
-        text = b"" if script.is_symlink() else script.read_bytes()
+        text = script.read_bytes() if script.is_file() and not script.is_symlink() else b""
         if text.startswith(b"#!") or script.name.lower().startswith("activate"):
             script.write_bytes(text.replace(os.fsencode(venv), inside(venv).encode()))
 

@@ -23,6 +23,7 @@ def make_wheel(directory: Path, metadata: str = "") -> Path:
     wheel = directory / "polar_sample-1.0-py3-none-any.whl"
     files = {
         "polar_sample.py": "ANSWER = 42\n",
+        "polar_sample-1.0.data/scripts/sample.py": "#!python\nprint(42)\n",  # pip compiles it: bin/__pycache__
         "polar_sample.pth": RAN.format(mark=str(directory / "ran")),
         "polar_sample-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: polar-sample\nVersion: 1.0\n{metadata}",
         "polar_sample-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -67,7 +68,7 @@ def test_its_programs_run_where_a_sandbox_has_it(tmp_path):
     pip = (venv / "bin" / "pip").read_text()
     assert pip.startswith(f"#!{inside(venv)}/bin/python")
     for script in (venv / "bin").iterdir():
-        assert script.is_symlink() or str(venv) not in script.read_text(errors="replace"), script
+        assert script.is_symlink() or script.is_dir() or str(venv) not in script.read_text(errors="replace"), script
     assert variables(venv, "/usr/bin") == {"VIRTUAL_ENV": inside(venv), "PATH": f"{inside(venv)}/bin:/usr/bin"}
 
 
