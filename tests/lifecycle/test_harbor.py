@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.validation import validate
 from polar_gym.gateway.node.node import Node
-from polar_gym.runtimes import Command, SandboxError, WholeSandbox
+from polar_gym.runtimes import Command, LeftoverError, SandboxError, WholeSandbox
 from polar_gym.runtimes.docker.builds import build
 from polar_gym.runtimes.docker.sandbox import KEPT
 from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec
@@ -181,6 +182,22 @@ async def test_a_node_that_died_leaves_no_copy_of_files(host: str, tmp_path: Pat
             (session,) = [client.images.get(name).labels["polar-gym.session"]]
             async with node(tmp_path / "other") as other:
                 await other.runtime(DOCKER).reap([session])
+            assert not client.images.list(name=KEPT)
+
+
+async def test_a_copy_that_comes_too_late_is_removed(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed until the next start of a node: nobody knew its name when it came."""
+    monkeypatch.setattr("polar_gym.runtimes.docker.sandbox.COPY_SECONDS", 0)
+    async with Bench(DOCKER, tmp_path) as bench, bench.sandbox(task_in(tmp_path)) as sandbox:
+        assert isinstance(sandbox, WholeSandbox)
+        with pytest.raises(LeftoverError, match=r"cannot be copied: not done within 0 s"):
+            await sandbox.keep()
+        for thread in threading.enumerate():
+            if thread.name.startswith(KEPT):
+                await asyncio.to_thread(thread.join)
+        with contextlib.closing(docker.DockerClient(base_url=host)) as client:
             assert not client.images.list(name=KEPT)
 
 

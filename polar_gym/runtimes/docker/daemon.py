@@ -59,7 +59,7 @@ class DockerOptions(LimitOptions):
     """Time for the build of an image whose name is `dockerfile:DIRECTORY`."""
     build_network: Annotated[str, Names.OTHER] = "default"
     """The Docker network in which such an image is built, e.g. `host`."""
-    build_args: dict[str, str] = Field(default_factory=dict)
+    build_args: Annotated[dict[str, str], Names.OTHER] = Field(default_factory=dict)
     """The arguments of such a build (`ARG` in the Dockerfile)."""
 
     def shares_network(self) -> bool:

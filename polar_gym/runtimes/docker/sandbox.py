@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import docker
@@ -79,6 +81,8 @@ KEPT = "polar-gym/kept"
 SECURITY = ("no-new-privileges", f"seccomp={seccomp.profile()}")
 """The profile is ours, because an older daemon's own allows io_uring and AF_ALG."""
 
+COPY_SECONDS = 120
+"""How long a copy of the files that an agent left may take."""
 EXIT_POLLS = 200
 REMOVE_SECONDS = 30
 
@@ -143,12 +147,38 @@ class DockerSandbox(LastingSandbox):
             (found,) = client.api.containers(all=True, size=True, filters={"name": self._name})
             if limit is not None and found.get("SizeRw", 0) > limit * MEBIBYTE:
                 raise LeftoverError(f"the harness left {found['SizeRw']} bytes, more than runtime.disk_mb={limit}")
-            client.api.commit(self._name, repository=KEPT, tag=self._name)
-        except (errors.APIError, requests.Timeout) as error:
-            said = str(getattr(error, "explanation", None) or error)
+            self._copy()
+        except (errors.APIError, requests.Timeout, TimeoutError) as error:
+            said = str(getattr(error, "explanation", None) or error) or f"not done within {COPY_SECONDS:g} s"
             if "no space left" in said:
                 raise
             raise LeftoverError(f"the files that the harness left cannot be copied: {said}") from error
+
+    def _copy(self) -> None:
+        """Make the image. Raises what the SDK raises, and `TimeoutError`: an image that comes later is removed."""
+        copied = Future[None]()
+
+        def commit() -> None:
+            with contextlib.closing(docker.DockerClient(base_url=self._daemon.host, timeout=None)) as client:
+                try:
+                    client.api.commit(self._name, repository=KEPT, tag=self._name)
+                    error = None
+                except (errors.DockerException, requests.RequestException) as refused:
+                    error = refused
+                if not copied.set_running_or_notify_cancel():
+                    remove_image(client, self._kept)
+                elif error is None:
+                    copied.set_result(None)
+                else:
+                    copied.set_exception(error)
+
+        threading.Thread(target=commit, name=self._kept, daemon=True).start()
+        try:
+            copied.result(COPY_SECONDS)
+        except TimeoutError:
+            if copied.cancel():
+                raise
+            copied.result()
 
     async def end(self) -> None:
         await self._daemon.call(lambda client: remove_container(client, self._name))
