@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import gymnasium as gym
+from rich.status import Status as RichStatus
 
 from polar_gym.background_loop import BackgroundLoop, before_exit
+from polar_gym.console import errors
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.session.life import Ready, SessionLife
-from polar_gym.schema import Episode, TaskRequest
+from polar_gym.schema import Episode, Session, Status, TaskRequest
 
 T = TypeVar("T")
 
@@ -36,6 +40,9 @@ class Sessions:
         """Of the sessions whose sandbox is up."""
         self._samples: Counter[str] = Counter()
         """The number of times that each task was begun."""
+        self._stages: dict[int, Status] = {}
+        """The stage of each place, for the line that is shown meanwhile."""
+        self._line: RichStatus | None = None
         self._closing = threading.Lock()
         self.closed = False
 
@@ -50,11 +57,13 @@ class Sessions:
         A sandbox that does not come up is noted in the session's `failure`. Raises `polar_gym.engines.EngineError` when
         the engine does not start; the caller may try again.
         """
-        return self._running_loop().run(self._prepare(requests))
+        with self._shown():
+            return self._running_loop().run(self._prepare(requests))
 
     def play(self, places: Collection[int]) -> dict[int, Episode]:
         """Run the open sessions of these places to their ends, all at once."""
-        return self._running_loop().run(self._play(places))
+        with self._shown():
+            return self._running_loop().run(self._play(places))
 
     def abandon(self, place: int) -> None:
         """End the open session of a place without playing it."""
@@ -63,6 +72,24 @@ class Sessions:
     def set_weights(self, weights: str | Path | Mapping[str, Any], version: str) -> None:
         """See `Node.set_weights`."""
         self._running_loop().run(self._node.set_weights(weights, version))
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Show on a terminal how many sessions are in which stage, until the body ends."""
+        if not errors.is_terminal or self._line is not None:
+            yield
+            return
+        with errors.status("starting") as self._line:
+            try:
+                yield
+            finally:
+                self._line = None
+
+    def _at(self, place: int, session: Session) -> None:
+        self._stages[place] = session.status
+        if (line := self._line) is not None:
+            counts = Counter("done" if status.final else status.lower() for status in self._stages.values())
+            line.update("sessions: " + ", ".join(f"{count} {stage}" for stage, count in counts.items()))
 
     def _check_open(self) -> None:
         if self.closed:
@@ -91,7 +118,7 @@ class Sessions:
 
     async def _begin(self, place: int, request: TaskRequest) -> None:
         await self._end(place)
-        life = self._node.open_session(request, self._samples[request.task_id])
+        life = self._node.open_session(request, self._samples[request.task_id], partial(self._at, place))
         self._samples[request.task_id] += 1
         self._lives[place] = life
         await self._node.note(life)
@@ -110,7 +137,9 @@ class Sessions:
             if ready is not None:
                 await life.run(ready)
             async with self._node.stages.postrun.place(life.request.task_id):
-                return await life.finish(ready)
+                episode = await life.finish(ready)
+            self._node.report(life, episode)
+            return episode
         finally:
             await self._end(place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorStatistics
+from rich.console import Console
 
 import polar_gym  # noqa: F401 - registers the environments
 from polar_gym.engines import EngineError
+from polar_gym.envs import sessions
 from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
 from polar_gym.errors import ConfigError
@@ -253,6 +256,10 @@ def test_wrong_reset_options(options: dict[str, Any], error: type[Exception], sa
         ({"autoreset_mode": "Sometimes"}, "autoreset_mode='Sometimes': unknown; known: 'NextStep'"),
         ({"num_envs": 0}, "num_envs=0: expected an int, at least 1"),
         ({"num_envs": "2"}, "num_envs='2': expected an int, at least 1"),
+        (
+            {"runtime": {"name": "unconfined", "accept_no_isolation": True}},
+            "num_envs=2: runtime=unconfined has one session at a time; set num_envs=1",
+        ),
     ],
 )
 def test_wrong_settings_are_said_at_once(settings: dict[str, Any], says: str) -> None:
@@ -301,6 +308,26 @@ def test_the_transcript_can_be_read_while_the_harness_runs() -> None:
     assert "echo new > file" in half[0]
     assert "It is there." not in half[0]
     assert "It is there." in whole[0]
+
+
+def test_a_terminal_shows_in_which_stage_the_sessions_are(
+    workspace: Path, silence: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a `step` of minutes that says nothing."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(sessions, "errors", Console(file=terminal, force_terminal=True))
+    envs = make_vec("polar/task", 2, **task(workspace))
+    envs.reset(seed=0)
+    envs.step(envs.action_space.sample())
+    envs.close()
+    shown = terminal.getvalue()
+    assert "sessions:" in shown
+    assert "running" in shown
+    monkeypatch.setattr(sessions, "errors", Console(file=terminal, force_terminal=False))
+    envs = make_vec("polar/task", 1, **task(workspace))
+    envs.reset(seed=0)
+    envs.close()
+    assert terminal.getvalue() == shown, "a file gets nothing"
 
 
 def test_gymnasiums_checker_is_silent(silence: None) -> None:

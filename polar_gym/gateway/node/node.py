@@ -8,7 +8,6 @@ import contextlib
 import logging
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -235,7 +234,6 @@ class Node:
 
     async def conduct(self, life: SessionLife) -> Episode:
         """Take an open session through the stages to its end, or until `life.cancel` ends it; return its episode."""
-        began = time.time()
         work = asyncio.create_task(self._conduct(life))
         try:
             await asyncio.wait({work, life.cancelled}, return_when=asyncio.FIRST_COMPLETED)
@@ -249,9 +247,13 @@ class Node:
         else:
             episode = work.result()
             await self._tool_calls.judge(episode.trajectory, life.capture.calls)
-        if self._emit is not None:
-            self._emit(episode, life.capture.calls, began)
+        self.report(life, episode)
         return episode
+
+    def report(self, life: SessionLife, episode: Episode) -> None:
+        """Send the spans of a session that has ended, where there is a collector."""
+        if self._emit is not None:
+            self._emit(episode, life.capture.calls, life.began)
 
     async def _conduct(self, life: SessionLife) -> Episode:
         """Take a session through the stages; those without confinement one after another, because they share paths."""

@@ -116,6 +116,7 @@ class SessionLife:
         self._scratch = surroundings.scratch / f"{session.session_id}.{session.attempt}"
         self._sandboxes = Sandboxes(plugins.runtime, request.runtime, session)
         self._queued_since = time.monotonic()
+        self.began = time.time()  # Unix time
 
     @property
     def confined(self) -> bool:
