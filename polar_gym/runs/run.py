@@ -183,7 +183,7 @@ def unfinished(
     samples: Sequence[Sample], done: Collection[tuple[str, int]], state: StateDirectory
 ) -> tuple[list[Sample], dict[Key, Manifest]]:
     """Return the samples without an episode, and the sessions of an earlier run that were under way. A sample whose
-    session has a record goes on from it, as the session's next attempt."""
+    session has a record goes on from it, as the session's next attempt, and is told the date that it was told."""
     last: dict[tuple[str, int], Key] = {}
     left: dict[Key, Manifest] = {}
     for key in sorted(state.known(), key=lambda key: key.attempt) if state.sessions.is_dir() else ():
@@ -200,6 +200,7 @@ def unfinished(
             found.append(sample)
             continue
         start = StartFrom(record=str(state.files(key).directory), owned=True)
-        request = left[key].request.model_copy(update={"start_from": start})
+        agent = sample.request.agent.model_copy(update={"today": left[key].request.agent.today})
+        request = sample.request.model_copy(update={"start_from": start, "agent": agent})
         found.append(Sample(request, sample.index, Key(key.session_id, key.attempt + 1)))
     return found, left

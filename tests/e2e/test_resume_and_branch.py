@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from polar_gym.episodes.reading import read_calls, read_episodes
@@ -74,6 +79,71 @@ def test_a_killed_run_goes_on_and_each_turn_can_be_branched(harness: str, tmp_pa
         trace.branched_from == resumed.session.session_id for each in branched for trace in each.trajectory.traces
     )
     checked(resumed, *branched)
+
+
+@pytest.mark.parametrize("damage", ["harness update", "journal", "task"])
+def test_a_run_whose_record_cannot_be_used_begins_its_samples_again(damage: str, tmp_path: Path) -> None:
+    need_node()
+    need_bubblewrap()
+    output, settings = tmp_path / "run.jsonl", ["harness=pi", *SETTINGS]
+    kill_after(1, output, *settings)
+    (directory,) = (tmp_path / "state" / "sessions").iterdir()
+    manifest = json.loads((directory / "manifest.json").read_text())
+    if damage == "harness update":
+        manifest["harness_version"] = "0.0.1"
+    elif damage == "task":
+        manifest["request"]["instruction"] = "It was another one."
+    else:
+        (directory / "calls.jsonl").write_text("{}\n{}\n")
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    subprocess.run(command("rollout", *settings, "--resume", str(output)), check=False)
+    *refused, again = read_episodes(output)
+    assert [episode.session.failure.kind for episode in refused if episode.session.failure] == ["diverged"]
+    assert again.reward == 1.0
+    assert all(call.replayed is None for call in read_calls(again))
+    checked(*refused, again)
+
+
+def test_the_date_may_change_and_a_tool_may_fail_where_it_did_not(tmp_path: Path) -> None:
+    """The policy goes on from what it saw: the first date, and what the tool said the first time."""
+    need_node()
+    need_bubblewrap()
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "there.txt").write_text("It is there.")
+    engine = {"scripts": [{"commands": ["cat there.txt", "ls"], "final_message": "Done."}]}
+    harness, rollout = {"name": "pi", "today": date(2026, 1, 5)}, {"state": str(tmp_path / "state")}
+    with contextlib.closing(
+        gym.make(
+            "polar/task",
+            instruction="Look.",
+            workspace=workspace,
+            harness=harness,
+            engine=engine,
+            runtime="bubblewrap",
+            rollout=rollout,
+        )
+    ) as env:
+        env.reset()
+        first = env.step({})[-1]["trajectory"]
+        agent = first.request.agent.model_copy(update={"today": date(2026, 2, 7)})
+        first.request.agent = agent
+        record = Path(first.artifacts.journal).parent / "manifest.json"
+        manifest = json.loads(record.read_text())
+        manifest["request"]["agent"]["today"] = "2026-02-07"
+        record.write_text(json.dumps(manifest))
+        (workspace / "there.txt").unlink()
+        env.reset(options={"branch": (first, 2)})
+        branch = env.step({})[-1]["trajectory"]
+    assert branch.session.failure is None
+    recorded, calls = read_calls(first), read_calls(branch)
+    replayed = [call.replayed for call in calls if call.replayed is not None]
+    assert [how.volatile for how in replayed] == [{"date": 1}] * 2
+    (difference,) = replayed[1].differences
+    assert not difference.only_volatile
+    seen = np.concatenate([recorded[1].prompt_ids, recorded[1].response_ids])
+    assert np.array_equal(calls[2].prompt_ids[: len(seen)], seen)
+    checked(first, branch)
 
 
 def test_verify_finds_tokens_that_two_sessions_train(tmp_path: Path) -> None:
