@@ -24,6 +24,7 @@ from polar_gym.engines import EngineError
 from polar_gym.envs import sessions
 from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
+from polar_gym.episodes.reading import read_calls
 from polar_gym.errors import ConfigError
 from tests.e2e.meeting_engine import PARTIES, GatedEngine
 from tests.support.requirements import need_bubblewrap
@@ -172,6 +173,26 @@ def test_without_autoreset_the_mask_says_who_is_reset(silence: None) -> None:
         envs.close()
 
 
+def test_each_sub_environment_may_branch_an_episode(silence: None) -> None:
+    """Each may branch another one, or all the same one. Where it says None, the task begins anew."""
+    envs = make_vec("polar/task", 2, **task())
+    try:
+        envs.reset()
+        *_, infos = envs.step(({}, {}))
+        first, second = infos["trajectory"]
+        seen = []
+        for branches in ([(first, 1), None], [(second, 2), (first, 1)], (second, 1)):
+            envs.reset(options={"branch": branches})
+            _, rewards, _, _, infos = envs.step(({}, {}))
+            assert rewards.tolist() == [1.0, 1.0]
+            for episode in infos["trajectory"]:
+                seen.append([call.replayed.session_id for call in read_calls(episode) if call.replayed is not None])
+    finally:
+        envs.close()
+    one, other = first.session.session_id, second.session.session_id
+    assert seen == [[one], [], [other, other], [one], [other], [other]]
+
+
 def test_an_action_reaches_its_own_session(silence: None) -> None:
     envs = make_vec("polar/task", 2, **task())
     try:
@@ -231,6 +252,8 @@ def test_wrong_actions(actions: Any, says: str) -> None:
         ({"task_id": 7}, ValueError, "name 1 or 2 tasks, got 7"),
         ({"task_id": [["task"], None]}, KeyError, r"unknown task_id \['task'\]; known: task"),
         ({"task_id": "nope"}, KeyError, "unknown task_id 'nope'; known: task"),
+        ({"branch": "call=1"}, ValueError, r"must be one \(episode, calls\) or 2, got 6"),
+        ({"branch": [(1, 2), None]}, TypeError, r"must be \(episode, number of calls\), got \(1, 2\)"),
         ({"mask": None}, KeyError, "unknown reset option 'mask'; known: task_id, branch, reset_mask"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -227,15 +228,34 @@ async def test_a_request_that_differs_ends_the_session(tmp_path: Path) -> None:
             life.capture.exhausted.result()
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda d: (d / "calls.jsonl").write_text("{}\n" * 2), "calls.jsonl:1"),
-        (lambda d: (d / "manifest.json").unlink(), "manifest.json"),
-        (lambda d: _edit(d, lambda m: m.update(harness_version="0.0.1")), "pi 0.0.1"),
-        (lambda d: _edit(d, lambda m: m["request"].update(instruction="other")), "another instruction"),
-    ],
-)
+REFUSED = [
+    (lambda d: (d / "calls.jsonl").write_text("{}\n" * 2), "calls.jsonl:1"),
+    (lambda d: (d / "manifest.json").unlink(), "manifest.json"),
+    (lambda d: _edit(d, lambda m: m.update(harness_version="0.0.1")), r"(pi|command) 0\.0\.1"),
+    (lambda d: _edit(d, lambda m: m["request"].update(instruction="other")), "another instruction"),
+]
+"""What may have become of a record: a damaged journal, a lost file, a harness update, a task that changed."""
+
+
+@pytest.mark.parametrize(("damage", "named"), REFUSED)
+async def test_a_session_with_a_record_that_does_not_fit_ends_before_its_harness_starts(
+    tmp_path: Path, damage: Any, named: str
+) -> None:
+    need_bubblewrap()
+    async with node(tmp_path) as local:
+        first = await local.rollout(task())
+        directory = Path(first.artifacts.journal or "").parent
+        damage(directory)
+        ended = await local.rollout(
+            task().model_copy(update={"start_from": StartFrom(record=str(directory), owned=True)})
+        )
+    assert ended.session.failure is not None
+    assert ended.session.failure.kind == "diverged"
+    assert re.search(named, ended.session.failure.message)
+    assert (ended.session.timing.running, ended.trajectory.fidelity.calls) == (None, 0)
+
+
+@pytest.mark.parametrize(("damage", "named"), REFUSED)
 async def test_a_record_that_does_not_fit_is_refused_by_name(tmp_path: Path, damage: Any, named: str) -> None:
     _, _, directory = await session(tmp_path, REQUEST, 1, "0.006")
     damage(directory)
