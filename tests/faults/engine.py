@@ -4,7 +4,7 @@
 
 Every answer is `answer <nonce>`, with a nonce that is sampled once in the world, so that whoever finds the nonce has
 found the answer. The log has a line for each answer, written when all of it was handed to the kernel: which run of a
-harness asked (the first words of its first message), how many messages there were, the nonce and the sampled ids.
+harness asked (`run_of`), how many messages there were, the nonce and the sampled ids.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import random
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +98,23 @@ class Server:
         return response
 
     def _note(self, request: ChatRequest, completion: Completion) -> None:
-        first = request.messages[0]["content"]
-        if not (isinstance(first, str) and first.startswith(RUN)):
+        if (run := run_of(request.messages)) is None:
             return  # a node's probe
         line = {
             "at": time.time(),
-            "run": first.removeprefix(RUN).split()[0],
+            "run": run,
             "messages": len(request.messages),
             "nonce": completion.message["content"].removeprefix(ANSWER),
             "ids": completion.response_ids.tolist(),
         }
         os.write(self._log, orjson.dumps(line) + b"\n")
+
+
+def run_of(messages: Sequence[Message]) -> str | None:
+    """Return the name of a harness's run: the first answer that it got, which it gets again where it is resumed; before
+    that its task. None: the messages are of no harness."""
+    first = str(messages[0]["content"])
+    return str(messages[min(1, len(messages) - 1)]["content"]) if first.startswith(RUN) else None
 
 
 def _answer(completion: Completion) -> dict[str, Any]:

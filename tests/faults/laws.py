@@ -19,7 +19,7 @@ import orjson
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.protocol import TaskState
 from polar_gym.schema import Episode, ModelCall
-from tests.faults.engine import ANSWER, RUN
+from tests.faults.engine import ANSWER, run_of
 from tests.faults.kills import Killer, containers, marked
 from tests.faults.processes import Service
 
@@ -93,16 +93,16 @@ def no_call_is_lost(found: Found, killer: Killer) -> tuple[list[str], Counter[st
     nonces = {nonce for calls in found.calls.values() for call in calls if (nonce := nonce_of(call))}
     received = killer.witnessed | {nonce for episode in found.episodes.values() for nonce in printed(episode)}
     wrong = [f"a harness received {nonce}, which is in no episode" for nonce in received - nonces]
-    cut = Counter(
-        (run_of(call), len(call.messages)) for calls in found.calls.values() for call in calls if not nonce_of(call)
-    )
+    calls = {call.call_id: call for calls in found.calls.values() for call in calls}
+    cut = Counter((run_of(call.messages), len(call.messages)) for call in calls.values() if not nonce_of(call))
     service, became = killer.service, Counter[str]()
     gateway_kills = [at for node in service.nodes for at in node.kills]
     for answer in found.answers:
         nonce, at = str(answer["nonce"]), float(str(answer["at"]))
         if nonce in nonces:
             became["in an episode"] += 1
-        elif cut[str(answer["run"]), int(str(answer["messages"]))]:
+        elif cut[key := (str(answer["run"]), int(str(answer["messages"])))]:
+            cut[key] -= 1
             became["cut off, in an episode as that"] += 1
         elif _near(at, gateway_kills):
             became["never reached its gateway, which was killed"] += 1
@@ -143,13 +143,22 @@ def no_sandbox_is_left(killer: Killer, session_ids: Iterable[str]) -> list[str]:
     return left
 
 
+def tokens(found: Found) -> tuple[int, int, int]:
+    """Return how many tokens were sampled, how many of them can be trained, and how many of the others are only in
+    attempts that their node's death ended."""
+    sampled = {call.call_id: len(call.response_ids) for calls in found.calls.values() for call in calls}
+    trainable = sum(episode.trajectory.fidelity.trainable_tokens for episode in found.accepted.values())
+    kept = {call.call_id for key, calls in found.calls.items() if not _died(found.episodes[key]) for call in calls}
+    return sum(sampled.values()), trainable, sum(count for call_id, count in sampled.items() if call_id not in kept)
+
+
+def _died(episode: Episode) -> bool:
+    return episode.session.failure is not None and episode.session.failure.kind == "interrupted"
+
+
 def nonce_of(call: ModelCall) -> str | None:
     content = (call.response or {}).get("content")
     return content.removeprefix(ANSWER) if isinstance(content, str) and content.startswith(ANSWER) else None
-
-
-def run_of(call: ModelCall) -> str:
-    return str(call.messages[0]["content"]).removeprefix(RUN).split()[0]
 
 
 def printed(episode: Episode) -> list[str]:

@@ -63,6 +63,8 @@ class Faults:
     delay_seconds: float = 0.15
     """The approximate time that the engine takes for an answer."""
     limit_seconds: float = 900.0
+    resume: bool = True
+    """Whether sessions go on after their node's death, or begin again."""
 
 
 @dataclass
@@ -127,7 +129,7 @@ async def _feed(
         sessions = [session for state in states for session in state.sessions if not session.status.final]
         if len(sessions) < faults.open_sessions:
             samples = max(2, min(SAMPLES, faults.sessions - submitted, faults.open_sessions - len(sessions)))
-            order = request(f"task{len(names)}", samples, service.callback_url, mark, dice, runtime)
+            order = request(f"task{len(names)}", samples, service.callback_url, mark, dice, runtime, faults.resume)
             await client.submit(order)
             submitted += samples
             names.append(order.task_id)
@@ -208,13 +210,9 @@ def table_of(outcome: Outcome) -> list[tuple[str, str]]:
     lines += [("episodes accepted", str(len(found.accepted)))]
     lines += [("episodes excluded", str(len(found.episodes) - len(found.accepted)))]
     lines += [(f"answers {what}", str(count)) for what, count in outcome.answers.items()]
-    sampled = [episode.trajectory.fidelity for episode in found.episodes.values()]
-    lines += [("tokens sampled", str(sum(each.sampled_tokens for each in sampled)))]
-    lines += [
-        (
-            "tokens trainable (accepted)",
-            str(sum(e.trajectory.fidelity.trainable_tokens for e in found.accepted.values())),
-        )
-    ]
+    sampled, trainable, died = laws.tokens(found)
+    lines += [("tokens sampled", str(sampled)), ("tokens trainable (accepted)", str(trainable))]
+    lines += [("tokens lost or repeated", f"{sampled - trainable} ({(sampled - trainable) / max(1, sampled):.1%})")]
+    lines += [("of them by the death of a node", str(died))]
     lines += [("results at the receiver", f"{len(found.results)}, sent {found.arrivals} times")]
     return [*lines, ("seconds", f"{outcome.seconds:.0f}")]

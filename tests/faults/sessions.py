@@ -14,7 +14,7 @@ HARNESS = f"""
 import json, os, sys, time, urllib.request, uuid
 calls, pause, received = int(sys.argv[1]), float(sys.argv[2]), open("/tmp/{RECEIVED}", "a")
 run = uuid.uuid4().hex
-messages = [{{"role": "user", "content": "{RUN}" + run + " " + sys.stdin.read()}}]
+messages = [{{"role": "user", "content": "{RUN}" + sys.stdin.read()}}]
 headers = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}}
 def text(event):
     return "".join(choice["delta"].get("content") or "" for choice in json.loads(event)["choices"])
@@ -37,7 +37,7 @@ GRADING = "sleep 0.3"
 
 
 def request(
-    task_id: str, samples: int, callback_url: str, mark: str, dice: random.Random, runtime: RuntimeSpec
+    task_id: str, samples: int, callback_url: str, mark: str, dice: random.Random, runtime: RuntimeSpec, resume: bool
 ) -> TaskRequest:
     """Return a task. `mark` is in the command lines of all processes that the task starts."""
     command = ["python3", "-c", f"# {mark}\n{HARNESS}", str(dice.randint(2, 6)), f"{dice.uniform(0, 0.5):.3f}"]
@@ -50,6 +50,6 @@ def request(
         runtime=runtime,
         agent=HarnessSpec.model_validate({"name": "command", "command": command}),
         evaluator=EvaluatorSpec.model_validate(grading),
-        retries=Retries(node_death=50, failure=50),
+        retries=Retries(node_death=50, failure=50, resume=resume),
         callback_url=callback_url,
     )

@@ -3,7 +3,9 @@
 The processes are real: the rollout server, gateway nodes, an engine in vLLM's HTTP form, a receiver of callbacks. Each
 round kills, in a random order: a gateway that has a session in each of the stages (one time in three for longer than
 its lease), the server, the server and all gateways at once, a harness, a sandbox (its PID 1, or its container), the
-receiver for two seconds, the engine for thirty. Afterwards the laws of `tests/faults/laws.py` are checked.
+receiver for two seconds, the engine for thirty. Afterwards the laws of `tests/faults/laws.py` are checked. There are
+two runs: in the first, sessions go on after the death of their node; in the second, they begin again
+(`retries.resume=false`).
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from tests.faults.run import LAWS, Faults, Outcome, run, table_of
 from tests.show.result import Result, make_parser, parse
 from tests.support.docker_daemon import own_daemon, running_daemon
 
+RUNS = {"resumed": True, "begun again": False}
 
-async def show(options: argparse.Namespace, directory: Path) -> Outcome:
+
+async def show(options: argparse.Namespace, directory: Path, resume: bool) -> Outcome:
     """Run the sessions, with a Docker daemon of this program's own where none runs."""
     faults = Faults(sessions=options.sessions, nodes=options.nodes, rounds=options.rounds, seed=options.seed)
+    faults.resume = resume
     if options.quick:
         faults.engine_kills, faults.engine_away_seconds, faults.gateway_away_seconds = 1, 2.0, (0.0,)
     with contextlib.ExitStack() as stack:
@@ -46,21 +51,22 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the directory of the run, and say where it is")
     options = parse(parser, quick={"sessions": 12, "rounds": 1})
     result, console = Result("faults", LAWS, options), Console(width=100)
-    directory = Path(tempfile.mkdtemp(prefix="pg-faults-", dir="/tmp"))
-    try:
-        outcome = asyncio.run(show(options, directory))
-    finally:
-        if options.keep:
-            console.print(f"kept: {directory}")
-        else:
-            shutil.rmtree(directory)
-    table = Table("what", "how many", title=f"Processes killed: {options.nodes} nodes, seed {options.seed}")
-    for what, count in table_of(outcome):
-        table.add_row(what, count)
+    for name, resume in RUNS.items():
+        directory = Path(tempfile.mkdtemp(prefix="pg-faults-", dir="/tmp"))
+        try:
+            outcome = asyncio.run(show(options, directory, resume))
+        finally:
+            if options.keep:
+                console.print(f"kept: {directory}")
+            else:
+                shutil.rmtree(directory)
+        result.figures[name] = dict(table_of(outcome))
+        for law, breaches in outcome.breaches.items():
+            result.check(law, [f"{name}: {breach}" for breach in breaches])
+    table = Table("what", *RUNS, title=f"Processes killed: {options.nodes} nodes, seed {options.seed}")
+    for what in dict.fromkeys(what for figures in result.figures.values() for what in figures):
+        table.add_row(what, *(figures.get(what, "0") for figures in result.figures.values()))
     console.print(table)
-    result.figures = dict(table_of(outcome))
-    for law, breaches in outcome.breaches.items():
-        result.check(law, breaches)
     return result.finish()
 
 
