@@ -123,6 +123,8 @@ async def _search(
         for reason, count in {**lacking, **fell, "not tried": left, "tasks": tasks}.items():
             counts.add_row(reason, str(count))
         console.print(counts)
+    if not candidates:
+        raise ConfigError(f"{history.name}: of {len(every)} commits none changes a source file and a test in Python")
 
 
 def _say(status: Status, head: str, text: str) -> None:

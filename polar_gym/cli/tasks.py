@@ -137,10 +137,10 @@ def validate_tasks(
     config = load_config(None, ["tasks=harbor", f"tasks.path={file}", *(settings or [])])
     options = HarborOptions.model_validate(config.tasks.options)
     try:
-        bad = read_directories(options)[1]
+        rows, bad = read_directories(options)
         for problem in bad:
             errors.print(Text(problem, "red"), soft_wrap=True)
-        tasks = HarborTasks(options.model_copy(update={"skip_bad": True})).load()
+        tasks = HarborTasks(options).chosen(rows)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _conclude(_of_each(tasks, config.runtime, validate), config.runtime)

@@ -85,12 +85,17 @@ class Tried:
 
 def open_history(repository: Path, name: str | None, **options: Any) -> History:
     """Return the history of a repository, bare or with a work tree. Raises `ConfigError`."""
+    if not repository.is_dir():
+        raise ConfigError(f"{repository}: there is no such directory")
     try:
         git_dir = Path(_git(repository, "rev-parse", "--absolute-git-dir").strip())
-        head = options.get("head", "HEAD")
-        _git(git_dir, "rev-parse", "--verify", "--end-of-options", f"{head}^{{commit}}")
-    except (CurationError, OSError) as error:
+    except CurationError as error:
         raise ConfigError(f"{repository}: no git history here: {error}") from error
+    head = options.get("head", "HEAD")
+    try:
+        _git(git_dir, "rev-parse", "--verify", "--end-of-options", f"{head}^{{commit}}")
+    except CurationError as error:
+        raise ConfigError(f"--head={head}: names no commit of {repository}, which may have none yet") from error
     if name is None:
         with suppress(CurationError):
             name = _git(git_dir, "config", "remote.origin.url").strip()

@@ -11,6 +11,7 @@ import logging
 import posixpath
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -149,6 +150,10 @@ class HarborTasks:
             )
         for problem in problems:
             log.warning("left out: %s", problem)
+        return self.chosen(rows)
+
+    def chosen(self, rows: Iterable[PlacedRow]) -> list[Task]:
+        """Return the selected tasks among rows of `read_directories`. Raises `ValueError`."""
         tasks = select(str(self._options.path), rows, self._options.path, self._options)
         networked = [task for task in tasks if task.model_dump().get("internet")]
         if networked:

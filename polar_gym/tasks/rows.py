@@ -26,6 +26,8 @@ from polar_gym.tasks.gym_rows import is_gym_row, of_gym_row
 _TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 IMAGE_NAMES = ("image", "image_name", "docker_image")
 _DIRECTORIES = "move it below the task file, or set tasks.directories=[DIR]"
+_SHOWN = 20
+"""How many names or bad rows an error tells."""
 _PLACEHOLDERS = {"instance_id": "", "docker_id": "", "gym_id": ""}
 
 Form = Literal["auto", "swe_bench", "swe_gym", "swe_smith"]
@@ -98,19 +100,30 @@ def read_rows(path: Path) -> Iterator[PlacedRow]:
 
 
 def select(source: str, rows: Iterable[PlacedRow], directory: Path | None, selection: Selection) -> list[Task]:
-    """Return the selected tasks among `rows`.
+    """Return the selected tasks among `rows`. Raises `ValueError` with a line for each row that is no task.
 
     Workspaces are relative to `directory`; None: the data set has no directory.
     """
     chosen = selection if isinstance(selection, FileSelection) else FileSelection()
     tasks: dict[str, Task] = {}
-    for place, row in rows:
-        task = to_task(place, row, directory, chosen)
-        if task.instance_id in tasks:
-            raise ValueError(
-                f"{place}: instance_id: {task.instance_id!r} occurs twice in this file; remove one of them"
-            )
-        tasks[task.instance_id] = task
+    problems: list[str] = []
+    try:
+        for place, row in rows:
+            try:
+                task = to_task(place, row, directory, chosen)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            if task.instance_id in tasks:
+                twice = f"instance_id: {task.instance_id!r} occurs twice in this file; remove one of them"
+                problems.append(f"{place}: {twice}")
+            tasks[task.instance_id] = task
+    except ValueError as error:  # no more rows can be read
+        problems.append(str(error))
+    if problems:
+        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        head = [f"{source}: {len(problems)} rows cannot be used"] if len(problems) > 1 else []
+        raise ValueError("\n".join([*head, *problems[:_SHOWN], *more]))
     wanted = selection.instance_ids or list(tasks)
     unknown = [instance_id for instance_id in wanted if instance_id not in tasks]
     if unknown:
@@ -251,4 +264,5 @@ def _short(value: Any) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 20 else f"{', '.join(names[:20])} and {len(names) - 20} more"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

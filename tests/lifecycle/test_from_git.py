@@ -111,7 +111,7 @@ def test_validation_accepts_the_task(searched: Searched) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--head", "no-such-branch"], "no git history here"),
+        (["--head", "no-such-branch"], "--head=no-such-branch: names no commit of"),
         (["--issues", "/nowhere.jsonl"], "cannot read the issues"),
         (["--writer", "model"], "expected MODEL@URL"),
         (["--writer", "m@http://127.0.0.1:1/v1", "--writer-key-env", "NO_SUCH_KEY"], "there is no such variable"),
@@ -128,6 +128,18 @@ def test_a_directory_without_a_history_is_named(tmp_path: Path) -> None:
     code, said = search(tmp_path, tmp_path / "tasks.jsonl")
     assert code != 0
     assert f"{tmp_path}: no git history here" in said
+
+
+def test_a_history_without_candidates_is_named(tmp_path: Path) -> None:
+    make_history(tmp_path / "doubler")
+    (tmp_path / "empty").mkdir()
+    git(tmp_path / "empty", "init")
+    code, said = search(tmp_path / "doubler", tmp_path / "tasks.jsonl", "--since", "2990-01-01")
+    assert code != 0
+    assert "of 0 commits none changes a source file and a test" in said
+    code, said = search(tmp_path / "empty", tmp_path / "tasks.jsonl")
+    assert code != 0
+    assert "names no commit of" in said
 
 
 async def test_a_link_that_leads_out_of_the_repository_is_not_followed(tmp_path: Path) -> None:

@@ -53,6 +53,19 @@ def test_errors_name_file_line_and_field(tmp_path, row, message):
         load("jsonl", path=path)
 
 
+def test_every_bad_row_has_a_line(tmp_path):
+    """Guards against a file of many rows whose faults come to light one run after the other."""
+    path = write(tmp_path, {"instance_id": "a"}, ROW, {**ROW, "instance_id": " "}, "{")
+    with pytest.raises(ValueError, match="3 rows cannot be used") as raised:
+        load("jsonl", path=path)
+    said = str(raised.value).splitlines()[1:]
+    assert [line.split(":")[1] for line in said] == ["1", "3", "4"]
+    path = write(tmp_path, *[{}] * 30)
+    with pytest.raises(ValueError, match="30 rows cannot be used") as raised:
+        load("jsonl", path=path)
+    assert str(raised.value).splitlines()[21:] == ["and 10 more"]
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nothing\.jsonl: cannot read the task file: No such file"):
         load("jsonl", path=tmp_path / "nothing.jsonl")
