@@ -1,19 +1,23 @@
 """Export SFT data from real episodes, and compare it with the captured calls: `make show-sft`.
 
 The real pi works on the bundled tasks and on tasks that are made of package releases, with a scripted policy that
-solves two of three. `polar-gym export sft` refuses these episodes without `--allow-scripted`. With that option, the
-program loads the written data set with `datasets`, and compares every row's ids and mask with the calls that the
-gateway journaled.
+solves two of three. With `--histories`, it makes several attempts at each task out of these git histories instead (see
+`make show-tasks`), and the graders say which are accepted. `polar-gym export sft` refuses these episodes without
+`--allow-scripted`. With that option, the program loads the written data set with `datasets`, and compares every row's
+ids and mask with the calls that the gateway journaled.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,9 @@ from polar_gym.cli import app
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.console import make_console
+from polar_gym.curation.wrong import wrong_patches
+from polar_gym.episodes.reading import read_episodes
+from polar_gym.evaluators.patch import file_changes
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.sft import export_sft
 from polar_gym.gateway.node.assemble import load_tasks
@@ -34,6 +41,7 @@ from polar_gym.tasks import Task
 from polar_gym.tasks.request import reference_script
 from tests.show.pypi_tasks import KEPT, make
 from tests.show.result import Result, make_parser, parse
+from tests.show.tasks import add_options, search_all
 
 REFUSED, CAPTURED, NOTHING_ADDED = LAWS = (
     "episodes of a scripted policy are refused without --allow-scripted",
@@ -42,13 +50,50 @@ REFUSED, CAPTURED, NOTHING_ADDED = LAWS = (
 )
 
 
+MUTANTS = 2
+"""How many attempts at a task out of a history play a mutant of its solution, which the tests may not notice."""
+
+
 def scripts(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Return the reference solution of two tasks of three, and for each third task a script that gives up."""
     played = [reference_script(task) for task in tasks]
-    for script in played[2::3]:
-        script["commands"] = ["ls -a", f"echo {shlex.quote('No idea.')} > notes.txt"]
-        script["final_message"] = "I could not find the cause."
-    return played
+    return [giving_up(script) if place % 3 == 2 else script for place, script in enumerate(played)]
+
+
+def attempts(task: Task, scratch: Path) -> list[dict[str, Any]]:
+    """Return the scripts of some attempts: the reference solution, two mutants of it taken by chance, and giving up."""
+    assert task.workspace is not None
+    files = [change.path.decode() for change in file_changes(task.patch.encode())]
+    before = {file: path.read_text() for file in files if (path := Path(task.workspace, file)).exists()}
+    place = scratch / task.instance_id
+    for file, text in before.items():
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).write_text(text)
+    subprocess.run(["git", "apply", "--whitespace=nowarn"], input=task.patch.encode(), cwd=place, check=True)
+    right = {file: path.read_text() for file in files if (path := place / file).exists()}
+    wrong = [each for each in wrong_patches(task, before, right) if not each.name.startswith("cheat")]
+    chosen = random.Random(task.instance_id).sample(wrong, min(MUTANTS, len(wrong)))
+    played = [task, *(task.model_copy(update={"patch": each.diff.decode()}) for each in chosen)]
+    return [*map(reference_script, played), giving_up(reference_script(task))]
+
+
+def giving_up(script: Mapping[str, Any]) -> dict[str, Any]:
+    commands = ["ls -a", f"echo {shlex.quote('No idea.')} > notes.txt"]
+    return {**script, "commands": commands, "final_message": "I could not find the cause."}
+
+
+def roll_out_histories(options: argparse.Namespace, scratch: Path, result: Result, console: Console) -> list[Path]:
+    """Search the histories for tasks, make every attempt at them, and return the files of the episodes."""
+    result.figures["histories"], paths = search_all(options, console)
+    files = list[Path]()
+    for path in paths:
+        source = {"name": "jsonl", "path": str(path)}
+        played = [attempts(task, scratch) for task in load_tasks(config(source, scratch / "none.jsonl", []))]
+        for number, scripts in enumerate(zip_longest(*played)):
+            files.append(scratch / f"{path.stem}-{number}.jsonl")
+            own = [script for script in scripts if script is not None]
+            asyncio.run(roll_out(config(source, files[-1], own, samples=1), console))
+    return files
 
 
 def run(source: dict[str, Any], output: Path, console: Console) -> list[Episode]:
@@ -56,14 +101,14 @@ def run(source: dict[str, Any], output: Path, console: Console) -> list[Episode]
     return asyncio.run(roll_out(config(source, output, scripts(tasks)), console))
 
 
-def config(source: dict[str, Any], output: Path, played: list[dict[str, Any]]) -> RunConfig:
+def config(source: dict[str, Any], output: Path, played: list[dict[str, Any]], samples: int = 2) -> RunConfig:
     return load_config(
         settings={
             "harness": "pi",
             "runtime": "bubblewrap",
             "engine": {"name": "embedded", "scripts": played},
             "tasks": source,
-            "rollout": {"num_samples": 2, "timeout_seconds": 300, "output": str(output)},
+            "rollout": {"num_samples": samples, "timeout_seconds": 600, "output": str(output)},
         }
     )
 
@@ -117,7 +162,8 @@ def check_export(episodes: Sequence[Episode], files: Sequence[Path], out: Path, 
     result.check(REFUSED, [f"refused as {sorted(kinds)}"] * (kinds != {"scripted"}))
     app(["export", "sft", *map(str, files), "--out", str(out), "--allow-scripted"], standalone_mode=False)
     before = {path.name for path in out.rglob("*")}
-    export_sft(episodes, out, Filters(allow_scripted=True))
+    entries = export_sft(episodes, out, Filters(allow_scripted=True))
+    result.figures["attempts"] = [entry.model_dump(exclude={"examples"}) for entry in entries]
     result.check(NOTHING_ADDED, sorted({path.name for path in out.rglob("*")} - before))
     return check_rows(out, episodes, scratch / "cache", result)
 
@@ -126,16 +172,21 @@ def main() -> int:
     parser = make_parser("sft", __doc__, quick="the tasks of package releases")
     parser.add_argument("--tasks", type=Path, default=KEPT, help="tasks of package releases; made where missing")
     parser.add_argument("--out", type=Path, help="keep the data set here")
+    add_options(parser)
     options = parse(parser)
     result, console = Result("sft", LAWS, options), make_console()
-    if not options.quick and not options.tasks.exists():
+    if not options.quick and not options.histories and not options.tasks.exists():
         asyncio.run(make(options.tasks, console))
     with tempfile.TemporaryDirectory(prefix="polar-gym-sft-") as name:
         scratch = Path(name)
-        files = [scratch / "bundled.jsonl", scratch / "pypi.jsonl"][: 1 if options.quick else 2]
-        episodes = roll_out_tasks(options, files, console)
+        if options.histories:
+            files = roll_out_histories(options, scratch, result, console)
+            episodes = list(chain.from_iterable(map(read_episodes, files)))
+        else:
+            files = [scratch / "bundled.jsonl", scratch / "pypi.jsonl"][: 1 if options.quick else 2]
+            episodes = roll_out_tasks(options, files, console)
         compared = check_export(episodes, files, options.out or scratch / "dataset", scratch, result)
-    result.figures = {"episodes": len(episodes), "compared_token_ids": compared}
+    result.figures |= {"episodes": len(episodes), "compared_token_ids": compared}
     console.print(f"{compared} token ids and their masks were compared with the captured ones")
     return result.finish()
 

@@ -31,7 +31,6 @@ from polar_gym.curation.from_git import commits, open_history, tried, try_commit
 from polar_gym.errors import how_to_install
 from polar_gym.paths import cache_dir
 from polar_gym.schema import RuntimeSpec
-from polar_gym.tasks import Task
 from polar_gym.tasks.rows import Selection, load_tasks
 from tests.show.pypi_tasks import RUNTIMES, Graded, grade, table
 from tests.show.result import Result, make_parser, parse
@@ -97,13 +96,31 @@ def check(graded: Sequence[Graded], runtime: str, result: Result) -> None:
     result.figures[runtime] = {"tasks": len(graded), "valid": right}
 
 
-def main() -> int:
-    parser = make_parser("tasks", __doc__, quick="docker, and all histories but a small one of its own")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which histories are searched, and how far."""
     parser.add_argument("--histories", nargs="*", default=[], help="git repositories: DIR, or OWNER/NAME=DIR")
     parser.add_argument("--limit", type=int, default=2, help="tasks of each history")
     parser.add_argument("--candidates", type=int, default=10, help="commits of each history that are tried")
     parser.add_argument("--since", type=datetime.fromisoformat, help="leave out commits before this day")
     parser.add_argument("--directory", type=Path, default=cache_dir() / "git-tasks", help="where tasks are kept")
+
+
+def search_all(options: argparse.Namespace, console: Console) -> tuple[list[dict[str, Any]], list[Path]]:
+    """Search all histories, and return the figures, and the files of the tasks that were found."""
+    figures, files = list[dict[str, Any]](), list[Path]()
+    for text in options.histories:
+        name, _, directory = text.rpartition("=")
+        path = Path(directory)
+        out = options.directory / f"{(name or path.resolve().name).replace('/', '__')}.jsonl"
+        figures.append(asyncio.run(search(path, name or None, out, options, console)))
+        files += [out] if out.exists() else []
+    console.print(searched(figures))
+    return figures, files
+
+
+def main() -> int:
+    parser = make_parser("tasks", __doc__, quick="docker, and all histories but a small one of its own")
+    add_options(parser)
     parser.set_defaults(runtime=RUNTIMES)
     options = parse(parser, quick={"runtime": ["bubblewrap"]})
     if importlib.util.find_spec("swebench") is None:
@@ -121,14 +138,8 @@ def main() -> int:
 
 def show(options: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     result, console = Result("tasks", LAWS, options), make_console()
-    figures, tasks = list[dict[str, Any]](), list[Task]()
-    for text in options.histories:
-        name, _, directory = text.rpartition("=")
-        path = Path(directory)
-        out = options.directory / f"{(name or path.resolve().name).replace('/', '__')}.jsonl"
-        figures.append(asyncio.run(search(path, name or None, out, options, console)))
-        tasks += load_tasks(out, Selection()) if out.exists() else []
-    console.print(searched(figures))
+    figures, files = search_all(options, console)
+    tasks = [task for file in files for task in load_tasks(file, Selection())]
     result.figures["histories"] = figures
     result.check(
         FOUND, [f"{each['history']}: {each['unexplained']} unexplained" for each in figures if each["unexplained"]]
