@@ -9,7 +9,7 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-bare show-errors show-exact show-faults show-fleet show-forest show-fuzz show-gym show-harbor show-harness-check \
+SHOWS := show-attacks show-bare show-branch show-errors show-exact show-faults show-fleet show-forest show-fuzz show-gym show-harbor show-harness-check \
 	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
 	show-resume show-rewrites show-sandboxes show-search show-sft show-slurm show-splice show-swe-ground show-tasks show-utilisation \
 	show-view
@@ -53,9 +53,10 @@ docs: dev ## Build the documentation as a site in build/site
 
 show-attacks: ## Try to get rewards without solving the task (55 min)
 show-bare: ## Type ./demo and ./test on bare Debian 12, 13 and Ubuntu 24.04, as root and user
+show-branch: ## Branch an episode of every harness at each turn, on a real vLLM (10 min)
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
-show-faults: ## Kill every process of the service while 200 sessions run (5 min)
+show-faults: ## Kill every process of the service while 200 sessions run, twice (10 min)
 show-fleet: ## Run the service with a thousand nodes on a virtual clock (30 min)
 show-forest: ## Count what groups of sessions of each harness share as prefixes (15 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
@@ -86,7 +87,7 @@ show-view: ## Open pages of 2 and 10 million tokens in a browser (3 min)
 show-fuzz show-harbor show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-swe-ground show-tasks show-view: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft show-swe-ground show-tasks: PARTS := dev,swe
-show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
+show-branch show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
 show-gym: PARTS := nemo
 show-nemo: PARTS := vllm nemo
 

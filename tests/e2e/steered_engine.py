@@ -30,7 +30,8 @@ PLACE = "COMMAND"
 
 class SteeredOptions(VllmOptions):
     turns: int = Field(default=4, ge=0)
-    """How many turns with a tool call a conversation takes before the model ends with a plain answer."""
+    """How many turns with a tool call a conversation takes before the model ends with a plain answer. A conversation
+    that is compacted begins to count anew: give harnesses a context that is long enough, or their lean profile."""
 
 
 class SteeredEngine(VllmEngine):
