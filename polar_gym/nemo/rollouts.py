@@ -14,7 +14,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,12 @@ from polar_gym.engines import EngineError
 from polar_gym.errors import ConfigError, explain
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.nemo.leftovers import Leftovers
 from polar_gym.nemo.verified import Mask, Row, verified, verified_episode
 from polar_gym.registry import Options
-from polar_gym.schema import Episode, Sampling, TaskRequest
+from polar_gym.schema import Episode, Sampling, Session, StartFrom, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import FileSelection, to_task
 
@@ -54,6 +55,9 @@ class AgentSettings(Options):
     policy_api_key: str | None = None
     concurrency: int = Field(default=16, gt=0)
     """How many harnesses may run at once, over all replicas."""
+    resume: bool = False
+    """Whether a row that an earlier process of this server had begun goes on with its record when the row comes again:
+    with `polar.rollout.state`, a directory of this run alone."""
     recipe: str | None = None
     polar: dict[str, Any] = Field(default_factory=dict)
     """Groups and sections of a run's config (`RunConfig`): `harness: codex`, `runtime: docker`, `tasks: {...}`."""
@@ -87,6 +91,8 @@ class _Machinery:
     tasks: dict[str, Task]
     nodes: list[Node]
     leftovers: Leftovers
+    begun: dict[tuple[str, int], list[Key]]
+    """Task and sample -> sessions that an earlier process began and did not end."""
     stop: AsyncExitStack
 
 
@@ -96,6 +102,10 @@ class Rollouts:
     def __init__(self, settings: AgentSettings) -> None:
         """Check the settings; start nothing yet. Raises `polar_gym.errors.ConfigError`."""
         self.configs = run_configs(settings)
+        state = self.configs[0].rollout.state
+        if settings.resume and state is None:
+            raise ConfigError("resume=true: needs polar.rollout.state, a directory that keeps the records of this run")
+        self._records = StateDirectory(state) if settings.resume and state is not None else None
         self._starting: asyncio.Task[_Machinery] | None = None
         self._turns = itertools.count()
 
@@ -104,12 +114,28 @@ class Rollouts:
         try:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
-            request = self._request(machinery, row)
+            request, index = self._request(machinery, row), int(row.get("_ng_rollout_index") or 0)
             with machinery.leftovers.watching() as note:
-                episode = await machinery.nodes[turn].rollout(request, int(row.get("_ng_rollout_index") or 0), note)
+                episode = await self._episode(machinery, machinery.nodes[turn], request, index, note)
             return await asyncio.to_thread(self._answer, row, episode)
         except Exception as error:  # noqa: BLE001 - /run must not raise: one broken session would end all others
             return verified(row, _why(error), response_id=uuid.uuid4().hex, created_at=time.time())
+
+    async def _episode(
+        self, machinery: _Machinery, node: Node, request: TaskRequest, index: int, note: Callable[[Session], None]
+    ) -> Episode:
+        """Return the episode of a row, which goes on with the record of an earlier process where one fits."""
+        episode = None
+        if self._records is not None and (keys := machinery.begun.get((request.task_id, index))):
+            start = StartFrom(record=str(self._records.files(keys.pop()).directory.absolute()), owned=True)
+            own = request.model_copy(update={"start_from": start})
+            episode = await node.rollout(own, index, note)  # under a new id: the sandboxes of the old one are removed
+        if episode is None or (episode.session.failure is not None and episode.session.failure.kind == "diverged"):
+            episode = await node.rollout(request, index, note)
+        if self._records is not None:
+            key = Key(episode.session.session_id, episode.session.attempt)
+            await asyncio.to_thread(self._records.finish, key, episode)
+        return episode
 
     async def close(self) -> None:
         """Stop the nodes, so that no sandbox is left. May be called twice."""
@@ -134,7 +160,8 @@ class Rollouts:
             stack.push_async_callback(asyncio.to_thread, leftovers.close)
             nodes = [make_node(config, tasks, scratch=leftovers.directory) for config in self.configs]
             started = [await stack.enter_async_context(node) for node in nodes]
-            return _Machinery({task.instance_id: task for task in tasks}, started, leftovers, stack.pop_all())
+            begun = await asyncio.to_thread(_begun, self._records) if self._records is not None else {}
+            return _Machinery({task.instance_id: task for task in tasks}, started, leftovers, begun, stack.pop_all())
 
     def _request(self, machinery: _Machinery, row: Row) -> TaskRequest:
         for key in MAPPINGS:
@@ -161,6 +188,18 @@ class Rollouts:
         if self.configs[0].rollout.state is None:
             shutil.rmtree(journal.parent)  # a server runs for days, and the node removes this directory only at its end
         return answer
+
+
+def _begun(records: StateDirectory) -> dict[tuple[str, int], list[Key]]:
+    """Return the sessions that have not ended, and with whose record no other session went on."""
+    known = {key: records.read_manifest(key) for key in records.known()} if records.sessions.is_dir() else {}
+    starts = [manifest.request.start_from for manifest in known.values()]
+    used = {Path(start.record).name for start in starts if start is not None}
+    begun: dict[tuple[str, int], list[Key]] = {}
+    for key, manifest in known.items():
+        if records.files(key).ending() is None and str(key) not in used:
+            begun.setdefault((manifest.session.task_id, manifest.session.sample_index), []).append(key)
+    return begun
 
 
 def run_configs(settings: AgentSettings) -> list[RunConfig]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts
 from polar_gym.nemo.rows import row
 from polar_gym.tasks.bundled import BundledTasks
@@ -73,6 +80,37 @@ async def test_a_sub_agent_and_a_compaction_deliver_every_sampled_token_once_and
     assert forked["traces"] >= 2
     assert 0 < forked["consumed_fraction"] < plain["consumed_fraction"] == 1
     assert advantages([plain, forked | {"reward": 0.0}]) == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+async def test_a_row_that_was_cut_off_goes_on_when_it_comes_again(tmp_path: Path) -> None:
+    need_node()
+    need_bubblewrap()
+    settings: dict[str, Any] = {
+        "resume": True,
+        "polar": {
+            "harness": "pi",
+            "runtime": "bubblewrap",
+            "engine": {"name": "tests.e2e.dying_engine:Dying", "dies_in_call": 2},
+            "rollout": {"timeout_seconds": 200, "state": str(tmp_path)},
+        },
+    }
+    run = "import asyncio, json, sys; from polar_gym.nemo.rollouts import AgentSettings, Rollouts; "
+    run += "asyncio.run(Rollouts(AgentSettings(**json.loads(sys.argv[1]))).run(json.loads(sys.argv[2])))"
+    command = [sys.executable, "-c", run, json.dumps(settings), json.dumps(example_row())]
+    killed = await asyncio.to_thread(subprocess.run, command, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (journal,) = tmp_path.glob("sessions/*/calls.jsonl")
+    recorded = [call for call in read_journal(journal) if call.outcome == "delivered"]
+    settings["polar"]["engine"] = "embedded"
+    resumed, begun = await roll_out(AgentSettings(**settings), samples=2)
+    for answer in (resumed, begun):
+        assert answer["reward"] == 1.0
+        check_nothing_is_lost(answer)
+    assert len(recorded) == 2
+    for answer, replayed in ((resumed, recorded), (begun, [])):
+        session_id = answer["response"]["metadata"]["session_id"]
+        calls = read_journal(tmp_path / "sessions" / f"{session_id}.0" / "calls.jsonl")
+        assert [call.call_id for call in calls if call.replayed is not None] == [call.call_id for call in replayed]
 
 
 async def test_the_policy_is_the_runs_own_vllm(vllm_server: VllmServer) -> None:
