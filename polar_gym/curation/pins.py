@@ -24,6 +24,9 @@ PYTEST = "pytest<9"
 PIP = "pip>=26"
 """The first pip that leaves out what was uploaded after a date."""
 
+SHOWN = 3
+"""How many requirements an error names."""
+
 
 class NoWheelError(CurationError):
     """No wheel fits one of the requirements."""
@@ -83,7 +86,10 @@ def resolve(
         if done.returncode:
             told = "".join(f" with {constraint}" for constraint in constraints)
             told += f" from before {before.date()}" if before else ""
-            message = f"no wheels for {', '.join(asked)}{told}: {done.stderr.strip()[-1000:]}"
+            errors = re.findall(r"^ERROR: (.*)", done.stderr, re.MULTILINE)
+            more = f" and {len(asked) - SHOWN} more" if len(asked) > SHOWN else ""
+            why = "; ".join(errors)[:1000] or done.stderr.strip()[-1000:]
+            message = f"no wheels for {', '.join(asked[:SHOWN])}{more}{told}: {why}"
             missing = re.search(r"^ERROR: No matching distribution found for ([\w.-]+)", done.stderr, re.MULTILINE)
             raise NoWheelError(message, canonicalize_name(missing[1])) if missing else CurationError(message)
         packages = [item["metadata"] for item in json.loads(report.read_text())["install"]]
