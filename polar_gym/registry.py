@@ -76,10 +76,14 @@ def _entry_points(group: str) -> EntryPoints:
 class Registry(Generic[T]):
     """Finds the plug-ins of one room: the built-in modules, entry points, and import paths."""
 
-    def __init__(self, kind: str, group: str) -> None:
-        """Name the registry: `kind` is the config group, `group` the package and entry-point group of its plug-ins."""
+    def __init__(self, kind: str, group: str, offered: type = object) -> None:
+        """Name the registry: `kind` is the config group, `group` the package and entry-point group of its plug-ins.
+
+        `offered` is the class of the plug-ins.
+        """
         self.kind = kind
         self.group = group
+        self.offered = offered
         self.attribute = kind.upper()
 
     def names(self) -> list[str]:
@@ -124,9 +128,16 @@ class Registry(Generic[T]):
     def _import_path(self, name: str) -> T:
         module, _, attribute = name.partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            found = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            problem = f"{error}; install its package, or add its directory to PYTHONPATH"
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {problem}") from error
         except (ImportError, AttributeError) as error:
-            raise self._unknown(name) from error
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {error}") from error
+        if not isinstance(found, self.offered):
+            problem = f"expected a {self.offered.__name__}, got a {type(found).__name__}"
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {problem}")
+        return found
 
 
 class Makers(Registry[Callable[[Any], T]]):

@@ -132,4 +132,4 @@ class Harness:
         return self.npm_package or self.pypi_package
 
 
-HARNESSES: Registry[Harness] = Registry("harness", __name__)
+HARNESSES: Registry[Harness] = Registry("harness", __name__, Harness)

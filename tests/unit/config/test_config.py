@@ -41,7 +41,15 @@ from polar_gym.schema import HarnessSpec
         (["scoring.share=2"], r"scoring\.share=2: Input should be less than or equal to 1"),
         (["scoring.reference={name: tpu}"], r"scoring\.reference\.name: unknown engine 'tpu'; known: embedded, sglang"),
         (["scoring.reference={name: vllm, uri: x}"], r"scoring\.reference\.uri='x': unknown key; known here: .*url"),
-        (["harness=no.such:thing"], r"harness\.name: unknown harness 'no\.such:thing'"),
+        (
+            ["harness=no.such:thing"],
+            r"harness\.name: unknown harness 'no\.such:thing': No module named 'no'; .*PYTHONPATH",
+        ),
+        (
+            ["harness=shlex:none"],
+            r"harness\.name: unknown harness 'shlex:none': module 'shlex' has no attribute 'none'",
+        ),
+        (["harness=shlex:quote"], r"harness\.name: unknown harness 'shlex:quote': expected a Harness, got a function"),
     ],
 )
 def test_errors_name_key_value_and_what_is_allowed(overrides: list[str], says: str) -> None:
