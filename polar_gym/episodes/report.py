@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import groupby
 from pathlib import Path
 
@@ -112,11 +112,28 @@ def inspect_file(file: Path, console: Console, *, only: int | None, tokenizer: s
         if episode.evaluation is not None:
             console.print(Text(f"{episode.evaluation.evaluator}: {episode.evaluation.detail}"))
         decoder = _tokenizer(tokenizer or episode.engine.tokenizer)
+        seen: set[str] = set()
         for trace in episode.trajectory.traces:
-            console.print(
-                Rule(f"trace {trace.trace_id} ({trace.kind}, {trace.trainable_tokens} trainable)", style="dim")
-            )
+            versions = dict.fromkeys(span.version for span in trace.weight_versions)
+            weights = f", weights {', '.join(versions)}" if versions else ""
+            facts = f"{trace.kind}, {trace.trainable_tokens} trainable{weights}"
+            console.print(Rule(f"trace {trace.trace_id} ({facts})", style="dim"))
+            if why := why_it_begins(trace, seen, episode.trajectory.fidelity):
+                console.print(Text(why, "yellow"))
             console.print(trace_text(trace, decoder, full=full))
+            seen.update(trace.call_ids)
+
+
+def why_it_begins(trace: Trace, seen: Set[str], fidelity: Fidelity) -> str:
+    """Return why a trace forks from those whose calls were `seen`; "" for a conversation of its own."""
+    new = next((call_id for call_id in trace.call_ids if call_id not in seen), None)
+    for broken in fidelity.breaks:
+        if broken.call_id == new:
+            place = "" if broken.position is None else f" at position {broken.position}"
+            return f"forks: the token prefix broke{place}: {broken.cause}"
+    if shared := sum(call_id in seen for call_id in trace.call_ids):
+        return f"forks after call {shared} of an earlier trace: the harness sent another continuation"
+    return ""
 
 
 def trace_text(trace: Trace, tokenizer: Tokenizer, *, full: bool) -> Text:

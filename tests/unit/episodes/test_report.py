@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from polar_gym.episodes.report import print_summary
+from polar_gym.episodes.report import print_summary, why_it_begins
 from polar_gym.schema import ModelCall, OwnGrammar, Score, ToolAttempt
 from tests.support.calls import make_call
 from tests.support.episodes import make_episode
@@ -64,3 +64,24 @@ def test_online_scores_and_their_costs_are_shown() -> None:
     assert "scored again: 2 times" in said
     assert "for 105.5% of prefill, |Δ| of the worst: mean 2.00e-02, max 4.00e-01; 1 not: weights_changed" in said
     assert "scored again" not in summary(make_call(0, [1], [2]))
+
+
+def test_every_fork_has_its_cause() -> None:
+    """Guards against a second main trace without a word, where no prefix broke: a harness that went back a turn."""
+    calls = [
+        make_call(0, [1], [2]),
+        make_call(1, [1, 2, 3], [4], parent_id="call0", continuation="spliced"),
+        make_call(2, [1, 2, 5], [6], parent_id="call0", continuation="spliced"),
+        make_call(3, [1, 9], [7], parent_id="call0", continuation="canonical", splice_cause="history"),
+        make_call(4, [8], [8]),
+    ]
+    trajectory, seen, said = make_episode("s", 1.0, calls).trajectory, set[str](), {}
+    for trace in trajectory.traces:
+        said[trace.call_ids[-1]] = why_it_begins(trace, seen, trajectory.fidelity)
+        seen.update(trace.call_ids)
+    assert said == {
+        "call1": "",
+        "call2": "forks after call 1 of an earlier trace: the harness sent another continuation",
+        "call3": "forks: the token prefix broke at position 1: history",
+        "call4": "",
+    }
