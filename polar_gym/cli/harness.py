@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import orjson
 import typer
+from omegaconf import OmegaConf
 from rich.table import Table
 from rich.text import Text
 
+from polar_gym.config.checking import check_plugin
 from polar_gym.conformance.checks import CHECKS, Report, report
 from polar_gym.conformance.versions import newest
 from polar_gym.console import console, errors
@@ -19,7 +21,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.harnesses import HARNESSES, Harness
 from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import RUNTIMES
-from polar_gym.schema import PluginSpec
+from polar_gym.schema import HarnessSpec, PluginSpec
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -35,7 +37,10 @@ def harness() -> None:
 def check_harnesses(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="NAME or NAME@VERSION; default: all that are packages.", metavar="NAME..."),
+        typer.Argument(
+            help="NAME, NAME@VERSION, or an option of a NAME: harness.KEY=VALUE; default: all that are packages.",
+            metavar="NAME...",
+        ),
     ] = None,
     newest_versions: Annotated[
         bool, typer.Option("--newest", help="Check the newest published versions in place of the pinned ones.")
@@ -54,9 +59,13 @@ def check_harnesses(
         raise ConfigError(f"--runtime={runtime!r}: unknown runtime; known: {', '.join(RUNTIMES.names())}")
     if lacking := RUNTIMES.make(PluginSpec(name=runtime)).check():
         raise ConfigError(f"--runtime={runtime}: this machine lacks {'; '.join(lacking)}")
-    named = names or [name for name in HARNESSES.names() if HARNESSES.get(name).package]
-    chosen = [_chosen(word, newest_versions) for word in named]
-    reports = asyncio.run(_reports(chosen, runtime, row or list(CHECKS)))
+    named = [word for word in names or [] if "=" not in word]
+    options = _options([word for word in names or [] if "=" in word])
+    packages = [name for name in HARNESSES.names() if HARNESSES.get(name).package]
+    chosen = [_chosen(word, newest_versions) for word in named or packages]
+    for name, _ in chosen:
+        check_plugin("harness", HARNESSES, HarnessSpec(name=name, **options))
+    reports = asyncio.run(_reports(chosen, runtime, row or list(CHECKS), options))
     if json:
         typer.echo(orjson.dumps(reports, option=orjson.OPT_INDENT_2))
     else:
@@ -64,6 +73,15 @@ def check_harnesses(
             console.print(_table(report))
     if any(report.failed for report in reports):
         raise typer.Exit(1)
+
+
+def _options(settings: list[str]) -> dict[str, Any]:
+    """Return the options that `harness.KEY=VALUE` set. Raises `ConfigError`."""
+    for setting in settings:
+        if not setting.startswith("harness."):
+            raise ConfigError(f"{setting}: expected harness.KEY=VALUE")
+    found = cast("dict[str, Any]", OmegaConf.to_object(OmegaConf.from_dotlist(settings)))
+    return found.get("harness", {})
 
 
 def _chosen(word: str, newest_versions: bool) -> tuple[str, Harness]:
@@ -81,13 +99,17 @@ def _chosen(word: str, newest_versions: bool) -> tuple[str, Harness]:
     return name, replace(harness, version=version) if version else harness
 
 
-async def _reports(chosen: Sequence[tuple[str, Harness]], runtime: str, rows: Sequence[str]) -> list[Report]:
+async def _reports(
+    chosen: Sequence[tuple[str, Harness]], runtime: str, rows: Sequence[str], options: Mapping[str, Any]
+) -> list[Report]:
     with errors.status("") as status:
 
         def told(subject: str) -> Callable[[str], None]:
             return lambda check: status.update(Text(f"{subject}: {check}"))
 
-        return [await report(name, each, runtime, rows, told(f"{name} {each.version}")) for name, each in chosen]
+        return [
+            await report(name, each, runtime, rows, told(f"{name} {each.version}"), options) for name, each in chosen
+        ]
 
 
 def _table(report: Report) -> Table:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from polar_gym.builders.trace import kind_of
 from polar_gym.conformance.acting import Compacting, Delegating, ToolCalling, Vault, spawn
@@ -76,8 +76,8 @@ class Run:
 class Subject:
     """The harness under test. Sessions that several checks look at are run once."""
 
-    def __init__(self, name: str, harness: Harness, runtime: str) -> None:
-        self.name, self.harness, self.runtime = name, harness, runtime
+    def __init__(self, spec: HarnessSpec, harness: Harness, runtime: str) -> None:
+        self.spec, self.harness, self.runtime = spec, harness, runtime
         end = [[harness.ends_by]] if harness.ends_by else []
         self.turns = [["echo one", "echo two"], ["echo three"], *end]
         self.rehearsal = Rehearsal(self.turns)
@@ -96,7 +96,7 @@ class Subject:
             instruction=INSTRUCTION,
             timeout_seconds=seconds,
             runtime=RuntimeSpec(name=self.runtime),
-            agent=HarnessSpec(name=self.name),
+            agent=self.spec,
         )
         with tempfile.TemporaryDirectory(prefix="polar-gym-check-") as state:
             async with Node(engine, cache=cache_dir(), state=Path(state), streaming="real") as node:
@@ -294,11 +294,16 @@ class Report:
 
 
 async def report(
-    name: str, harness: Harness, runtime: str, checks: Iterable[str], told: Callable[[str], object]
+    name: str,
+    harness: Harness,
+    runtime: str,
+    checks: Iterable[str],
+    told: Callable[[str], object],
+    options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Install a harness and check it; `told` gets the name of each check before it begins."""
     rows = []
-    subject = Subject(name, harness, runtime)
+    subject = Subject(HarnessSpec(name=name, **options or {}), harness, runtime)
     try:
         told("installation")
         if harness.package:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,20 @@ def _launch(context: LaunchContext) -> Launch:
 CARELESS = Harness(launch=_launch)
 """Runs one call of a turn, hides errors, has a title made that `classify` does not know, and writes chance into its
 prompt."""
+
+
+def test_a_python_function_is_checked_with_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need_bubblewrap()
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        "import os\ndef run(instruction, base_url, api_key, model):\n    os.environ.update(URL=base_url, KEY=api_key)\n"
+        f"    exec({_ASK + _CARELESS!r}, {{}})\n"
+    )
+    words = ["python", f"harness.target={agent}:run", "--row", "wire", "--runtime", "bubblewrap", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main(["harness", "check", *words])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, found["rows"][0]["verdict"]) == (0, "pass"), found
 
 
 def test_a_real_harness_passes(capsys: pytest.CaptureFixture[str]) -> None:
