@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.durable import json_lines
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.schema import Episode
 
 KEY = ("session_id", "trace_id")
@@ -61,7 +61,7 @@ def _records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             from pyarrow import parquet
         except ImportError as error:
-            raise ConfigError("pyarrow is missing; install it with: pip install 'polar-gym[export]'") from error
+            raise ConfigError(f"pyarrow is missing; install it with: {how_to_install('export')}") from error
         for number, row in enumerate(parquet.read_table(file).to_pylist(), start=1):
             yield f"{file}:{number}", row
     except OSError as error:
