@@ -26,8 +26,10 @@ from polar_gym.curation.releases import is_test
 TEST_GROUPS = ("test", "tests", "testing")
 """Extras, groups and files that list the requirements of tests."""
 _GENERAL = ("dev", "develop", "development", "all")
-_LINTERS = {f"pytest-{name}" for name in ("black", "checkdocs", "enabler", "flake8", "isort", "mypy", "pylint", "ruff")}
-"""Plug-ins that check sources, or switch on those that do. Some break pytest although no test uses them."""
+_NAMES = ("black", "checkdocs", "enabler", "flake8", "isort", "mypy", "pretty", "pylint", "ruff", "sugar")
+_LINTERS = {f"pytest-{name}" for name in _NAMES}
+"""Plug-ins that check sources, or switch on those that do, and those that write another report than pytest's. Some
+break pytest although no test uses them."""
 _REQUIREMENTS = re.compile(r"(.*[-_/])?(tests?|testing|dev|develop|development)([-_].*)?\.(txt|in)|requirements\.txt")
 
 

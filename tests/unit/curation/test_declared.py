@@ -25,7 +25,8 @@ TESTS = {"tests/test_a.py": "import hypothesis\nfrom yaml import load\n"}
         (
             {
                 "pyproject.toml": '[project]\nname = "thing"\ndependencies = ["attrs>=23", "x; python_version<\'3\'"]\n'
-                "[project.optional-dependencies]\ntest = ['pytest-cov', 'pytest-flake8']\ndocs = ['sphinx']\n"
+                "[project.optional-dependencies]\ndocs = ['sphinx']\n"
+                "test = ['pytest-cov', 'pytest-flake8', 'pytest-pretty']\n"
                 "[dependency-groups]\ndev = ['mypy', 'hypothesis', 'pytest-mock', {include-group = 'x'}]\n"
             },
             "thing",
