@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 
 import orjson
 import typer
+from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -33,7 +34,7 @@ from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import CHAT
 from polar_gym.engines.vllm.generate import STAND_IN
 from polar_gym.engines.vllm.own_grammar import CURE, TOOL, own_grammar
-from polar_gym.errors import ConfigError, how_to_install
+from polar_gym.errors import ConfigError, explain, how_to_install
 from polar_gym.harnesses import HARNESSES, install
 from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir
@@ -143,7 +144,12 @@ def render(checks: Sequence[Check]) -> Table:
 
 
 def _runtime(name: str) -> Check:
-    runtime = RUNTIMES.make(PluginSpec(name=name))
+    try:
+        runtime = RUNTIMES.make(PluginSpec(name=name))
+    except ValidationError as error:  # it must be accepted, as one that isolates nothing
+        return Check(
+            f"runtime {name}", "not usable", "sandboxes", explain(error, RUNTIMES.accepted(name), "runtime"), "runtime"
+        )
     lacking = runtime.check()
     found = "not usable" if lacking else "; ".join(["ready", *runtime.caveats()])
     return Check(f"runtime {name}", found, "sandboxes; one runtime is enough", "\n".join(lacking), "runtime")

@@ -57,6 +57,7 @@ def check_harnesses(
         raise ConfigError(f"--row={unknown[0]!r}: unknown row; known: {', '.join(CHECKS)}")
     if runtime not in RUNTIMES.names():
         raise ConfigError(f"--runtime={runtime!r}: unknown runtime; known: {', '.join(RUNTIMES.names())}")
+    check_plugin("runtime", RUNTIMES, PluginSpec(name=runtime))
     if lacking := RUNTIMES.make(PluginSpec(name=runtime)).check():
         raise ConfigError(f"--runtime={runtime}: this machine lacks {'; '.join(lacking)}")
     named = [word for word in names or [] if "=" not in word]

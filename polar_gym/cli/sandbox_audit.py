@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import typer
+from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
 from polar_gym.console import console
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, explain
 from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import RUNTIMES, SandboxError
 from polar_gym.runtimes.audit import GUARANTEES, Finding, audit, make, worse_than_docker
+from polar_gym.runtimes.limits import LimitOptions
 
 STYLES = {"holds": "green", "lower": "yellow", "fails": "bold red"}
 
@@ -27,9 +29,11 @@ def audit_sandboxes(names: Sequence[str]) -> None:
     findings: dict[str, Mapping[str, Finding]] = {}
     broken = []
     try:
-        runtimes = {name: make(name) for name in names or sorted({*RUNTIMES.names()} - {"auto"})}
+        runtimes = {name: make(name) for name in names or sorted({*RUNTIMES.names()} - {"auto", "unconfined"})}
     except UnknownNameError as error:
         raise ConfigError(f"--runtime: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(explain(error, LimitOptions, "runtime")) from error
     for name, runtime in runtimes.items():
         try:
             findings[name] = asyncio.run(audit(runtime))

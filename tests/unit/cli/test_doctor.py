@@ -52,6 +52,13 @@ def test_every_registered_runtime_and_harness_is_examined(tmp_path: Path) -> Non
     assert names >= {f"harness {name}" for name in HARNESSES.names()}
 
 
+def test_a_runtime_that_must_be_accepted_is_no_usable_one(tmp_path: Path) -> None:
+    """Guards against a doctor that ends in a traceback, because a runtime cannot be made without an option."""
+    unconfined = by_name(diagnose(cache=tmp_path))["runtime unconfined"]
+    assert not unconfined.ok
+    assert "isolates nothing" in unconfined.fix
+
+
 def test_a_check_has_a_fix_exactly_when_it_is_not_ok(tmp_path: Path) -> None:
     for check in diagnose(cache=tmp_path, engine_url="http://127.0.0.1:1"):
         assert check.ok == (not check.fix), check

@@ -33,6 +33,11 @@ def test_a_failure_that_docker_shares_is_not_worse():
     assert "Worse than Docker's default: nothing" in text
 
 
+def test_a_runtime_that_isolates_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"runtime\.accept_no_isolation=False: .*isolates nothing"):
+        audit_sandboxes(["unconfined"])
+
+
 def test_an_unknown_runtime_is_refused():
     with pytest.raises(ConfigError, match="--runtime: unknown runtime 'bubblewarp'; known: apptainer"):
         audit_sandboxes(["bubblewarp"])
