@@ -38,6 +38,7 @@ def make_start_model(
         return target
     tasks = write_tasks(directory / "tasks", family, "train", seed, count)
     pairs = attempts(family, seed, count)
+    progress(f"the start model: {count} demonstrations in {', '.join(configs)}, then some minutes of training on them")
     with meter.measured("demonstrations"):
         play_demonstrations(directory, configs, tasks, scripts(pairs))
     leads = leads_of(tasks, pairs)
