@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--nemo-rl", type=Path, default=Path(os.environ.get("NEMO_RL", "/opt/nemo-rl")))
     parser.add_argument("--model", default="Qwen/Qwen3.5-4B", help="default: %(default)s")
     parser.add_argument("--preflight", action="store_true", help="check the machine and stop")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     run = Run(
         asked.harness,
         asked.data.resolve(),

@@ -99,7 +99,7 @@ def test_a_run_that_ends_early_goes_on_and_reports(
     need_node()
     need_bubblewrap()
     settings = ["engine=embedded", "~engine.url", f"tasks.directories=[{SUITE}]"]
-    words = ["pi", *settings, "--data", str(data(tmp_path / "data")), "--out", str(tmp_path / "out")]
+    words = ["pi", "--data", str(data(tmp_path / "data")), "--out", str(tmp_path / "out"), *settings]
     monkeypatch.setattr(sys, "argv", ["reproduce.py", *words, "--nemo-rl", str(tmp_path)])
     with pytest.raises(SystemExit, match="uv ended with status 7; run the same command again"):
         kit.main()
