@@ -31,17 +31,29 @@ ELSEWHERE = {
 }
 """Page of the checkout -> its place on the site."""
 LINK = re.compile(r"(?P<words>!?\[[^\]]*\])\((?P<target>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
-PYTHON = "# Python API\n\nThe public names of `polar_gym`.\n\n" + "\n".join(
-    f"::: {name}\n"
-    for name in (
-        "polar_gym.schema.TaskRequest",
-        "polar_gym.schema.Episode",
-        "polar_gym.schema.Trace",
-        "polar_gym.client.RolloutClient",
-        "polar_gym.training.make_batch",
-        "polar_gym.training.padded",
-        "polar_gym.config.loading.load_config",
-        "polar_gym.errors.ConfigError",
+PYTHON = (
+    "# Python API\n\nThe public names of `polar_gym`, the forms of trainers, and what plug-ins are made of.\n\n"
+    + "\n".join(
+        f"::: {name}\n"
+        for name in (
+            "polar_gym.schema.TaskRequest",
+            "polar_gym.schema.Episode",
+            "polar_gym.schema.Trace",
+            "polar_gym.client.RolloutClient",
+            "polar_gym.training.make_batch",
+            "polar_gym.training.padded",
+            "polar_gym.training.trl",
+            "polar_gym.training.nemo_rl",
+            "polar_gym.training.verl",
+            "polar_gym.training.prime_rl",
+            "polar_gym.harnesses.Harness",
+            "polar_gym.harnesses.LaunchContext",
+            "polar_gym.harnesses.Launch",
+            "polar_gym.evaluators.EvaluationContext",
+            "polar_gym.schema.EvaluationResult",
+            "polar_gym.config.loading.load_config",
+            "polar_gym.errors.ConfigError",
+        )
     )
 )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from polar_gym.schema import EvaluatorSpec
+from tests.support.evaluations import make_context
 from tests.support.made_runs import made_run, write_run
 from tests.support.requirements import need_bubblewrap, need_node
 
@@ -57,3 +61,14 @@ def test_values_of_a_trainer(tmp_path: Path) -> None:
     write_run(tmp_path / "outputs" / "demo.jsonl", made_run(1, 2))
     run(block("write_annotations("), tmp_path)
     assert '"probability":[1.0,1.0,' in (tmp_path / "notes.jsonl").read_text()
+
+
+def test_a_reward_of_ones_own() -> None:
+    names: dict[str, Any] = {}
+    exec(block("class SmallDiff"), names)
+    evaluator = names["SmallDiff"](names["MostLines"](most=1))
+    rewards = []
+    for added in (b"", b"+one\n", b"+one\n+two\n"):
+        context = make_context(EvaluatorSpec(name="small_diff"), [], diff=b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n" + added)
+        rewards.append(asyncio.run(evaluator.evaluate(context)).reward)
+    assert rewards == [0.0, 1.0, 0.0]
