@@ -132,6 +132,8 @@ def test_forks_show_both_sides_and_the_tree_what_is_excluded(browser: Browser, p
     sides = browser.run("return [...document.querySelectorAll('.around .marked')].map((each) => each.innerText)")
     assert sides[1::2] == [" otherwise"] * 3
     assert " otherwise" not in sides[::2]
+    browser.go("#e=6&tab=forks")
+    assert "(compaction) goes on from call 3, as trace 0 does" in browser.text(".body"), "a fork without a break"
     browser.go("#e=4")
     tree = browser.text("aside")
     assert "excluded: abandoned" in tree

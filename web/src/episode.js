@@ -270,13 +270,35 @@ function describe(episode, strand, at, text) {
 }
 
 /**
+ * Return the traces that continue a call which an earlier trace continues, too, without a break.
+ * @param {Episode} episode
+ */
+function second(episode) {
+  /** @type {Map<string, number>} */
+  const seen = new Map();
+  /** @type {{ place: number, after: string, other: number }[]} */
+  const found = [];
+  episode.strands.forEach((strand, place) => {
+    const ids = strand.turns.map(([id]) => id);
+    const fresh = ids.find((id) => !seen.has(id));
+    const after = ids.filter((id) => seen.has(id)).at(-1);
+    if (fresh && after && !episode.fidelity.breaks.some((/** @type {any} */ broken) => broken.call_id === fresh)) found.push({ place, after, other: seen.get(after) ?? 0 });
+    ids.forEach((id) => seen.has(id) || seen.set(id, place));
+  });
+  return found;
+}
+
+/**
  * @param {Episode} episode
  * @param {(id: number) => string} text
  */
 function forksTab(episode, text) {
-  if (!episode.fidelity.breaks.length) return h('p', { class: 'empty' }, 'Every continuation held: no token prefix broke.');
   const calls = new Map(episode.calls.map((call) => [call.call_id, call]));
-  return h('div', {}, ...episode.fidelity.breaks.map((/** @type {any} */ broken) => {
+  const branches = second(episode).map(({ place, after, other }) => h('section', { class: 'card' }, h('h2', {}, 'fork: another continuation'),
+    h('p', {}, h('a', { href: to({ tab: 'tokens', strand: place, token: 0, call: null }) }, `trace ${place}`),
+      ' (', said(episode.strands[place].kind), `) goes on from call ${calls.get(after)?.index ?? after}, as trace ${other} does: the harness continued that call twice. No token prefix broke.`)));
+  if (!episode.fidelity.breaks.length && !branches.length) return h('p', { class: 'empty' }, 'Every continuation held: no token prefix broke.');
+  return h('div', {}, ...branches, ...episode.fidelity.breaks.map((/** @type {any} */ broken) => {
     const call = calls.get(broken.call_id);
     /** @param {string | null} id */
     const at = (id) => episode.strands.findIndex((strand) => strand.turns.some(([turn]) => turn === id));
