@@ -77,9 +77,10 @@ function header(store, row, e, place) {
     row.truncated && h('span', { class: 'flag' }, `truncated by ${row.truncated}`),
     row.failure && h('span', { class: 'flag bad' }, said(row.failure.kind)),
     h('span', { class: 'grow' }), alike.length > 0 && select,
-    h('a', { href: e > 0 ? to({ ...FRESH, e: e - 1 }) : undefined, title: 'k' }, 'previous'),
-    h('span', { class: 'quiet' }, `${e + 1} of ${rows.length}`),
-    h('a', { href: e + 1 < rows.length ? to({ ...FRESH, e: e + 1 }) : undefined, title: 'j' }, 'next'));
+    h('span', { class: 'together' },
+      h('a', { href: e > 0 ? to({ ...FRESH, e: e - 1 }) : undefined, title: 'k' }, 'previous'),
+      h('span', { class: 'quiet' }, `${e + 1} of ${rows.length}`),
+      h('a', { href: e + 1 < rows.length ? to({ ...FRESH, e: e + 1 }) : undefined, title: 'j' }, 'next')));
 }
 
 /**
