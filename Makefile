@@ -52,7 +52,7 @@ docs: dev ## Build the documentation as a site in build/site
 ##@ Show (all take ARGS=--quick, ARGS=--help; see tests/show/README.md)
 
 show-attacks: ## Try to get rewards without solving the task (55 min)
-show-bare: ## Type ./demo and ./test on bare Debian 12, 13 and Ubuntu 24.04, as root and user
+show-bare: ## Type ./demo and ./test on bare Debian and Ubuntu, as root and user
 show-branch: ## Branch an episode of every harness at each turn, on a real vLLM (15 min)
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
