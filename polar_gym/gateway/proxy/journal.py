@@ -43,6 +43,8 @@ SAMPLED = {"response_ids", "logprobs"}
 
 RESERVE = 4 * 1024 * 1024
 """Bytes on the disk that each journal holds ready, for lines that come while the disk is full."""
+STEP = 64 * 1024
+"""How many of them are freed at once, at least: a file system frees whole blocks only."""
 
 
 class JournalError(ConfigError):
@@ -140,7 +142,7 @@ class Journal:
             if error.errno != errno.ENOSPC:
                 raise
             left = os.fstat(self._reserve.fileno()).st_size
-            os.ftruncate(self._reserve.fileno(), max(0, left - 2 * len(data)))
+            os.ftruncate(self._reserve.fileno(), max(0, left - max(2 * len(data), STEP)))
             _append(self._file, data)
 
 
