@@ -162,7 +162,7 @@ async def test_paused_calls_wait_and_the_agents_time_does_not_pass(tmp_path: Pat
     async with node_here(tmp_path) as (_, node):
         paused = Generation(paused=True, running="finish")
         status, answer = await node.ask("POST", "/v1/generation", paused.to_json())
-        assert (status, answer) == (200, {"paused": True, "in_flight": 0, "weight_version": None})
+        assert (status, answer) == (200, {"paused": True, "in_flight": 0, "weight_version": None, "engines": {}})
         await node.put(order(timeout_seconds=1.5))
         await node.until("RUNNING")
         await asyncio.sleep(2.5)
@@ -201,7 +201,7 @@ async def test_pausing_waits_for_the_calls_under_way_or_does_not(tmp_path: Path)
         short = Generation(paused=True, running="finish", timeout_seconds=0.1)
         assert (await node.ask("POST", "/v1/generation", short.to_json()))[1]["in_flight"] == 1
         finished = await node.ask("POST", "/v1/generation", Generation(paused=True, running="finish").to_json())
-        assert finished[1] == {"paused": True, "in_flight": 0, "weight_version": "1"}
+        assert finished[1] == {"paused": True, "in_flight": 0, "weight_version": "1", "engines": {}}
         assert (await node.episode()).session.weight_version == "1"
 
 
