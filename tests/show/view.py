@@ -33,10 +33,10 @@ from polar_gym.view.page import head, write_page
 from tests.learning.proofs import PROOFS
 from tests.lifecycle.server_process import server_process
 from tests.lifecycle.service_fixtures import SERVICE_KEY
-from tests.show.live_page import live_page
 from tests.show.result import Result, make_parser, parse
 from tests.support.browser import Browser, address, browsing
 from tests.support.calls import make_call
+from tests.support.live_page import live_page
 from tests.support.made_runs import SAID, made_run, made_session, write_run
 from tests.support.sessions import asking, task
 
