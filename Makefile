@@ -9,7 +9,7 @@ WORKERS ?= 2
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 
-SHOWS := show-attacks show-bare show-branch show-errors show-exact show-faults show-fleet show-forest show-fuzz show-gym show-harbor show-harness-check \
+SHOWS := show-affinity show-attacks show-bare show-branch show-errors show-exact show-faults show-fleet show-forest show-fuzz show-gym show-harbor show-harness-check \
 	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
 	show-resume show-rewrites show-sandboxes show-search show-sft show-slurm show-splice show-swe-ground show-tasks show-utilisation \
 	show-view
@@ -51,6 +51,7 @@ docs: dev ## Build the documentation as a site in build/site
 
 ##@ Show (all take ARGS=--quick, ARGS=--help; see tests/show/README.md)
 
+show-affinity: ## Run sessions on four vLLM servers, and kill one of them (10 min)
 show-attacks: ## Try to get rewards without solving the task (55 min)
 show-bare: ## Type ./demo and ./test on bare Debian and Ubuntu, as root and user
 show-branch: ## Branch an episode of every harness at each turn, on a real vLLM (15 min)
@@ -87,7 +88,7 @@ show-view: ## Open pages of 2 and 10 million tokens in a browser (3 min)
 show-fuzz show-harbor show-honest show-matrix show-sandboxes show-pypi-tasks show-sft show-swe-ground show-tasks show-view: NEEDS := test
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft show-swe-ground show-tasks: PARTS := dev,swe
-show-branch show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
+show-affinity show-branch show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
 show-gym: PARTS := nemo
 show-nemo: PARTS := vllm nemo
 

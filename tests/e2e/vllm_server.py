@@ -58,6 +58,8 @@ class VllmServer:
     url: str
     model: str
     max_model_len: int
+    pid: int | None = None
+    """Of its process, whose group has all processes of the server."""
 
 
 def cache_directory() -> Path:
@@ -142,14 +144,14 @@ def trained_model(python: Path) -> Path:
 
 @contextmanager
 def run_server(
-    python: Path, directory: Path, model: Path | None = None, flags: Sequence[str] = ()
+    python: Path, directory: Path, model: Path | None = None, flags: Sequence[str] = (), port: int = 0
 ) -> Iterator[VllmServer]:
     """A vLLM server with its files and log in `directory`, until the context ends. `model` defaults to the tiny one
-    with random weights; of `flags` that it has already, the last counts."""
+    with random weights; of `flags` that it has already, the last counts. `port`: 0 for any."""
     if model is None:
         model = directory / "model"
         subprocess.run([python, TINY_MODEL_SCRIPT, model], check=True, timeout=120)
-    port = _free_port()
+    port = port or _free_port()
     max_model_len = 32_768
     log = directory / "vllm.log"
     with log.open("wb") as output:
@@ -169,7 +171,7 @@ def run_server(
         )
     try:
         _wait_until_ready(process, f"http://127.0.0.1:{port}/health", log)
-        yield VllmServer(f"http://127.0.0.1:{port}", "policy", max_model_len)
+        yield VllmServer(f"http://127.0.0.1:{port}", "policy", max_model_len, process.pid)
     finally:
         _stop(process)
 
