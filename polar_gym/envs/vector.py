@@ -39,7 +39,7 @@ from polar_gym.envs.single import (
 from polar_gym.envs.spaces import OBSERVED, action_space, observation_space
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.life import SessionLife
-from polar_gym.runtimes import RUNTIMES
+from polar_gym.runtimes import RUNTIMES, is_confined
 from polar_gym.schema import TaskRequest
 
 Flags = NDArray[np.bool_]
@@ -61,7 +61,7 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         super().__init__(self.set_up(*arguments, **settings), render_mode)
         if not isinstance(num_envs, int) or num_envs < 1:
             raise ConfigError(f"num_envs={num_envs!r}: expected an int, at least 1")
-        if num_envs > 1 and not getattr(RUNTIMES.get(self.config.runtime.name), "confined", True):
+        if num_envs > 1 and not is_confined(RUNTIMES.get(self.config.runtime.name)):
             raise ConfigError(
                 f"num_envs={num_envs}: runtime={self.config.runtime.name} has one session at a time; set num_envs=1"
             )

@@ -179,6 +179,11 @@ class Runtime(Protocol):
 RUNTIMES: Makers[Runtime] = Makers("runtime", __name__)
 
 
+def is_confined(runtime: Runtime | Callable[..., Runtime]) -> bool:
+    """Return whether sandboxes of this runtime, or class of runtimes, keep anything apart."""
+    return getattr(runtime, "confined", True)
+
+
 def check_scope(spec: RuntimeSpec, runtime: Runtime | Callable[..., Runtime]) -> None:
     """Raise `ConfigError` where sandboxes of this runtime, or class of runtimes, cannot have the scope."""
     if spec.scope == "container" and not getattr(runtime, "whole", False):

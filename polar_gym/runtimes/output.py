@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio.subprocess import Process
 
 CHUNK = 64 * 1024
 
@@ -36,6 +37,19 @@ class Output:
         if not self._dropped:
             return bytes(self._head + self._tail)
         return b"%b\n[... %d bytes dropped ...]\n%b" % (self._head, self._dropped, self._tail)
+
+
+async def communicate(process: Process, stdin: bytes, stdout: Output, stderr: Output) -> None:
+    """Write the input and collect the output until the process has ended and all its pipes are closed."""
+    assert process.stdin is not None
+    await asyncio.gather(feed_stdin(process.stdin, stdin), drain(process, stdout, stderr), process.wait())
+
+
+async def drain(process: Process, stdout: Output, stderr: Output) -> None:
+    """Collect the rest of the output from the pipes."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    await asyncio.gather(stdout.read(process.stdout), stderr.read(process.stderr))
 
 
 async def feed_stdin(stream: asyncio.StreamWriter, data: bytes) -> None:

@@ -14,16 +14,19 @@ from pathlib import Path
 from polar_gym.runtimes import SandboxError, agent
 from polar_gym.runtimes.kernel import subordinate
 
+PREFIX = "polar-gym-"
+"""Of the directories' names."""
+
 
 def make(session_id: str, root: Path | None) -> Path:
     """Make a directory that only the gateway may enter. Raises `OSError`."""
-    return Path(tempfile.mkdtemp(prefix=f"polar-gym-{_slug(session_id)}-", dir=root))
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_slug(session_id)}-", dir=root))
 
 
 def orphans(session_ids: Collection[str], root: Path | None) -> list[Path]:
     """Return the directories that `make` made for these sessions and that were not removed."""
     slugs = "|".join(re.escape(_slug(session_id)) for session_id in session_ids)
-    name = re.compile(f"polar-gym-(?:{slugs})-[a-z0-9_]{{8}}")
+    name = re.compile(f"{PREFIX}(?:{slugs})-[a-z0-9_]{{8}}")
     return [path for path in (root or Path(tempfile.gettempdir())).iterdir() if name.fullmatch(path.name)]
 
 

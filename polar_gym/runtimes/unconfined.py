@@ -38,13 +38,11 @@ from polar_gym.runtimes.kernel import disk, uids
 from polar_gym.runtimes.kernel.listener import serve_on_host
 from polar_gym.runtimes.lasting import LastingSandbox
 from polar_gym.runtimes.limits import LimitOptions
-from polar_gym.runtimes.output import Output, feed_stdin
+from polar_gym.runtimes.output import Output, communicate
 from polar_gym.runtimes.threads import to_its_end
 
 LOCK = Path("/run/polar-gym-unconfined")
 LOOK_AGAIN_SECONDS = 0.05
-SCRATCH = "/polar-gym-"
-"""In the path of each scratch directory."""
 SUBREAPER = Path(__file__).parent / "in_sandbox" / "subreaper.py"
 NOTHING_IS_ISOLATED = (
     "runtime=unconfined isolates nothing: a harness may read and change all that this user may, tests and rewards "
@@ -87,11 +85,7 @@ class UnconfinedSandbox(LastingSandbox):
             self._process = process = await started
         except (OSError, ValueError) as error:  # too long, or a zero byte
             raise SandboxError(f"a command could not be started: {error}") from error
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        collecting = stdout.read(process.stdout), stderr.read(process.stderr)
-        await asyncio.gather(feed_stdin(process.stdin, command.stdin), *collecting, process.wait())
+        await communicate(process, command.stdin, stdout, stderr)
         return None if self.stopped else process.returncode
 
     async def kill_agent(self) -> None:
@@ -131,7 +125,7 @@ class UnconfinedSandbox(LastingSandbox):
     def link(self, inside: str, target: Path) -> None:
         """Let a path lead to the sandbox's own. Raises `SandboxError` where something of the machine is there."""
         path = Path(inside)
-        if path.is_symlink() and SCRATCH in str(path.readlink()):  # its holder has died
+        if path.is_symlink() and f"/{scratch_directory.PREFIX}" in str(path.readlink()):  # its holder has died
             path.unlink()
         for parent in reversed([each for each in path.parents if not each.exists()]):
             parent.mkdir()

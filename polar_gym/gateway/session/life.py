@@ -29,7 +29,7 @@ from polar_gym.gateway.session.starting import RecordError, read_recording
 from polar_gym.gateway.session.work import READ_SECONDS, Work, read_work
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.install import InstallError
-from polar_gym.runtimes import Runtime, Sandbox, SandboxError, Serve
+from polar_gym.runtimes import Runtime, Sandbox, SandboxError, Serve, is_confined
 from polar_gym.schema import (
     Artifacts,
     Episode,
@@ -121,7 +121,7 @@ class SessionLife:
     @property
     def confined(self) -> bool:
         """Whether the sandboxes keep anything apart (`Runtime`)."""
-        return getattr(self._plugins.runtime, "confined", True)
+        return is_confined(self._plugins.runtime)
 
     def enter(self, status: Status) -> None:
         self.session.status = status

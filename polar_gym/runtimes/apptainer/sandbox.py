@@ -11,7 +11,7 @@ from polar_gym.runtimes.apptainer.instance import Instance
 from polar_gym.runtimes.kernel import cgroups, disk
 from polar_gym.runtimes.lasting import LastingSandbox
 from polar_gym.runtimes.limits import MEBIBYTE
-from polar_gym.runtimes.output import Output, feed_stdin
+from polar_gym.runtimes.output import Output, communicate
 from polar_gym.runtimes.threads import to_its_end
 
 INSIDE = f'{agent.SET_ENVIRONMENT}; cd "$1" || exit 126; shift; {agent.RUN}'
@@ -33,11 +33,7 @@ class ApptainerSandbox(LastingSandbox):
     async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
         argv = ["/bin/sh", "-c", INSIDE, "sh", str(command.workdir), *command.argv]
         process = await self._spawn(argv, {**self._image.environment, **command.environment})
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        collecting = stdout.read(process.stdout), stderr.read(process.stderr)
-        await asyncio.gather(feed_stdin(process.stdin, command.stdin), *collecting, process.wait())
+        await communicate(process, command.stdin, stdout, stderr)
         if self.stopped:
             return None
         self.instance.enter()  # raises when the instance died, and the command with it

@@ -17,9 +17,9 @@ import platform
 import signal
 from collections.abc import Iterator, Sequence
 
-from polar_gym.runtimes import SandboxError, processes
+from polar_gym.runtimes import SandboxError, output, processes
 from polar_gym.runtimes.kernel import seccomp
-from polar_gym.runtimes.output import Output, feed_stdin
+from polar_gym.runtimes.output import Output
 
 
 class BwrapProcess:
@@ -100,15 +100,10 @@ class BwrapProcess:
             os.write(self._release, b"\0")
 
     async def communicate(self, stdin: bytes, stdout: Output, stderr: Output) -> None:
-        """Write the input and collect the output until the command has ended and all its pipes are closed."""
-        assert self._process.stdin is not None
-        await asyncio.gather(feed_stdin(self._process.stdin, stdin), self.drain(stdout, stderr), self._process.wait())
+        await output.communicate(self._process, stdin, stdout, stderr)
 
     async def drain(self, stdout: Output, stderr: Output) -> None:
-        """Collect the rest of the output from the pipes."""
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        await asyncio.gather(stdout.read(self._process.stdout), stderr.read(self._process.stderr))
+        await output.drain(self._process, stdout, stderr)
 
     def kill(self) -> None:
         if self._process.returncode is None:
