@@ -23,18 +23,18 @@ from typing import Annotated, Literal
 
 import orjson
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
 from polar_gym.cli.sandbox_audit import audit_sandboxes
+from polar_gym.config.checking import check_plugin
 from polar_gym.console import console
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import CHAT
 from polar_gym.engines.vllm.generate import STAND_IN
 from polar_gym.engines.vllm.own_grammar import CURE, TOOL, own_grammar
-from polar_gym.errors import ConfigError, explain, how_to_install
+from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.harnesses import HARNESSES, install
 from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir
@@ -145,11 +145,10 @@ def render(checks: Sequence[Check]) -> Table:
 
 def _runtime(name: str) -> Check:
     try:
-        runtime = RUNTIMES.make(PluginSpec(name=name))
-    except ValidationError as error:  # it must be accepted, as one that isolates nothing
-        return Check(
-            f"runtime {name}", "not usable", "sandboxes", explain(error, RUNTIMES.accepted(name), "runtime"), "runtime"
-        )
+        check_plugin("runtime", RUNTIMES, PluginSpec(name=name))
+    except ConfigError as error:  # it must be accepted, as one that isolates nothing
+        return Check(f"runtime {name}", "not usable", "sandboxes", str(error), "runtime")
+    runtime = RUNTIMES.make(PluginSpec(name=name))
     lacking = runtime.check()
     found = "not usable" if lacking else "; ".join(["ready", *runtime.caveats()])
     return Check(f"runtime {name}", found, "sandboxes; one runtime is enough", "\n".join(lacking), "runtime")

@@ -288,7 +288,7 @@ async def addresses(url: str) -> list[str]:
         return [url]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    except OSError:  # whoever asks gets the error that names the host
+    except OSError:  # the server's first request raises the error that names the host
         return [url]
     first = min((family for family, *_ in found), key=lambda family: family != socket.AF_INET)
     hosts = dict.fromkeys(address[0] for family, *_, address in found if family == first)

@@ -221,9 +221,10 @@ class RolloutService:
     def _may_resume(self, node: str, piece: JournalPiece) -> bool:
         """Return whether a piece is of a session that the node runs, and that would go on after the node's death."""
         task = self.book.task_of(piece.session_id)
-        placement = None if task is None else task.samples[piece.session_id].placement
-        running = placement is not None and (placement.node, placement.attempt) == (node, piece.attempt)
-        return running and task is not None and task.request.retries.resume
+        if task is None or not task.request.retries.resume:
+            return False
+        placement = task.samples[piece.session_id].placement
+        return placement is not None and (placement.node, placement.attempt) == (node, piece.attempt)
 
     def drain(self, node: str) -> NodeState:
         """Let a node drain, and return its state. The answer to the node's next heartbeat tells the node. Raise
