@@ -44,7 +44,8 @@ class Trial:
         self._number = copies
         self._copies: dict[str, Place] = {}
         """Name of a copy -> the place."""
-        self._originals: dict[tuple[str, str], str] = {}
+        self._originals: dict[str, tuple[str, str]] = {}
+        """Name of an original -> test file, qualified name of the test."""
         self.bits: dict[Place, int] = {}
         """Place -> `Expectation.bits`."""
 
@@ -54,16 +55,20 @@ class Trial:
         for file, source in sources.items():
             tests = [test for test in find_tests(source) if self._is_listed(file, test)]
             texts[file], names = copied(source, [(test, [*self._made(file, source, test)]) for test in tests], chance)
-            self._originals |= {key[:2]: name for name, key in names.items() if key[2] is None}
+            self._originals |= {name: (file, test) for name, (_, test, span) in names.items() if span is None}
             self._copies |= {name: (file, test, span) for name, (_, test, span) in names.items() if span is not None}
-        return Twins(texts, self._originals, ())
+        return Twins(texts, {test: name for name, test in self._originals.items()}, ())
 
     def _is_listed(self, file: str, test: TestFunction) -> bool:
         return any(names_test(file, test.qualified_name, each) for each in self._tests)
 
     def _made(self, file: str, source: bytes, test: TestFunction) -> Iterator[tuple[Key, Callable[[str], bytes]]]:
-        """Yield the original and the copies of a test: the place of each, and a function that makes its text."""
-        yield (file, test.qualified_name, None), partial(copy, source, test, ())
+        """Yield the originals and the copies of a test: the place of each, and a function that makes its text.
+
+        There are two originals, so that one fails if the test passes only once in a process.
+        """
+        for _ in range(2):
+            yield (file, test.qualified_name, None), partial(copy, source, test, ())
         places = {(file, test.qualified_name, each.span): each for each in test.expectations}
         chosen = [place for place in places if self._places is None or place in self._places]
         for place in random.SystemRandom().sample(chosen, min(len(chosen), MOST_PLACES)):
@@ -86,11 +91,11 @@ class Trial:
         """Return the places of tests that did not pass themselves, with all their parameters."""
         tests = [test for test in self._tests if read.tests.get(test) != PASSED]
         failed = [test for test, status in read.statuses.items() if status in (FAILED, ERROR)]
+        originals = {test for name, test in self._originals.items() if any(name in each for each in failed)}
         return {
             place
             for place in self._copies.values()
-            if any(names_test(*place[:2], test) for test in tests)
-            or any(self._originals[place[:2]] in test for test in failed)
+            if place[:2] in originals or any(names_test(*place[:2], test) for test in tests)
         }
 
 
