@@ -30,16 +30,22 @@ def expect(value: Any, kind: type[T], field: str) -> T:
 
 def required(container: dict[str, Any], key: str, kind: type[T], path: str = "") -> T:
     """Return `container[key]`, which must be there."""
-    field = f"{path}.{key}" if path else key
-    if container.get(key) is None:
-        raise BadRequestError(field, f"is missing; send {_NAMES[kind]}", code="missing_required_parameter")
-    return expect(container[key], kind, field)
+    value = container.get(key)
+    if type(value) is kind:  # requests are long, and paths are needed for errors only
+        return value
+    if value is None:
+        raise BadRequestError(_at(path, key), f"is missing; send {_NAMES[kind]}", code="missing_required_parameter")
+    return expect(value, kind, _at(path, key))
 
 
 def optional(container: dict[str, Any], key: str, kind: type[T], path: str = "") -> T | None:
     """Return `container[key]`, or None where it is absent or null."""
     value = container.get(key)
-    return None if value is None else expect(value, kind, f"{path}.{key}" if path else key)
+    return value if value is None or type(value) is kind else expect(value, kind, _at(path, key))
+
+
+def _at(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def positive(container: dict[str, Any], key: str) -> int | None:
@@ -52,9 +58,9 @@ def positive(container: dict[str, Any], key: str) -> int | None:
 
 def objects(container: dict[str, Any], key: str, path: str = "") -> list[tuple[str, dict[str, Any]]]:
     """Return an optional list of objects, each with its path."""
-    field = f"{path}.{key}" if path else key
-    items = optional(container, key, list, path) or []
-    return [(f"{field}[{i}]", expect(entry, dict, f"{field}[{i}]")) for i, entry in enumerate(items)]
+    field = _at(path, key)
+    items = enumerate(optional(container, key, list, path) or [])
+    return [(at, expect(entry, dict, at)) for at, entry in ((f"{field}[{i}]", entry) for i, entry in items)]
 
 
 def refuse(container: dict[str, Any], key: str, allowed: tuple[Any, ...], why: str) -> None:
