@@ -17,6 +17,7 @@ The second rendering only locates the end of the dummy turn. That position is co
 before it and skips the second rendering when they match.
 
 The result is used only if its text is the text of the new messages. Else the engine templates the request as usual.
+`Learned` keeps the text of each id, so that the engine is asked for texts that were not seen before.
 Text that spells special tokens becomes these tokens, as it does where the engine templates the whole conversation.
 """
 
@@ -48,6 +49,9 @@ DUMMY_ANSWERS = ("Apple 1", "Bread 2")
 """The two end in different tokens, so that their renderings agree only after them."""
 OTHER_WORDS = "Carrot 3"
 """Takes the place of the words of new messages, to tell the ids of the template from those of the words."""
+
+PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""The text of an id whose bytes are no whole character."""
 
 SPECIAL_TEXT = re.compile(
     r"<[|｜][^|｜\s]{1,40}[|｜]>|</?(?:think|tool_call|tool_response|s)>|<(?:start|end)_of_turn>"
@@ -88,7 +92,9 @@ class Learned:
     agrees. None: another rendering began with other ids (some templates print the ids of calls), so a cache is useless.
     """
     texts: dict[int, str] = field(default_factory=dict)
-    """The text of each id that an answer ended with."""
+    """The text of ids, each decoded alone."""
+    texts_add_up: bool = True
+    """Whether the texts of ids, put together, were the text of these ids so far."""
 
     def learn(self, turn: tuple[str, ...], opening: NDArray[np.int32] | None) -> None:
         if len(self.openings) < MOST_LEARNED:  # the sets of parallel calls are endless
@@ -110,8 +116,9 @@ async def spliced_prompt(
         raise NoSplice("cut")
     if any(has_media(message) for message in messages):
         raise NoSplice("multimodal")
-    after = await _ids_after_answer(engine, parent, new_messages, learned or Learned())
-    if not _says(await engine.decode(after.tolist()), _texts(new_messages)):
+    learned = learned or Learned()
+    after = await _ids_after_answer(engine, parent, new_messages, learned)
+    if not await _ids_say(engine, after, _texts(new_messages), learned):
         raise NoSplice("suffix")
     ended = parent.response_ids[-1] == after[0]
     if not ended and await _is_cut_in_a_tool_call(engine, parent):
@@ -170,6 +177,34 @@ async def _ids_after_tool_calls(
         of_template = after[:0] if other is None else _common_suffix(after[::-1], other[::-1])[::-1]
     places = np.flatnonzero(of_template == last)
     return after[places[0] :] if len(places) else None
+
+
+async def _ids_say(engine: Templater, ids: NDArray[np.int32], texts: Sequence[str], learned: Learned) -> bool:
+    """Return whether the text of `ids` holds the texts in their order. The engine is asked for the text of ids that are
+    not known yet, and for the whole text where the known texts, put together, do not hold the texts: ids that are parts
+    of a character have no text of their own."""
+    known = await _put_together(engine, ids.tolist(), learned) if learned.texts_add_up else None
+    if known is not None and _says(known, texts):
+        return True
+    says = _says(await engine.decode(ids.tolist()), texts)
+    if says and known is not None and PART_OF_A_CHARACTER not in known:
+        learned.texts_add_up = False
+    return says
+
+
+async def _put_together(engine: Templater, ids: list[int], learned: Learned) -> str | None:
+    """Return the texts of ids, each decoded alone, put together. None where they cannot be told apart."""
+    mark = await _text_of(engine, ids[0], learned)
+    unknown = [token for token in dict.fromkeys(ids) if token not in learned.texts]
+    if unknown and mark:
+        marked = await engine.decode([each for token in unknown for each in (ids[0], token)])
+        texts = marked.split(mark)[1:]
+        if len(texts) != len(unknown):
+            learned.texts_add_up = False
+            return None
+        learned.texts |= zip(unknown, texts, strict=True)
+    known = [learned.texts.get(token) for token in ids]
+    return None if None in known else "".join(filter(None, known))
 
 
 async def _text_of(engine: Templater, token: int, learned: Learned) -> str:

@@ -160,6 +160,44 @@ async def test_a_template_is_asked_once_for_each_splice_as_long_as_its_openings_
     assert renderings == [2, 1, 3, 2]
 
 
+class Decoding(Template):
+    """A template whose server leaves out blanks after special tokens, if it does."""
+
+    def __init__(self, left_out: str) -> None:
+        super().__init__(chatml)
+        self._left_out = left_out
+        self.decoded = 0
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        self.decoded += 1
+        return CHATML.decode(ids).replace(f"<|im_end|>{self._left_out}", "<|im_end|>")
+
+
+FOX = "\N{FOX FACE}\N{COMBINING ACUTE ACCENT}"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said", "asked"),
+    [
+        ("", ["And now?", "And now?", "now? And"], [2, 0, 1]),
+        ("", [FOX, FOX], [3, 1]),
+        (" ", ["And now?", "And now?"], [3, 1]),
+    ],
+    ids=["known ids", "parts of characters", "texts that do not add up"],
+)
+async def test_the_text_of_known_ids_is_not_asked_for_again(left_out: str, said: list[str], asked: list[int]) -> None:
+    """Guards against a request for each splice; and against texts that do not add up being taken for the whole text."""
+    template, learned = Decoding(left_out), Learned()
+    parent, decoded = answered(chatml(ASKED), "Here.<|im_end|>"), []
+    for text in said:
+        new: list[Message] = [{"role": "user", "content": text}]
+        before = template.decoded
+        ids = await spliced_prompt(template, parent, [*ASKED, *new], new, learned)
+        assert CHATML.decode(ids.tolist()).endswith(f"user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+        decoded.append(template.decoded - before)
+    assert decoded == asked
+
+
 @pytest.mark.parametrize(
     ("template", "parent", "new", "cause"),
     [
