@@ -182,6 +182,8 @@ class _Walk:
 def canonical(message: Message) -> bytes:
     """Return the bytes of a message, which differ only where a chat template could tell two messages apart: key order
     does not count, one text block is its string, cache markers and empty fields are left out."""
+    if isinstance(message.get("content"), str) and "cache_control" not in message and all(message.values()):
+        return orjson.dumps(message, option=orjson.OPT_SORT_KEYS) + b"\0"  # the same bytes as below, in less time
     slim: dict[str, Any] = {key: value for key, value in message.items() if value not in (None, [], {})}
     content = slim.get("content", "")
     if isinstance(content, list):

@@ -123,8 +123,13 @@ class Splicer:
         plan = Plan(request=asked, cause=continuation.cause, history=continuation.history)
         if parent is None:
             return plan
-        plan = replace(plan, parent_id=parent.call_id, continuation="canonical", cause="off")
-        plan = replace(plan, edited_answers=continuation.edited_answers)
+        plan = replace(
+            plan,
+            parent_id=parent.call_id,
+            continuation="canonical",
+            cause="off",
+            edited_answers=continuation.edited_answers,
+        )
         if not self.enabled:
             return plan
         new_messages = asked.messages[len(asked.messages) - len(continuation.new_messages) :]
@@ -139,9 +144,8 @@ class Splicer:
         if self._engine.takes_prefix_only and any(message["role"] == "assistant" for message in new_messages):
             return replace(plan, cause="engine")
         prefix_length = len(parent.prompt_ids) + len(parent.response_ids)
-        spliced = replace(asked, prompt_ids=prompt_ids, prefix_length=prefix_length)
-        if parent.routed_experts is not None:
-            spliced = replace(spliced, routed_positions=prefix_length - 1)
+        routed = 0 if parent.routed_experts is None else prefix_length - 1
+        spliced = replace(asked, prompt_ids=prompt_ids, prefix_length=prefix_length, routed_positions=routed)
         return replace(plan, request=spliced, continuation="spliced", cause=None)
 
     async def _spliced(self, parent: ModelCall, messages: list[Message], new_messages: list[Message]) -> np.ndarray:
@@ -156,7 +160,7 @@ class Splicer:
         the call `canonical`, but breaks nothing.
         """
         spliced, seen = plan.request.prompt_ids, plan.request.prefix_length
-        if spliced is None or np.array_equal(spliced, prompt_ids):
+        if spliced is None or spliced is prompt_ids or np.array_equal(spliced, prompt_ids):
             return plan
         if not np.array_equal(spliced[:seen], prompt_ids[:seen]):
             self.enabled = False
