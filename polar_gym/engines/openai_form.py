@@ -94,24 +94,34 @@ def stop_sequence(choice: Body) -> str | None:
 
 def logprobs_of(url: str, choice: Body, ids: list[int]) -> list[float]:
     """Return one logprob for each sampled id. Raises `EngineError` where one is missing, no number, or above 0."""
-    content = (choice.get("logprobs") or {}).get("content") or []
-    if len(content) != len(ids):
+    logprobs = [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
+    check_count(url, logprobs, ids)
+    check_logprobs(url, logprobs)
+    return logprobs
+
+
+def check_count(url: str, logprobs: list[float], ids: list[int]) -> None:
+    """Check that there is one logprob for each sampled id. Raises `EngineError` where there is not."""
+    if len(logprobs) != len(ids):
         raise EngineError(
             502,
-            f"the engine at {url} answered with {len(ids)} ids but {len(content)} logprobs: it must "
+            f"the engine at {url} answered with {len(ids)} ids but {len(logprobs)} logprobs: it must "
             "honour `logprobs: true` for every sampled token",
         )
-    logprobs = [entry["logprob"] for entry in content]
+
+
+def check_logprobs(url: str, logprobs: list[float]) -> None:
+    """Check the logprobs of sampled tokens. Raises `EngineError` where one is no number, or above 0."""
     wrong = np.flatnonzero(~np.isfinite(np.asarray(logprobs, np.float64)))
     if len(wrong):
         raise EngineError(
             502,
-            f"the engine at {url} answered with the logprob {logprobs[wrong[0]]} for token {wrong[0]} of {len(ids)}: "
-            "the model's weights or activations overflow; serve it in a dtype with more range (bfloat16, float32)",
+            f"the engine at {url} answered with the logprob {logprobs[wrong[0]]} for token {wrong[0]} of "
+            f"{len(logprobs)}: the model's weights or activations overflow; serve it in a dtype with more range "
+            "(bfloat16, float32)",
         )
     for place in np.flatnonzero(np.asarray(logprobs) > ABOVE_ZERO)[:1]:
-        raise _logits(url, f"the logprob {logprobs[place]:.2f} for token {place} of {len(ids)}, which is above 0")
-    return logprobs
+        raise _logits(url, f"the logprob {logprobs[place]:.2f} for token {place} of {len(logprobs)}, which is above 0")
 
 
 def check_normalised(url: str, likeliest: list[float], *, kept: bool = False) -> None:

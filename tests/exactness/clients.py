@@ -29,10 +29,10 @@ class Answered:
     marker: str = ""
 
     @property
-    def events(self) -> int:
-        """Return how many events with text the client of a chat stream has seen."""
+    def content(self) -> str:
+        """Return the words that the client of a chat stream has seen."""
         lines = self.text.split("\n")[:-1]  # the last one may be cut
-        return sum('"content":' in line and '"content":""' not in line for line in lines if line.startswith("data: {"))
+        return _assembled("\n".join(lines))["content"]
 
     @property
     def message(self) -> Message:

@@ -16,10 +16,19 @@ class Tokens:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt: list[int] | None = None
-    pieces: list[int] = field(default_factory=list)
-    """How many tokens each event brought, where it brought any."""
+    pieces: list[tuple[int, str]] = field(default_factory=list)
+    """How many tokens each event brought, where it brought any, and its words."""
     counted: int | None = None
     """The engine's own count for the answer, where it tells one."""
+
+    def tokens_of(self, words: str) -> int:
+        """Return how many tokens came up to the last event whose words are in the answer's first words."""
+        tokens = length = seen = 0
+        for brought, said in self.pieces:
+            tokens, length = tokens + brought, length + len(said)
+            if said and length <= len(words):
+                seen = tokens
+        return seen
 
 
 @dataclass(slots=True)
@@ -173,5 +182,5 @@ def _add(tokens: Tokens, part: dict[str, Any]) -> None:
         ids = choice.get("token_ids") or []
         entries = ((choice.get("logprobs") or {}).get("content") or []) if ids else []
         tokens.ids += ids
-        tokens.pieces += [len(ids)] if ids else []
+        tokens.pieces += [(len(ids), (choice.get("delta") or {}).get("content") or "")] if ids else []
         tokens.logprobs += [entry["logprob"] for entry in entries]

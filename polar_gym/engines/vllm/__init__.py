@@ -19,7 +19,6 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -46,6 +45,7 @@ from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.sampling import logprobs_problem, sampling_fields
 from polar_gym.engines.vllm.generate import answer_by_ids, read_again, uncertain_call, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
+from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.stream import StreamedAnswer, abort_route, ask, ids_and_logprobs, prompt_ids
 from polar_gym.engines.vllm.weights import reload
 from polar_gym.schema import EngineInfo, Message, OwnGrammar, ReplayRecord, Sampling, ToolDefinition
@@ -194,15 +194,15 @@ class VllmEngine:
     async def _complete(self, request: ChatRequest, fields: dict[str, Any], on_delta: OnDelta | None) -> Completion:
         by_ids = self.path == "generate" and not any(map(has_media, request.messages))
         records = self._options.record if by_ids else []
-        answer = StreamedAnswer(self.http, on_delta or (lambda _: None), request.prompt_ids, records)
+        sent = None if request.prompt_ids is None else Sent(request.prompt_ids)
+        answer = StreamedAnswer(self.http, on_delta or (lambda _: None), sent, records)
         headers = self._affinity(request)
         try:
             if by_ids:
-                body = self._chat_body(replace(request, prompt_ids=None), fields)
+                body = self._chat_body(request, fields)
                 await answer_by_ids(
                     self.http,
                     body,
-                    request.prompt_ids,
                     self.max_model_len,
                     answer,
                     self._abort,
@@ -210,7 +210,7 @@ class VllmEngine:
                     routed_positions=request.routed_positions,
                 )
                 return answer.completion(fields)
-            body = self._chat_body(request, fields)
+            body = self._chat_body(request, fields) | self._prompt_field(sent, request.prefix_length)
             await ask(self.http, CHAT, body, answer, self._abort, headers)
         except EngineError as error:
             if not leaves_no_space(error, fields):
@@ -238,13 +238,14 @@ class VllmEngine:
         body["return_weight_versions"] = True  # from vLLM 0.33 on
         if self.weight_version is not None:
             body["cache_salt"] = self.weight_version  # the cache of other weights must not be used
-        if request.prompt_ids is None:
-            return body
-        if self.takes_prefix_only:
-            body["required_prefix_token_ids"] = request.prompt_ids[: request.prefix_length]
-        else:
-            body["kv_transfer_params"] = {"prompt_token_ids": request.prompt_ids}
         return body
+
+    def _prompt_field(self, sent: Sent | None, prefix_length: int) -> Body:
+        if sent is None:
+            return {}
+        if self.takes_prefix_only:
+            return {"required_prefix_token_ids": sent.ids[:prefix_length]}
+        return {"kv_transfer_params": {"prompt_token_ids": sent.field}}
 
     async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
         """See `polar_gym.engines.Updating`."""
@@ -317,9 +318,10 @@ class VllmEngine:
         return await unusable(self.http, body, ids, self.max_model_len, self._options.record)
 
     def _probe_body(self, temperature: float, ids: NDArray[np.int32] | None, top_k: int = -1) -> Body:
-        request = ChatRequest(model=self.model, messages=PROBE, max_tokens=1, prompt_ids=ids)
+        request = ChatRequest(model=self.model, messages=PROBE, max_tokens=1)
         fields = sampling_fields(Sampling(temperature=temperature, top_k=top_k), request)
-        return self._chat_body(request, fields) | {"top_logprobs": PROBE_TOP_LOGPROBS}
+        prompt = self._prompt_field(None if ids is None else Sent(ids), 0)
+        return self._chat_body(request, fields) | prompt | {"top_logprobs": PROBE_TOP_LOGPROBS}
 
     async def _probe_once(
         self, temperature: float, ids: NDArray[np.int32] | None = None, top_k: int = -1

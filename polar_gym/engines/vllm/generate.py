@@ -24,6 +24,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import message_of
+from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.stream import GENERATE, StreamedAnswer, ask
 from polar_gym.schema import Message, ReplayRecord
 
@@ -37,7 +38,6 @@ STAND_IN: list[Message] = [{"role": "user", "content": "Hello."}]
 async def answer_by_ids(
     http: Http,
     body: Body,
-    prompt_ids: NDArray[np.int32] | None,
     max_model_len: int,
     answer: StreamedAnswer,
     abort: str | None,
@@ -47,16 +47,16 @@ async def answer_by_ids(
 ) -> None:
     """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`.
 
-    `headers`: of the request that samples. `routed_positions`: at how many of `prompt_ids` the routed experts are
+    `headers`: of the request that samples. `routed_positions`: at how many of the prompt's ids the routed experts are
     known, and not told again.
     """
-    if prompt_ids is None:
+    if answer.sent is None:
         asked = await http.post(RENDER, body)
     else:
-        if len(prompt_ids) >= max_model_len:
+        if len(answer.sent.ids) >= max_model_len:
             raise no_space(max_model_len)
         asked = await http.post(RENDER, body | {"messages": STAND_IN})
-        _put_prompt(asked, prompt_ids, body.get("max_tokens"), max_model_len)
+        _put_prompt(asked, answer.sent, body.get("max_tokens"), max_model_len)
     asked["sampling_params"]["stream_interval"] = body.get("stream_interval")
     if routed_positions:
         asked["sampling_params"]["routed_experts_prompt_start"] = routed_positions
@@ -67,9 +67,9 @@ async def answer_by_ids(
         answer.say(message, finish_reason(body, message, reason))
 
 
-def _put_prompt(asked: Body, prompt_ids: NDArray[np.int32], max_tokens: int | None, max_model_len: int) -> None:
-    space = max_model_len - len(prompt_ids)
-    asked["token_ids"] = prompt_ids
+def _put_prompt(asked: Body, prompt: Sent, max_tokens: int | None, max_model_len: int) -> None:
+    space = max_model_len - len(prompt.ids)
+    asked["token_ids"] = prompt.field
     asked["sampling_params"]["max_tokens"] = space if max_tokens is None else min(max_tokens, space)
     if not asked["reasoning_ended"]:
         asked["reasoning_ended"] = None  # the engine finds the value from the ids
@@ -138,9 +138,9 @@ async def unusable(
 ) -> str | None:
     """Return why this path cannot be used, or None where it can. Raises `EngineError` where the server is at fault, or
     does not give the wanted records."""
-    answer = StreamedAnswer(http, lambda _: None, prompt_ids, records)
+    answer = StreamedAnswer(http, lambda _: None, Sent(prompt_ids), records)
     try:
-        await answer_by_ids(http, body, prompt_ids, max_model_len, answer, None, headers={})
+        await answer_by_ids(http, body, max_model_len, answer, None, headers={})
     except EngineError as error:
         if not 400 <= error.status < 500:
             raise

@@ -7,6 +7,9 @@ field.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,20 +25,38 @@ TAKEN = "taken out"
 Ids = NDArray[np.int32]
 
 
-def loads(raw: bytes, sent: Ids | None = None) -> dict[str, Any]:
-    """Parse JSON like `orjson.loads`, with the prompt's ids as an array: `sent` itself where the engine echoes it."""
+@dataclass(frozen=True)
+class Sent:
+    """The ids of a prompt that is sent, which become JSON once."""
+
+    ids: Ids
+
+    @cached_property
+    def json(self) -> bytes:
+        return orjson.dumps(self.ids, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    @property
+    def field(self) -> orjson.Fragment:
+        """Return the value for the body of a request."""
+        return orjson.Fragment(self.json)
+
+
+def loads(
+    raw: bytes, sent: Sent | None = None, parse: Callable[[bytes], dict[str, Any]] = orjson.loads
+) -> dict[str, Any]:
+    """Parse JSON, with the prompt's ids as an array: those of `sent` where the engine echoes them. `parse`: how the
+    rest is parsed."""
     begin = raw.find(FIELD) + len(FIELD)
     end = raw.find(b"]", begin)
     if begin < len(FIELD) or end < 0:
-        return orjson.loads(raw)
+        return parse(raw)
     listed = raw[begin:end]
-    echoed = sent is not None and listed == orjson.dumps(sent, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-    ids = sent if echoed else _parse(listed)
+    ids = sent.ids if sent is not None and listed == sent.json[1:-1] else _parse(listed)
     if ids is not None:
-        answer = orjson.loads(b'%b"%b"%b' % (raw[:begin], TAKEN.encode(), raw[end:]))
+        answer = parse(b'%b"%b"%b' % (raw[:begin], TAKEN.encode(), raw[end:]))
         if answer.get(NAME) == [TAKEN]:
             return {**answer, NAME: ids}
-    return orjson.loads(raw)
+    return parse(raw)
 
 
 def _parse(listed: bytes) -> Ids | None:

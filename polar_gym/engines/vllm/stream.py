@@ -12,20 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, cast
 
 import aiohttp
+import msgspec
 import numpy as np
-import orjson
 
 from polar_gym.chat import Completion, Delta, OnDelta
 from polar_gym.chat.received import Received, text_delta
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Body, Http
-from polar_gym.engines.openai_form import CHAT, as_ids, logprobs_of, stop_sequence
+from polar_gym.engines.openai_form import CHAT, as_ids, check_count, check_logprobs, logprobs_of, stop_sequence
 from polar_gym.engines.vllm import prompt_echo
+from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.replay import Choices
 from polar_gym.schema import Message, ReplayRecord, WeightVersion
 
@@ -39,6 +40,43 @@ ABORT_SECONDS = 10.0
 GENERATE = "/inference/v1/generate"
 REQUEST_PREFIX = {CHAT: "chatcmpl-", GENERATE: "generate-tokens-"}
 """The words that vLLM puts before the ids of requests, by route."""
+
+
+class _Entry(msgspec.Struct):
+    """The logprob of a sampled token. Its other fields (the token's text and bytes) are skipped and not parsed."""
+
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry] | None = None
+
+
+class _Choice(TypedDict, total=False):
+    """The fields of a choice that are read."""
+
+    delta: Any
+    logprobs: _Logprobs | None
+    token_ids: list[int] | None
+    finish_reason: Any
+    stop_reason: Any
+    matched_stop: Any
+    weight_versions: Any
+    routed_experts: Any
+    sampling_mask: Any
+
+
+class _Chunk(TypedDict, total=False):
+    """The data of an event."""
+
+    choices: list[_Choice]
+    prompt_token_ids: Any
+    usage: Any
+    error: Any
+
+
+_parse_event = cast("Callable[[bytes], Body]", msgspec.json.Decoder(_Chunk).decode)
+"""Parse the data of an event. Fields that are not named above are skipped."""
 
 
 async def abort_route(http: Http) -> str | None:
@@ -104,15 +142,17 @@ class StreamedAnswer:
     """Takes the data of vLLM's events and tells each addition to `on_delta`. Every `EngineError` is a failed answer."""
 
     def __init__(
-        self, http: Http, on_delta: OnDelta, sent: np.ndarray | None, records: Collection[ReplayRecord] = ()
+        self, http: Http, on_delta: OnDelta, sent: Sent | None, records: Collection[ReplayRecord] = ()
     ) -> None:
-        """Begin an answer. `sent`: the prompt's ids, where the prompt was sent as ids. `records`: those that a whole
+        """Begin an answer. `sent`: the prompt, where it is sent as ids. `records`: those that a whole
         answer must hold."""
         self._http = http
         self._choices = Choices(http.url, records)
-        self._sent = sent
+        self.sent = sent
         self._on_delta = on_delta
         self._received = Received()
+        self._new: _New | None = None
+        self._begun = False
         self.finish_reason: str | None = None
         self.stop_sequence: str | None = None
         self._weight_versions: list[WeightVersion] = []
@@ -131,28 +171,37 @@ class StreamedAnswer:
     async def read(self, events: Events) -> None:
         """Take the events up to the end of the response."""
         while (read := await events.read()) is not None:
-            for data in read:
-                self.add(data)
+            self.take(read)
 
-    def add(self, data: bytes) -> None:
+    def take(self, read: Sequence[bytes]) -> None:
+        """Take the data of events that came together. Their additions are told as one delta where that keeps the order
+        of the text."""
+        try:
+            for data in read:
+                self._add(data)
+        finally:
+            self._tell_new()
+
+    def _add(self, data: bytes) -> None:
         if data == DONE:
             self._done = True
             return
         try:
-            chunk = orjson.loads(data) if self.begun else prompt_echo.loads(data, self._sent)
-        except orjson.JSONDecodeError as error:
-            raise self._http.broken_off(f"an event is not JSON ({error}): {data[:200]!r}") from error
+            chunk = _parse_event(data) if self._begun else prompt_echo.loads(data, self.sent, _parse_event)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            wrong = "not an event of vLLM's" if isinstance(error, msgspec.ValidationError) else "not JSON"
+            raise self._http.broken_off(f"an event is {wrong} ({error}): {data[:200]!r}") from error
         if chunk.get("error"):
             error = chunk["error"]
             raise self._http.broken_off(str(error.get("message", error) if isinstance(error, dict) else error))
         for choice in chunk["choices"]:  # one, or none in the last chunk
-            self._tell(self._delta(chunk, choice))
+            self._add_choice(chunk, choice)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             self.stop_sequence = stop_sequence(choice) or self.stop_sequence
             self._weight_versions = weight_versions(choice) or self._weight_versions
             self._choices.take(choice)
         if not chunk["choices"] and (usage := chunk.get("usage")):
-            self._tell(Delta(engine_tokens=usage["completion_tokens"]))
+            self._untold().engine_tokens = usage["completion_tokens"]
             self._cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
     def say(self, message: Message, finish_reason: str) -> None:
@@ -185,23 +234,68 @@ class StreamedAnswer:
         self._received.add(delta)
         self._on_delta(delta)
 
-    def _delta(self, chunk: dict[str, Any], choice: dict[str, Any]) -> Delta:
-        said = choice.get("delta") or {}
-        prompt = None if self.begun else prompt_ids(self._http.url, chunk)
-        names_the_role = not self.begun and choice.get("token_ids") is None  # such a chunk holds no sampled token
-        ids, logprobs = ([], []) if names_the_role else ids_and_logprobs(self._http.url, choice)
-        delta = Delta(
-            reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
-            content=said.get("content") or "",
-            tool_calls=[{**call, "function": call.get("function") or {}} for call in said.get("tool_calls") or []],
-            prompt_ids=prompt,
-            response_ids=ids,
-            logprobs=logprobs,
-        )
-        if not isinstance(delta.content, str) or not isinstance(delta.reasoning, str):
-            self._tell(replace(delta, reasoning="", content="", tool_calls=[]))  # its tokens were sampled all the same
+    def _tell_new(self) -> None:
+        new, self._new = self._new, None
+        if new is not None and self._begun:
+            check_logprobs(self._http.url, new.logprobs)
+            self._tell(new.delta())
+
+    def _untold(self) -> _New:
+        if self._new is None:
+            self._new = _New()
+        return self._new
+
+    def _add_choice(self, chunk: Body, choice: Body) -> None:
+        said, ids, new = choice.get("delta") or {}, choice.get("token_ids"), self._untold()
+        if self._begun and ids is None:  # only the first chunk may hold the role and no ids
+            raise _without_ids(self._http.url)
+        if not self._begun:
+            new.prompt_ids = prompt_ids(self._http.url, chunk)
+            self._begun = True
+        if ids is not None:
+            listed = choice.get("logprobs")
+            logprobs = [entry.logprob for entry in (listed.content if listed is not None else None) or ()]
+            check_count(self._http.url, logprobs, ids)
+            new.response_ids += ids
+            new.logprobs += logprobs
+        reasoning, content = said.get("reasoning") or said.get("reasoning_content") or "", said.get("content") or ""
+        if not isinstance(content, str) or not isinstance(reasoning, str):
             raise self._http.broken_off(f"the text of an event is not a string: {str(said)[:200]}")
-        return delta
+        if new.ends_before(reasoning, content):
+            self._tell_new()
+            new = self._untold()
+        new.reasoning += reasoning
+        new.content += content
+        for fragment in said.get("tool_calls") or []:
+            new.add_fragment({**fragment, "function": dict(fragment.get("function") or {})})
+
+
+@dataclass(slots=True)
+class _New:
+    """The additions to an answer that were not told yet, with the fields of `Delta`."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    prompt_ids: np.ndarray | None = None
+    response_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    engine_tokens: int | None = None
+
+    def ends_before(self, reasoning: str, content: str) -> bool:
+        """Return whether more text would stand before text that came earlier."""
+        return bool((reasoning and (self.content or self.tool_calls)) or (content and self.tool_calls))
+
+    def add_fragment(self, fragment: dict[str, Any]) -> None:
+        """Add a fragment of a tool call, to the last one where that is of the same call."""
+        if not self.tool_calls or self.tool_calls[-1]["index"] != fragment["index"]:
+            self.tool_calls.append(fragment)
+            return
+        function = self.tool_calls[-1]["function"]
+        function["arguments"] = (function.get("arguments") or "") + (fragment["function"].get("arguments") or "")
+
+    def delta(self) -> Delta:
+        return Delta(**{name: getattr(self, name) for name in self.__slots__})
 
 
 def prompt_ids(url: str, answer: dict[str, Any]) -> np.ndarray:

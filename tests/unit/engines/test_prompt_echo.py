@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.engines.vllm.prompt_echo import loads
+from polar_gym.engines.vllm.prompt_echo import Sent, loads
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 VALUES = st.recursive(
@@ -32,14 +32,14 @@ def plain(answer: dict[str, Any]) -> dict[str, Any]:
 def test_it_reads_what_json_says(answer: dict[str, Any], sent: list[int]) -> None:
     for raw in (orjson.dumps(answer), json.dumps(answer).encode()):
         assert plain(loads(raw)) == answer
-        assert plain(loads(raw, np.asarray(sent, np.int32))) == answer
+        assert plain(loads(raw, Sent(np.asarray(sent, np.int32)))) == answer
 
 
 def test_ids_that_were_sent_are_not_read_again() -> None:
     sent = np.arange(5, dtype=np.int32)
     raw = orjson.dumps({"choices": [], "prompt_token_ids": sent.tolist()})
-    assert loads(raw, sent)["prompt_token_ids"] is sent
-    read = loads(raw, sent[:4])["prompt_token_ids"]
+    assert loads(raw, Sent(sent))["prompt_token_ids"] is sent
+    read = loads(raw, Sent(sent[:4]))["prompt_token_ids"]
     assert read is not sent
     assert read.dtype == np.int32
     np.testing.assert_array_equal(read, sent)

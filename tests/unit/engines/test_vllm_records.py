@@ -30,8 +30,7 @@ BOTH: list[ReplayRecord] = ["routed_experts", "sampling_mask"]
 
 def read(records: list[ReplayRecord], sampling: Sampling, events: list[bytes] = EVENTS) -> Completion:
     answer = StreamedAnswer(Http("vLLM", "http://engine", None, 0.0), lambda _: None, None, records)
-    for event in events:
-        answer.add(event)
+    answer.take(events)
     answer.say({"content": "a"}, "stop")
     return answer.completion(sampling.model_dump())
 

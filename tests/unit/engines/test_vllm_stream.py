@@ -6,6 +6,7 @@ Healthy ones are in tests/e2e/test_vllm_streaming.py.
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 from typing import Any
 
 import aiohttp
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 
 from polar_gym.chat import Completion, Delta, OnDelta
 from polar_gym.engines import EngineError
+from polar_gym.engines.http import Http
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
-from polar_gym.engines.vllm.stream import Events
+from polar_gym.engines.vllm.stream import Events, StreamedAnswer
 from polar_gym.schema import Sampling
 from tests.support.vllm_stand_in import MODELS, REQUEST, Handler, answer, started
 
@@ -83,7 +85,7 @@ async def test_chunks_become_deltas_and_an_answer() -> None:
     assert completion.response_ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
     assert completion.logprobs.tolist() == [-0.5] * 8
     assert completion.engine_tokens == deltas[-1].engine_tokens == 8
-    assert [delta.prompt_ids is not None for delta in deltas] == [True] + [False] * 7
+    assert [delta.prompt_ids is not None for delta in deltas] == [True] + [False] * (len(deltas) - 1)
 
 
 FAULTS: dict[str, tuple[Handler, str, int]] = {
@@ -110,6 +112,7 @@ async def test_a_broken_stream_is_an_error_and_not_tried_again(fault: str) -> No
             await engine.chat(REQUEST, Sampling(), deltas.append)
     assert failure.value.status == 502
     assert sum(len(delta.response_ids) for delta in deltas) == received
+    assert not deltas or deltas[0].prompt_ids is not None
 
 
 async def cut_off(sent: bytes, on_delta: OnDelta | None) -> Completion:
@@ -157,7 +160,7 @@ async def test_a_connection_cut_in_the_middle_is_an_error_and_not_tried_again() 
     with pytest.raises(EngineError, match="broke off its answer") as failure:
         await cut_off(events(ROLE, chunk([5], content="a")), deltas.append)
     assert (failure.value.status, failure.value.__notes__) == (502, ["tries: 1"])
-    assert len(deltas) == 2
+    assert [each for delta in deltas for each in delta.response_ids] == [5]
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -169,6 +172,38 @@ async def test_a_connection_cut_before_the_first_token_is_tried_again(streams: b
     completion = await cut_off(sent, deltas.append if streams else None)
     assert completion.response_ids.tolist() == [5]
     assert sum(len(delta.response_ids) for delta in deltas) == (1 if streams else 0)
+
+
+SAYINGS = st.one_of(
+    st.fixed_dictionaries({"content": st.text(max_size=3)}),
+    st.fixed_dictionaries({"reasoning": st.text(max_size=3)}),
+    st.builds(lambda arguments: {"tool_calls": [call(0, arguments, name="run")]}, st.text(max_size=3)),
+)
+
+
+@given(said=st.lists(SAYINGS, min_size=1, max_size=12), cuts=st.lists(st.integers(1, 12), max_size=6))
+def test_events_that_come_together_say_what_they_say_alone(said: list[dict[str, Any]], cuts: list[int]) -> None:
+    """Additions that come together are told at once: no id is lost, and no text leaves before earlier text."""
+    chunks = [ROLE, *(chunk([10 + place], **delta) for place, delta in enumerate(said))]
+    data = [orjson.dumps(each) for each in chunks]
+    deltas: list[Delta] = []
+    answer = StreamedAnswer(Http("vLLM", "http://engine", None, 0.0), deltas.append, None)
+    marks = sorted(min(mark, len(data)) for mark in cuts)
+    for start, end in zip([0, *marks], [*marks, len(data)], strict=True):
+        answer.take(data[start:end])
+    assert [each for delta in deltas for each in delta.response_ids] == [10 + place for place in range(len(said))]
+    assert sum(len(delta.logprobs) for delta in deltas) == len(said)
+    assert _in_order(deltas) == _in_order([Delta(**delta) for delta in said])
+
+
+def _in_order(deltas: list[Delta]) -> list[tuple[str, str]]:
+    """Return the text of each kind as it leaves, the pieces of one kind that follow each other put together."""
+    pieces = []
+    for delta in deltas:
+        arguments = "".join(each["function"]["arguments"] for each in delta.tool_calls)
+        pieces += [("reasoning", delta.reasoning), ("content", delta.content), ("arguments", arguments)]
+    kinds = groupby((piece for piece in pieces if piece[1]), key=lambda piece: piece[0])
+    return [(kind, "".join(text for _, text in group)) for kind, group in kinds]
 
 
 @given(cuts=st.lists(st.integers(0, 400), max_size=8), ending=st.sampled_from([b"\n", b"\r\n"]))
