@@ -27,9 +27,9 @@ class Server:
 
 
 @contextmanager
-def server(module: str, *arguments: str, core: int = MEASURED_CORE) -> Iterator[Server]:
-    """Run `python -m module arguments`. The context begins when the module says that it listens."""
-    with running([sys.executable, "-m", module, *arguments], core=core) as process:
+def server(module: str, *arguments: str, core: int = MEASURED_CORE, root: Path = ROOT) -> Iterator[Server]:
+    """Run `python -m module arguments` in a checkout. The context begins when the module says that it listens."""
+    with running([sys.executable, "-m", module, *arguments], core=core, root=root) as process:
         assert process.stdout is not None
         said = process.stdout.readline().decode().strip()
         if not said:
@@ -44,11 +44,12 @@ def running(
     core: int = MEASURED_CORE,
     log: int | None = None,
     environment: dict[str, str] | None = None,
+    root: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command on one core. Its process group ends with the context."""
     process = subprocess.Popen(
         ["taskset", "--cpu-list", str(core), *command],
-        cwd=ROOT,
+        cwd=root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if log is None else log,
         stderr=None if log is None else log,

@@ -20,11 +20,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
 import orjson
 
 from benchmarks.load import Caller, Measured, measure
-from benchmarks.processes import LOAD_CORES, server
+from benchmarks.processes import LOAD_CORES, ROOT, server
 from benchmarks.wires import CHAT, RESULT_TOKENS, Wire, text
 
 HEADLINE = 8192
@@ -142,8 +143,25 @@ def engine() -> Iterator[Engine]:
 
 
 @contextmanager
-def gateway(mock: Engine, *options: str, sessions: int = 256) -> Iterator[Gateway]:
+def floor(mock: Engine, tokens: int) -> Iterator[Subject]:
+    """Run `benchmarks.floor` with the mock engine's answer to a prompt."""
+    direct = mock.direct(tokens)
+    with tempfile.TemporaryDirectory(prefix="polar-gym-bench-") as state:
+        answer = Path(state, "answer")
+        answer.write_bytes(asyncio.run(_answer(direct)))
+        with server("benchmarks.floor", "--answer", str(answer), "--state", state) as process:
+            yield Subject("floor", int(process.said), [process.pid], direct.request)
+
+
+async def _answer(subject: Subject) -> bytes:
+    async with Caller(subject.port) as caller:
+        return await caller.ask(subject.request(0))
+
+
+@contextmanager
+def gateway(mock: Engine, *options: str, sessions: int = 256, root: Path = ROOT) -> Iterator[Gateway]:
+    """Run the gateway of a checkout."""
     with tempfile.TemporaryDirectory(prefix="polar-gym-bench-") as state:
         arguments = ("--engine", mock.url, "--state", state, "--sessions", str(sessions), *options)
-        with server("benchmarks.gateway_process", *arguments) as process:
+        with server("benchmarks.gateway_process", *arguments, root=root) as process:
             yield Gateway(process.said, process.pid)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks import stages
+from benchmarks.against import earlier_revision
 from benchmarks.load import Caller, cpu_seconds
-from benchmarks.processes import server
+from benchmarks.processes import ROOT, server
 from benchmarks.proxy import Gateway
 from benchmarks.wires import WIRES, Wire
 from polar_gym.gateway.proxy.journal import read_journal
@@ -47,6 +50,18 @@ def test_what_goes_on_from_an_answer_is_spliced(wire: Wire, tmp_path: Path) -> N
 def test_the_engine_is_idle_only_where_sandboxes_are_made_and_graded_in_its_time() -> None:
     assert stages.staged(16, 2).utilisation > 0.98
     assert stages.one_pool(16, 16).utilisation < 0.8
+
+
+def test_a_call_costs_no_more_than_before() -> None:
+    """Guards against a change that makes calls dearer: the CPU of the gateway beside that of an earlier revision."""
+    if earlier_revision() is None:
+        pytest.skip("this checkout holds one revision only")
+    command = [sys.executable, "-m", "benchmarks.against", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        pytest.skip(f"the earlier revision needs other packages: {done.stderr[-300:]}")
+    assert done.returncode == 0, f"{done.stdout}{done.stderr[-2000:]}"
+    assert done.stdout.count("| real streaming |") == 2
 
 
 def test_cpu_time_is_that_of_the_process() -> None:

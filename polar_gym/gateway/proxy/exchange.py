@@ -61,7 +61,8 @@ class Exchange:
         return self.capture.sampling.of_call(self.capture.task_id, self.capture.sample_index, self.index)
 
     def begin(self) -> ModelCall:
-        """Return the record of a call whose answer has begun: in the journal, it stands if this process dies."""
+        """Return the record of a call whose answer has begun, with the first delta: in the journal, it stands if this
+        process dies."""
         self.call = self._record(outcome="failed", error=DIED)
         return self.call
 
@@ -154,7 +155,7 @@ class Exchange:
             started_at=self.started_at,
             duration=time.time() - self.started_at,
             prompt_ids=NO_IDS if self.received.prompt_ids is None else self.received.prompt_ids,
-            response_ids=NO_IDS,
-            logprobs=np.empty(0, np.float32),
+            response_ids=np.asarray(self.received.response_ids, np.int32),
+            logprobs=np.asarray(self.received.logprobs, np.float32),
             **answer,
         )

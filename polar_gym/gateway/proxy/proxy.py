@@ -346,14 +346,12 @@ class Proxy:
     def _take(self, exchange: Exchange, delta: Delta) -> None:
         """Write a piece of an answer to the journal, and hand the piece on."""
         exchange.take(delta)
-        call = exchange.call
-        if call is None:
+        if exchange.call is None:
             assert delta.prompt_ids is not None
             exchange.plan = self.splicer.confirm(exchange.plan, delta.prompt_ids)
-            call = exchange.begin()
-            exchange.capture.begin(call)
-        if delta.response_ids:
-            exchange.capture.add(call, delta.response_ids, delta.logprobs)
+            exchange.capture.begin(exchange.begin())
+        elif delta.response_ids:
+            exchange.capture.add(exchange.call, delta.response_ids, delta.logprobs)
 
     def _record_cut_off(
         self, exchange: Exchange, outcome: Literal["abandoned", "failed"], error: str, kind: str | None = None
