@@ -52,26 +52,29 @@ class _Known:
     tools: Digest
     tool_call_ids: tuple[str, ...]
     """As they were minted for the harness."""
+    text: str = field(init=False)
+    functions: dict[str, dict[str, Any]] = field(init=False)
+    """Minted id -> function and arguments of a tool call."""
+    identity: bytes = field(init=False)
+    """The bytes that stand for the call's turn in the digest of a history."""
 
-    @property
-    def identity(self) -> bytes:
-        """Return the bytes that stand for the call's turn in the digest of a history."""
-        said = self.call.call_id if self.tool_call_ids else _text(self.call.response or {})
-        encoded = said.encode("utf-8", "surrogatepass")
-        return b"call\0%d\0%b" % (len(encoded), encoded)  # length prefix: text cannot imitate the next message
+    def __post_init__(self) -> None:
+        response = self.call.response or {}
+        self.text = _text(response)
+        made = (call["function"] for call in response.get("tool_calls") or [])
+        self.functions = dict(zip(self.tool_call_ids, made, strict=True))
+        encoded = (self.call.call_id if self.tool_call_ids else self.text).encode("utf-8", "surrogatepass")
+        self.identity = b"call\0%d\0%b" % (len(encoded), encoded)  # length prefix: text cannot imitate what follows
 
     def edited_parts(self, turn: Message) -> list[str]:
         """Return the parts of the answer that came back with another meaning. Blanks at the ends, the form of JSON and
         the order of tool calls do not count, nor does reasoning that is left out."""
-        said = self.call.response or {}
-        edited = ["text"] if _text(turn) != _text(said) else []
+        edited = ["text"] if _text(turn) != self.text else []
         reasoning = turn.get("reasoning")
-        if reasoning and reasoning.strip() != (said.get("reasoning") or "").strip():
+        if reasoning and reasoning.strip() != ((self.call.response or {}).get("reasoning") or "").strip():
             edited.append("reasoning")
-        made = [call["function"] for call in said.get("tool_calls") or []]
-        calls = dict(zip(self.tool_call_ids, made, strict=True))
         returned = {call["id"]: call["function"] for call in turn.get("tool_calls") or []}
-        if calls != returned and _meanings(calls) != _meanings(returned):
+        if self.functions != returned and _meanings(self.functions) != _meanings(returned):
             edited.append("tool_calls")
         return edited
 
@@ -92,13 +95,13 @@ class Conversations:
         for minted in tool_call_ids:
             self._by_tool_call[minted] = call.call_id
         if not tool_call_ids and call.response is not None:
-            self._by_text.setdefault((history, _text(call.response)), []).append(call.call_id)
+            self._by_text.setdefault((history, known.text), []).append(call.call_id)
 
     def forget(self, call_id: str) -> None:
         """Remove a call whose answer did not reach the harness after all."""
         known = self._known.pop(call_id, None)
         if known is not None and not known.tool_call_ids and known.call.response is not None:
-            self._by_text[(known.history, _text(known.call.response))].remove(call_id)
+            self._by_text[(known.history, known.text)].remove(call_id)
 
     def continuation(
         self, messages: Sequence[Message], tools: Sequence[ToolDefinition], origins: Mapping[int, str]

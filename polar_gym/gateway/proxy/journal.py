@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -189,8 +188,10 @@ def _encode(call: ModelCall, base_index: int | None, base: ModelCall | None, kee
 
 
 def _shared_messages(base: ModelCall, call: ModelCall) -> int:
-    pairs = zip(base.messages, call.messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    most = min(len(base.messages), len(call.messages))
+    if base.messages[:most] == call.messages[:most]:
+        return most
+    return next(i for i in range(most) if base.messages[i] != call.messages[i])
 
 
 def _decode(
