@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,13 @@ from benchmarks.wires import CHAT
 
 MOST = 1.25
 """More than the medians of alternating rounds differ by on a busy machine."""
-CASES = {"whole": (), "real streaming": ("--streaming", "real")}
+REAL = ("--streaming", "real")
+CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "whole": ((), ()),
+    "real streaming": (REAL, ()),
+    "real streaming, 2 ms between events": (REAL, ("--pace", "0.002")),
+}
+"""Name of a case -> the options of the gateway and of the mock engine."""
 CONNECTIONS = (1, 8)
 
 
@@ -42,16 +48,17 @@ def checkout(revision: str) -> Iterator[Path]:
 def compare(earlier: Path, rounds: int, seconds: float) -> list[tuple[str, int, float, float]]:
     """Return for each case and number of connections the median of the rounds' ratios, and the largest ratio."""
     found = []
-    with engine() as mock:
-        for name, options in CASES.items():
-            with gateway(mock, *options, sessions=16) as new, gateway(mock, *options, sessions=16, root=earlier) as old:
-                subjects = [
-                    each.following(CHAT, HEADLINE, stream=bool(options), sessions=max(CONNECTIONS))
-                    for each in (old, new)
-                ]
-                for count in CONNECTIONS:
-                    ratios = asyncio.run(_ratios(subjects, count, rounds, seconds))
-                    found.append((name, count, statistics.median(ratios), max(ratios)))
+    for name, (options, of_engine) in CASES.items():
+        with (
+            engine(*of_engine) as mock,
+            gateway(mock, *options, sessions=16) as new,
+            gateway(mock, *options, sessions=16, root=earlier) as old,
+        ):
+            most, stream = max(CONNECTIONS), bool(options)
+            subjects = [each.following(CHAT, HEADLINE, stream=stream, sessions=most) for each in (old, new)]
+            for count in CONNECTIONS:
+                ratios = asyncio.run(_ratios(subjects, count, rounds, seconds))
+                found.append((name, count, statistics.median(ratios), max(ratios)))
     return found
 
 

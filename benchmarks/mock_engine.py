@@ -13,7 +13,7 @@ import argparse
 import asyncio
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -29,6 +29,7 @@ FIRST_ID = 20_000
 """The first id of text. Ids have five digits, as most ids of a real vocabulary have."""
 MAX_MODEL_LEN = 131_072
 SPOKEN = b"I look. "
+EVENTS = b"text/event-stream"
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 PATH = re.compile(rb"[A-Z]+ ([^ ?]+)")
@@ -180,8 +181,10 @@ class Answer:
 class Connection(asyncio.Protocol):
     """HTTP/1.1, one request after the other, to the extent that the clients here need."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, pace: float) -> None:
+        """`pace`: seconds between the events of a stream; 0: they are sent at once."""
         self._answer = answer
+        self._pace = pace
         self._received = bytearray()
         self._wanted = 0
         """Bytes of the incoming request; 0: its headers are not complete."""
@@ -199,7 +202,17 @@ class Connection(asyncio.Protocol):
             self._wanted = 0
             kind, said = self._said(path[1] if path else b"", body)
             head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\nContent-Length: %d\r\n\r\n" % len(said)
-            self._transport.write(head + said)
+            if self._pace and kind == EVENTS:
+                first, *others = (event + b"\n\n" for event in said.removesuffix(b"\n\n").split(b"\n\n"))
+                self._transport.write(head + first)
+                self._send_next(iter(others))
+            else:
+                self._transport.write(head + said)
+
+    def _send_next(self, events: Iterator[bytes]) -> None:
+        if (event := next(events, None)) is not None:
+            self._transport.write(event)
+            asyncio.get_running_loop().call_later(self._pace, self._send_next, events)
 
     def _complete(self) -> bool:
         if not self._wanted:
@@ -240,12 +253,13 @@ class Connection(asyncio.Protocol):
             return b"application/json", self._answer.probed(prompt, body.get("temperature", 1.0))
         called = bool(body.get("tools"))
         if body.get("stream"):
-            return b"text/event-stream", self._answer.stream(prompt, called, body.get("stream_interval", 1))
+            return EVENTS, self._answer.stream(prompt, called, body.get("stream_interval", 1))
         return b"application/json", self._answer.whole(prompt, called)
 
 
-async def serve(answer: Answer) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(answer), "127.0.0.1", 0, backlog=1024)
+async def serve(answer: Answer, pace: float) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(answer, pace), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -255,13 +269,14 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=340)
     parser.add_argument("--ids", help="sampled ids, separated by commas: for clients with a tokenizer of their own")
     parser.add_argument("--text", default="", help="what those ids say")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds between the events of a stream")
     arguments = parser.parse_args()
     if arguments.ids:
         answer = Answer([int(each) for each in arguments.ids.split(",")], arguments.text)
     else:
         said = VOCABULARY.encode(SPOKEN * arguments.answer_tokens)[: arguments.answer_tokens - 1]
         answer = Answer([*said, END], VOCABULARY.decode(said).decode())
-    asyncio.run(serve(answer))
+    asyncio.run(serve(answer, arguments.pace))
 
 
 if __name__ == "__main__":

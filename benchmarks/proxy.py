@@ -131,12 +131,12 @@ class Gateway:
 
 
 @contextmanager
-def engine() -> Iterator[Engine]:
+def engine(*options: str) -> Iterator[Engine]:
     """Run the mock engine. Meanwhile this process runs on the client's core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {LOAD_CORES[-1]})
     try:
-        with server("benchmarks.mock_engine", core=LOAD_CORES[0]) as mock:
+        with server("benchmarks.mock_engine", *options, core=LOAD_CORES[0]) as mock:
             yield Engine(int(mock.said), mock.pid)
     finally:
         os.sched_setaffinity(0, before)

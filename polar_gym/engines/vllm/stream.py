@@ -295,7 +295,15 @@ class _New:
         function["arguments"] = (function.get("arguments") or "") + (fragment["function"].get("arguments") or "")
 
     def delta(self) -> Delta:
-        return Delta(**{name: getattr(self, name) for name in self.__slots__})
+        return Delta(
+            reasoning=self.reasoning,
+            content=self.content,
+            tool_calls=self.tool_calls,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+            logprobs=self.logprobs,
+            engine_tokens=self.engine_tokens,
+        )
 
 
 def prompt_ids(url: str, answer: dict[str, Any]) -> np.ndarray:
