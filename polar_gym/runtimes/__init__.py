@@ -16,6 +16,7 @@ Used by the runtimes:
 - `limits`: the options that every runtime takes.
 - `sandbox_files`, `scratch_directory`: what a sandbox keeps on the gateway's machine.
 - `glibc`, `skeleton`, `image_names`: what an image lacks, an image without a registry, and the names of images.
+- `relay` (with `in_sandbox/`): the gateway's way into a sandbox on another machine, through a stream of bytes.
 - `lasting`, `output`: a sandbox that outlives its commands and ends each of them; what a command printed.
 
 `audit` (with `in_sandbox/`) tries which guarantees hold in real sandboxes: `polar-gym doctor --sandbox`.
