@@ -34,8 +34,23 @@ RUN = 'timeout -s KILL "$@"; code=$?; kill -9 -1 2> /dev/null; exit $code'
 seconds and the command. When the command ends, all processes that it left are killed. The seconds end the command where
 the gateway has died and cannot."""
 
+RUN_AT = f'{SET_ENVIRONMENT}; cd "$1" || exit 126; shift; {RUN}'
+"""The same, with the environment of `EXPORTS`; a first argument more is the directory."""
+
 KILL = ("/bin/sh", "-c", "kill -9 -1")
 """Run as the agent's uid: ends every process of the agent, however the agent hid that process."""
+
+PREPARE = """
+set -e
+mkdir -p "$1" "$2"
+[ -d /tmp ] || mkdir -m 1777 /tmp
+chown "$3:$3" "$1"
+chown -R "$3:$3" "$2"
+grep -q "^[^:]*:[^:]*:$3:" /etc/passwd || printf %s "$4" >> /etc/passwd
+grep -q "^[^:]*:[^:]*:$3:" /etc/group || printf %s "$5" >> /etc/group
+"""
+"""The script that root runs in a new container; the arguments are the agent's home, the workspace, the agent's uid, and
+its lines in /etc/passwd and /etc/group."""
 
 BACKSTOP_SECONDS = 30
 """How much later than its time limit a command ends when the gateway is dead."""

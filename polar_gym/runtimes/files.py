@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from collections.abc import Mapping
@@ -19,11 +20,27 @@ def pack(directory: Path) -> bytes:
     # The GNU format: the tar of small images knows no other format that holds long names.
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(directory.iterdir()):
-            tar.add(path, arcname=path.name, filter=_without_owner)
+            tar.add(path, arcname=path.name, filter=without_owner)
     return buffer.getvalue()
 
 
-def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def digest(path: Path, other: object) -> str:
+    """Return a hash of a file or directory: of its files and their modes, and of `other`."""
+    found = hashlib.sha256(repr(other).encode())
+    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if each.is_symlink():
+            content = f"link {each.readlink()}"
+        elif each.is_file():
+            with each.open("rb") as file:
+                content = f"{each.stat().st_mode & 0o777:o} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        else:
+            content = ""
+        found.update(repr((str(each.relative_to(path)), content)).encode())
+    return found.hexdigest()[:32]
+
+
+def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Return an entry of a tar as root's; None for sockets, pipes and devices."""
     if not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
         return None
     entry.uid, entry.gid, entry.uname, entry.gname = 0, 0, "", ""

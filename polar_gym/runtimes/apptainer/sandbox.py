@@ -14,8 +14,6 @@ from polar_gym.runtimes.limits import MEBIBYTE
 from polar_gym.runtimes.output import Output, communicate
 from polar_gym.runtimes.threads import to_its_end
 
-INSIDE = f'{agent.SET_ENVIRONMENT}; cd "$1" || exit 126; shift; {agent.RUN}'
-
 
 class ApptainerSandbox(LastingSandbox):
     """A running instance."""
@@ -31,7 +29,7 @@ class ApptainerSandbox(LastingSandbox):
         self._limits = limits
 
     async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
-        argv = ["/bin/sh", "-c", INSIDE, "sh", str(command.workdir), *command.argv]
+        argv = ["/bin/sh", "-c", agent.RUN_AT, "sh", str(command.workdir), *command.argv]
         process = await self._spawn(argv, {**self._image.environment, **command.environment})
         await communicate(process, command.stdin, stdout, stderr)
         if self.stopped:

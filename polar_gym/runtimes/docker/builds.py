@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from polar_gym.durable import locked
 from polar_gym.paths import cache_dir
-from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes import SandboxError, files
 
 LAST_LINES = 5
 
@@ -29,7 +28,7 @@ def build(host: str, directory: Path, *, arguments: Mapping[str, str], network: 
         )
     if not (directory / "Dockerfile").is_file():
         raise SandboxError(f"runtime.image: {directory} has no Dockerfile; write one, or name another directory")
-    digest = _digest(directory, arguments)
+    digest = files.digest(directory, sorted(arguments.items()))
     tag = f"polar-gym/built:{digest}"
     locks = cache_dir() / "builds"
     locks.mkdir(parents=True, exist_ok=True)
@@ -55,18 +54,3 @@ def _problem(directory: Path, ending: str, output: bytes | None) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = " | ".join(lines[-LAST_LINES:]) or "it said nothing"
     return f"runtime.image: docker build {directory} {ending}: {said}"
-
-
-def _digest(directory: Path, arguments: Mapping[str, str]) -> str:
-    """Return a hash of what a build of the directory depends on: its files, their modes, and the arguments."""
-    digest = hashlib.sha256(repr(sorted(arguments.items())).encode())
-    for path in sorted(directory.rglob("*")):
-        if path.is_symlink():
-            content = f"link {path.readlink()}"
-        elif path.is_file():
-            with path.open("rb") as file:
-                content = f"{path.stat().st_mode & 0o777:o} {hashlib.file_digest(file, 'sha256').hexdigest()}"
-        else:
-            content = ""
-        digest.update(repr((str(path.relative_to(directory)), content)).encode())
-    return digest.hexdigest()[:32]

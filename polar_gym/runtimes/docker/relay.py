@@ -8,16 +8,13 @@ that the agent can neither kill nor change it. It is run by node, or by python3 
 from __future__ import annotations
 
 import asyncio
-import socket
-from pathlib import Path
 
 from polar_gym.runtimes import NODEJS, SandboxError
 from polar_gym.runtimes.docker import streams
+from polar_gym.runtimes.kernel.listener import GATEWAY_SOCKET
 
 INSIDE = "/run/polar-gym"
 """The directory inside the container at which the socket's directory is mounted."""
-
-SOCKET = "gateway.sock"
 
 _NODE = """
 const net = require("net");
@@ -67,24 +64,7 @@ echo "the image has neither node nor python3"
 def argv(port: int) -> list[str]:
     """Return the command of the relay, to be run as root inside the container."""
     program = ["/bin/sh", "-c", _LAUNCH, "polar-gym-relay", _NODE, _PYTHON]
-    return [*program, f"{INSIDE}/{SOCKET}", str(port), NODEJS]
-
-
-def listen(directory: Path) -> socket.socket:
-    """Return a listening Unix socket in `directory`, open to every uid that can reach the directory."""
-    path = directory / SOCKET
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        listener.close()
-        raise SandboxError(
-            f"the gateway's socket {path} could not be made ({error}); set runtime.scratch to a writable directory "
-            "with a short name"
-        ) from error
-    path.chmod(0o666)
-    listener.listen(128)
-    return listener
+    return [*program, f"{INSIDE}/{GATEWAY_SOCKET}", str(port), NODEJS]
 
 
 async def begin(host: str, exec_id: str) -> asyncio.StreamWriter:

@@ -41,7 +41,7 @@ from polar_gym.runtimes.docker import relay, streams
 from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import Image
 from polar_gym.runtimes.kernel import seccomp, uids
-from polar_gym.runtimes.kernel.listener import listen_inside
+from polar_gym.runtimes.kernel.listener import listen_at, listen_inside
 from polar_gym.runtimes.lasting import LastingSandbox
 from polar_gym.runtimes.limits import MEBIBYTE
 from polar_gym.runtimes.output import CHUNK, Output
@@ -52,16 +52,6 @@ NODE_LABEL = "polar-gym.node"
 
 WAIT = "while :; do sleep 3600 & wait $!; done"
 """The script of PID 1. It is a shell, because a shell also reaps the orphans that it inherits."""
-
-PREPARE = """
-set -e
-mkdir -p "$1" "$2"
-[ -d /tmp ] || mkdir -m 1777 /tmp
-chown "$3:$3" "$1"
-chown -R "$3:$3" "$2"
-grep -q "^[^:]*:[^:]*:$3:" /etc/passwd || printf %s "$4" >> /etc/passwd
-grep -q "^[^:]*:[^:]*:$3:" /etc/group || printf %s "$5" >> /etc/group
-"""
 
 PREPARE_WHOLE = """
 set -e
@@ -108,7 +98,7 @@ class DockerSandbox(LastingSandbox):
             self._relay_directory = await to_its_end(self._make_relay_directory)
         pid = await self._daemon.begin(self._create)
         arguments = [HOME, workspace, str(self.claim.uid), *agent.accounts(self.claim.uid).values()]
-        script = PREPARE_WHOLE if self._whole else PREPARE
+        script = PREPARE_WHOLE if self._whole else agent.PREPARE
         prepared = await self._run(["/bin/sh", "-c", script, "sh", *arguments], user="0")
         if prepared.exit_code != 0:
             raise SandboxError(
@@ -258,7 +248,7 @@ class DockerSandbox(LastingSandbox):
                         f"the gateway may not enter the container's network ({error}); set runtime.gateway=relay"
                     ) from error
         assert self._relay_directory is not None
-        listener = relay.listen(self._relay_directory / "socket")
+        listener = listen_at(self._relay_directory / "socket")
         try:
             exec_id = await self._create_exec(relay.argv(PROXY_PORT), "0", "/", {})
             self._relay = await relay.begin(self._daemon.host, exec_id)

@@ -1,4 +1,4 @@
-"""The gateway's listening socket inside a sandbox's network namespace, made with root's rights or without them."""
+"""The gateway's listening socket: in a sandbox's network namespace, or on the gateway's machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import sys
 import threading
 from pathlib import Path
 
-from polar_gym.runtimes import Serve, processes
+from polar_gym.runtimes import SandboxError, Serve, processes
 from polar_gym.runtimes.kernel import namespace
+
+GATEWAY_SOCKET = "gw"
+"""The name of the socket that `listen_at` makes; it is short, because a socket's path must be short."""
 
 
 async def serve_on_host(serve: Serve) -> tuple[str, asyncio.Server]:
@@ -19,6 +22,23 @@ async def serve_on_host(serve: Serve) -> tuple[str, asyncio.Server]:
     """
     listener = socket.create_server(("127.0.0.1", 0))
     return f"http://127.0.0.1:{listener.getsockname()[1]}", await serve(listener)
+
+
+def listen_at(directory: Path) -> socket.socket:
+    """Return a listening Unix socket in `directory`, open to every uid that can reach the directory."""
+    path = directory / GATEWAY_SOCKET
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise SandboxError(
+            f"the gateway's socket {path} could not be made ({error}); set runtime.scratch to a writable directory "
+            "with a short name"
+        ) from error
+    path.chmod(0o666)
+    listener.listen(128)
+    return listener
 
 
 async def listen_inside(pid: int, port: int) -> socket.socket:
