@@ -29,7 +29,9 @@ def audit_sandboxes(names: Sequence[str]) -> None:
     findings: dict[str, Mapping[str, Finding]] = {}
     broken = []
     try:
-        runtimes = {name: make(name) for name in names or sorted({*RUNTIMES.names()} - {"auto", "unconfined"})}
+        runtimes = {
+            name: make(name) for name in names or sorted({*RUNTIMES.names()} - {"auto", "remote", "unconfined"})
+        }
     except UnknownNameError as error:
         raise ConfigError(f"--runtime: {error}") from error
     except ValidationError as error:

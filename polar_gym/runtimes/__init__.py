@@ -1,13 +1,14 @@
 """Runtimes: where a harness runs. A runtime starts sandboxes, which are kept apart from the machine and its network.
 
 A plug-in is one module or package here that defines a class `RUNTIME`, a `Runtime`: `docker`, `apptainer`,
-`bubblewrap`, `auto`, which chooses one of them, and `unconfined`, which isolates nothing. `RUNTIME.Options` are its
-options, `limits.LimitOptions` or more; `RUNTIME(options)` makes the runtime. A runtime starts a `Sandbox`, which runs
-commands and stops. Nothing else is asked of a runtime: files go in and out through commands (`files`), and so does the
-difference that an agent made (`workspaces.diff`).
+`bubblewrap`, `auto`, which chooses one of them, `remote`, whose sandboxes are a provider's, and `unconfined`, which
+isolates nothing. `RUNTIME.Options` are its options, `limits.LimitOptions` or more; `RUNTIME(options)` makes the
+runtime. A runtime starts a `Sandbox`, which runs commands and stops. Nothing else is asked of a runtime: files go in
+and out through commands (`files`), and so does the difference that an agent made (`workspaces.diff`).
 
 A sandbox reaches nothing but the gateway. It has a network namespace of its own, which holds one listening socket: the
-runtime makes the socket, and the gateway serves it. A task may ask for less (`network: none`) or for more (`full`).
+runtime makes the socket, and the gateway serves it; in a remote sandbox a relay does both. A task may ask for less
+(`network: none`) or for more (`full`).
 
 Used by the runtimes:
 

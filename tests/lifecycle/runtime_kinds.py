@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,26 +16,48 @@ import pytest
 
 from polar_gym.runtimes import RUNTIMES, Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.schema import RuntimeSpec, Workspace
-from tests.support import apptainer
+from tests.support import apptainer, sandbox_provider
 from tests.support.requirements import need, need_bubblewrap
 
 MakeRuntime = Callable[..., Any]
 """(options) -> a runtime of the kind that the test runs on."""
 
 
-@pytest.fixture(params=["bubblewrap", "docker", "apptainer"])
-def make_runtime(request: pytest.FixtureRequest, tmp_path: Path) -> MakeRuntime:
+OWN = ("bubblewrap", "docker", "apptainer")
+"""The runtimes whose sandboxes this package makes itself. The limits of a remote one are its provider's."""
+
+of_own = pytest.mark.parametrize("make_runtime", OWN, indirect=True)
+
+
+@pytest.fixture(params=[*OWN, "remote"])
+def make_runtime(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRuntime]:
     """Makes runtimes of each kind, whose scratch directory is `tmp_path/"scratch"`."""
     scratch = tmp_path / "scratch"
+    if request.param == "remote":  # it has sockets there, whose paths must be short
+        with tempfile.TemporaryDirectory(prefix="pg-") as short:
+            scratch.symlink_to(short)
+            with _provider(tmp_path):
+                yield lambda **options: make("remote", provider="boxes", scratch=Path(short), **options)
+        return
     scratch.mkdir(mode=0o755)
     if request.param == "docker":
         host = request.getfixturevalue("docker_host")
-        return lambda **options: make("docker", host=host, scratch=scratch, **options)
+        yield lambda **options: make("docker", host=host, scratch=scratch, **options)
+        return
     if request.param == "apptainer":
         program = apptainer.program()
-        return lambda **options: make("apptainer", program=program, scratch=scratch, **options)
+        yield lambda **options: make("apptainer", program=program, scratch=scratch, **options)
+        return
     need_bubblewrap()
-    return lambda **options: make("bubblewrap", scratch=scratch, **options)
+    yield lambda **options: make("bubblewrap", scratch=scratch, **options)
+
+
+def _provider(tmp_path: Path) -> contextlib.AbstractContextManager[None]:
+    """Offer the provider of tests, whose sandboxes are bubblewrap's."""
+    need_bubblewrap()
+    if os.geteuid() != 0:
+        pytest.skip("the provider of tests needs root")
+    return sandbox_provider.installed(tmp_path / "installed")
 
 
 @pytest.fixture

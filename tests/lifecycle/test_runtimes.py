@@ -270,14 +270,17 @@ async def test_sandboxes_of_a_killed_gateway_are_reaped(
 ):
     scratch, orphan = tmp_path / "scratch", Marked()
     runtime = make_runtime()
-    options: dict[str, Any] = {"scratch": str(scratch)}
+    options: dict[str, Any] = {"scratch": str(scratch.resolve())}
     kind = type(runtime).__name__.lower()
     if kind == "docker":
         options |= {"host": request.getfixturevalue("docker_host")}
     elif kind == "apptainer":
         options |= {"program": apptainer.program()}
+    elif kind == "remote":
+        options |= {"provider": "boxes"}
     argument = json.dumps([kind, options, "victim-1", orphan.command])
-    victim = await asyncio.create_subprocess_exec(sys.executable, "-c", VICTIM, argument)
+    path = os.environ | {"PYTHONPATH": f"{tmp_path / 'installed'}:{Path.cwd()}"}
+    victim = await asyncio.create_subprocess_exec(sys.executable, "-c", VICTIM, argument, env=path)
     try:
         await orphan.until(alive=True)
     finally:

@@ -16,7 +16,7 @@ from polar_gym.runtimes import Command, Runtime, Sandbox
 from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SECURITY, SESSION_LABEL
-from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, runtime, sandbox, sh, started
+from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, of_own, runtime, sandbox, sh, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need, need_bubblewrap
@@ -67,6 +67,7 @@ async def python(sandbox: Sandbox, program: str) -> str:
     return result.stdout.decode()
 
 
+@of_own
 async def test_memory_is_limited_for_all_processes_together(make_runtime: MakeRuntime):
     runtime = await limited(make_runtime, memory_mb=256)
     async with started(runtime) as sandbox:
@@ -77,6 +78,7 @@ async def test_memory_is_limited_for_all_processes_together(make_runtime: MakeRu
     await runtime.close()
 
 
+@of_own
 async def test_processes_are_limited_and_the_sandbox_stays_usable(make_runtime: MakeRuntime):
     runtime = await limited(make_runtime, pids=60)
     async with started(runtime) as sandbox:
@@ -86,6 +88,7 @@ async def test_processes_are_limited_and_the_sandbox_stays_usable(make_runtime: 
     await runtime.close()
 
 
+@of_own
 async def test_processor_time_is_limited(make_runtime: MakeRuntime):
     runtime = await limited(make_runtime, cpus=0.25)
     async with started(runtime) as sandbox:
@@ -93,6 +96,7 @@ async def test_processor_time_is_limited(make_runtime: MakeRuntime):
     await runtime.close()
 
 
+@of_own
 async def test_a_file_is_limited(make_runtime: MakeRuntime, request: pytest.FixtureRequest):
     """On a disk whose quotas Docker cannot use, its limit falls back to this."""
     name = "disk_mb" if "docker" in request.node.name else "file_mb"
@@ -229,6 +233,7 @@ async def _look_at(runtime: Runtime, scratch: Path) -> int:
         return len(list(scratch.iterdir()))
 
 
+@of_own
 async def test_what_the_kernel_tells_of_the_machine_is_hidden(sandbox: Sandbox, request: pytest.FixtureRequest):
     """Interrupts tell of other sessions' work. The kernel's own settings stay readable."""
     files = "/proc/keys /proc/timer_list"

@@ -20,7 +20,7 @@ from polar_gym.runtimes import HOME, Command, Mount, Runtime, Sandbox, SandboxEr
 from polar_gym.runtimes.kernel import uids
 from polar_gym.runtimes.skeleton import skeleton
 from polar_gym.schema import RuntimeSpec, Workspace
-from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, runtime, sh, started
+from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, of_own, runtime, sh, started
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need, need_bubblewrap, need_program
 
@@ -49,6 +49,7 @@ async def identity(sandbox: Sandbox, tmp_path: Path) -> int:
     return int(uid)
 
 
+@of_own
 @as_root
 async def test_each_sandbox_has_a_uid_of_its_own(runtime: Runtime, tmp_path: Path):
     """All had 1000: a harness's sandbox, the one that grades its work, and those of all other sessions."""
@@ -197,6 +198,7 @@ if __name__ == "__main__":
 """
 
 
+@of_own
 async def test_processes_of_a_sandbox_share_memory_and_no_other_sandbox_sees_it(runtime: Runtime):
     """/dev/shm was there and could not be written: `multiprocessing` failed."""
     holding = Marked()

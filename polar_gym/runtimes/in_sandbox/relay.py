@@ -1,7 +1,8 @@
 """The inner end of a stream into a sandbox: passes connections to the gateway on, and runs commands.
 
-    relay.pyz serve DIRECTORY PORT   goes into the background once it listens on 127.0.0.1:PORT, and prints the port,
-                                     which is another one where PORT is taken
+    relay.pyz serve DIRECTORY PORT   goes into the background once it listens on 127.0.0.1:PORT, and prints the port
+                                     and its process; the port is another one where PORT is taken,
+                                     and 0 is none
     relay.pyz attach DIRECTORY       is a stream to that process: its input and output are the stream's bytes
 
 A connection to the port becomes one of the stream, which the gateway serves. A connection that the gateway opens is a
@@ -14,7 +15,9 @@ The sandbox's own Python runs this, from 3.9 on, with the standard library only.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import resource
 import socket
 import sys
 import threading
@@ -26,6 +29,7 @@ from polar_gym.runtimes.relay.multiplex import MultiplexError
 
 ABANDONED_SECONDS = 600.0
 SOCKET = "stream"
+SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 
 
 class Relay:
@@ -35,8 +39,10 @@ class Relay:
         self._came = asyncio.Event()
 
     async def listen(self, directory: str, port: int) -> int:
-        """Listen for streams and for connections, and return the port."""
+        """Listen for streams, and for connections unless `port` is 0; return their port."""
         await asyncio.start_unix_server(self._attach, os.path.join(directory, SOCKET))
+        if not port:
+            return 0
         try:
             server = await asyncio.start_server(self._connect, "127.0.0.1", port)
         except OSError:
@@ -74,17 +80,19 @@ class Relay:
 
 
 def serve(directory: str, port: int) -> None:
-    """Start the relay in the background, and print its port once it listens."""
+    """Start the relay in the background, and print its port and its process once it listens."""
     os.makedirs(directory, mode=0o700)
     reading, writing = os.pipe()
-    if os.fork():
+    if process := os.fork():
         os.close(writing)
         listens = os.read(reading, 10).decode()
         if not listens:
             sys.exit("the relay did not start")
-        sys.stdout.write(listens)
+        sys.stdout.write(f"{listens} {process}")
         return
     os.setsid()
+    ctypes.CDLL(None).prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     async def main() -> None:
         relay = Relay()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import struct
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +106,7 @@ class Commands:
         who: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
         options = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "cwd": "/", "start_new_session": True}
         try:
-            process = await asyncio.create_subprocess_exec(*argv, env=environment, **options, **who)
+            process = await asyncio.create_subprocess_exec(*argv, env={**os.environ, **environment}, **options, **who)
         except (OSError, ValueError) as error:  # too long, or a zero byte
             await _say(connection, STDERR, f"{argv[0]}: {error}\n".encode())
             await _say(connection, EXIT, (126).to_bytes(1, "big"))

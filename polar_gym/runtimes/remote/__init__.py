@@ -1,0 +1,183 @@
+"""Sandboxes of providers, on other machines: one adapter for all that speak NeMo Gym's sandbox protocol.
+
+`provider` is the protocol and finds providers by name, `streams` opens a stream of bytes into a sandbox, `layers` packs
+what other runtimes mount, and `sandbox` is one sandbox.
+
+The gateway needs no address that a sandbox could reach: a relay in the sandbox (`polar_gym.runtimes.relay`) carries the
+harness's connections over a stream that the gateway opens. So a sandbox can do without any network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from polar_gym.errors import ConfigError
+from polar_gym.registry import Names
+from polar_gym.runtimes import Command, SandboxError, SandboxRequest, scratch_directory
+from polar_gym.runtimes.glibc import NodeCheck
+from polar_gym.runtimes.limits import LimitOptions
+from polar_gym.runtimes.remote.provider import Connectable, Provider, find, spec_of
+from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
+from polar_gym.runtimes.remote.streams import NO_NETWORK, is_streamed, stream, told
+from polar_gym.runtimes.threads import finish, to_its_end
+
+WAYS = "docker exec, apptainer exec, a session with pipes (create_pty), or a program of its own (stream_argv)"
+NOT_ISOLATED = "isolates nothing: a harness may read and change all that this user may, and reaches the network"
+
+
+def _shares_its_machine(name: str, provider: object) -> bool:
+    """Return whether a provider's sandboxes are no more than a user of a machine that has others."""
+    return name == "local" or getattr(provider, "shares_machine", False)
+
+
+class RemoteOptions(LimitOptions):
+    provider: Annotated[str, Names.OTHER] = Field(min_length=1)
+    """The provider's name: one of NeMo Gym's (docker, apptainer, opensandbox, local), or an entry point of the group
+    nemo_gym.sandbox_providers."""
+    config: Annotated[dict[str, Any], Names.OTHER] = Field(default_factory=dict)
+    """The arguments of the provider's constructor. For docker and apptainer, those that shut the network are set."""
+    options: Annotated[dict[str, Any], Names.OTHER] = Field(default_factory=dict)
+    """The `provider_options` of each sandbox."""
+    ttl_seconds: float = Field(default=86400.0, gt=0)
+    """The age at which the provider ends a sandbox by itself, where it can."""
+    accept_no_isolation: Annotated[bool, Names.OTHER] = Field(default=False, validate_default=True)
+    """Must be true for a provider that isolates nothing (local)."""
+    scratch: Annotated[Path | None, Names.OTHER] = None
+    """The directory of the gateway's sockets. Default: the system's temporary directory."""
+
+    @field_validator("provider")
+    @classmethod
+    def _has_a_stream(cls, name: str) -> str:
+        if not is_streamed(name, find(name)):
+            raise ValueError(f"this provider gives no stream of bytes into a sandbox; one of these is needed: {WAYS}")
+        return name
+
+    @field_validator("accept_no_isolation")
+    @classmethod
+    def _accepted(cls, value: bool, info: ValidationInfo) -> bool:
+        if info.data.get("provider") == "local" and not value:
+            raise ValueError(
+                f"runtime.provider=local {NOT_ISOLATED}; set runtime.accept_no_isolation=true to accept that"
+            )
+        return value
+
+
+class Remote:
+    """Starts sandboxes of a provider."""
+
+    Options = RemoteOptions
+    confined = True
+
+    def __init__(self, options: RemoteOptions) -> None:
+        self.options = options
+        config = _merged(NO_NETWORK.get(options.provider, {}), options.config)
+        try:
+            self._provider: Provider = find(options.provider)(**config)
+        except Exception as error:
+            raise ConfigError(
+                f"runtime.provider={options.provider}: cannot be made with runtime.config={json.dumps(config)}: {error}"
+            ) from error
+        self._connect = stream(options.provider, self._provider)
+        self.confined = not _shares_its_machine(options.provider, self._provider)
+        self._turn = None if self.confined else asyncio.Lock()
+        """Held by the sandbox that has the paths of a shared machine."""
+        self._node_check = NodeCheck()
+
+    def check(self) -> list[str]:
+        """Return nothing: what a provider lacks is told by its constructor."""
+        return []
+
+    def caveats(self) -> list[str]:
+        found = ["the number of processes is not limited; other limits, and the network, are the provider's"]
+        if not self.confined:
+            found.append(f"runtime.provider={self.options.provider} {NOT_ISOLATED}")
+        if not isinstance(self._provider, Connectable):
+            found.append(
+                f"after a gateway's death a sandbox lives until runtime.ttl_seconds: {self.options.provider} cannot "
+                "find it again"
+            )
+        return found
+
+    async def prepare(self, images: Collection[str]) -> None:
+        """Do nothing: the provider gets images where its sandboxes run."""
+
+    async def start(self, request: SandboxRequest) -> RemoteSandbox:
+        if request.spec.network == "full":
+            raise SandboxError("runtime.network=full: runtime=remote opens no network; set runtime.network=gateway")
+        options, node = self.options, {"polar-gym.node": request.node} if request.node else {}
+        spec = spec_of(
+            image=request.spec.image,
+            ttl_s=options.ttl_seconds,
+            ready_timeout_s=request.spec.init_timeout_seconds,
+            metadata={"polar-gym.session": request.session_id, **node},
+            resources={
+                "cpu": options.cpus,
+                "memory_mib": options.memory_mb,
+                "disk_gib": options.disk_mb and math.ceil(options.disk_mb / 1024),
+            },
+            provider_options=options.options,
+        )
+        if self._turn is not None:
+            await self._turn.acquire()
+        scratch = scratch_directory.make(request.session_id, options.scratch)
+        creating = asyncio.ensure_future(self._provider.create(spec))
+        try:
+            with told():
+                handle = await finish(creating)
+        except BaseException as error:
+            if creating.done() and not creating.cancelled() and creating.exception() is None:
+                await self._provider.close(creating.result())
+            await to_its_end(scratch_directory.remove, scratch)
+            if self._turn is not None:
+                self._turn.release()
+            if not isinstance(error, OSError):
+                raise
+            raise SandboxError(f"runtime.provider={options.provider} made no sandbox: {error}") from error
+        sandbox = RemoteSandbox(self._provider, handle, request, scratch, self._turn)
+        try:
+            await sandbox.start(self._connect)
+            image = str(request.spec.image)
+            await self._node_check.check(
+                request, image, image, lambda argv: sandbox.exec(Command(argv=argv, workdir="/"))
+            )
+        except BaseException:
+            await sandbox.stop()
+            raise
+        return sandbox
+
+    async def reap(self, session_ids: Collection[str]) -> int:
+        """End the sandboxes that a killed gateway left of these sessions, and return how many there were."""
+        orphans = scratch_directory.orphans(session_ids, self.options.scratch)
+        for scratch in orphans:
+            if isinstance(self._provider, Connectable) and (scratch / HANDLE).exists():
+                try:
+                    with told():
+                        handle = await self._provider.connect(json.loads((scratch / HANDLE).read_text()))
+                        await self._provider.close(handle)
+                except OSError as error:
+                    raise SandboxError(f"a sandbox in {scratch} could not be ended: {error}") from error
+            await to_its_end(scratch_directory.remove, scratch)
+        return len(orphans)
+
+    async def close(self) -> None:
+        with told():
+            await self._provider.aclose()
+
+
+def _merged(first: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `first` with the values of `over`, mapping by mapping."""
+    merged = dict(first)
+    for key, value in over.items():
+        mine = merged.get(key)
+        merged[key] = _merged(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+RUNTIME = Remote

@@ -1,0 +1,217 @@
+"""One sandbox of a provider: how it is filled, how commands run in it through its relay, and how it ends.
+
+The relay runs as root, and the agent as a user who can neither kill nor change it. One `kill -9 -1` as that user ends
+all that the agent started. Where a sandbox is no more than a user of a shared machine, the agent has the relay's uid,
+each command runs under `subreaper.py`, and the paths of the sandbox must be free there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from polar_gym.runtimes import (
+    HOME,
+    PROXY_PORT,
+    TOOLCHAIN,
+    Command,
+    SandboxError,
+    SandboxRequest,
+    agent,
+    files,
+    relay,
+    scratch_directory,
+)
+from polar_gym.runtimes.kernel.listener import GATEWAY_SOCKET, listen_at
+from polar_gym.runtimes.kernel.uids import Claim
+from polar_gym.runtimes.lasting import LastingSandbox
+from polar_gym.runtimes.output import Output
+from polar_gym.runtimes.relay import commands
+from polar_gym.runtimes.relay.link import Stream
+from polar_gym.runtimes.relay.tether import Tether
+from polar_gym.runtimes.remote.layers import LOOK, UNPACK, layers
+from polar_gym.runtimes.remote.provider import Connectable, Handle, Provider
+from polar_gym.runtimes.remote.streams import told
+from polar_gym.runtimes.threads import finish, to_its_end
+
+SUBREAPER = Path(__file__).parents[1] / "in_sandbox" / "subreaper.py"
+HANDLE = "handle.json"
+"""The file in the scratch directory by which a later gateway finds the sandbox."""
+
+SETUP_SECONDS = 300.0
+SETUP = "command -v python3 > /dev/null && mktemp -d /tmp/polar-gym-XXXXXXXX && id -u"
+
+TAKE = """
+set -e
+for each; do
+    [ -z "$(ls -A "$each" 2> /dev/null)" ] || { echo "$each is not empty"; exit 1; }
+    mkdir -p "$each"
+    [ -w "$each" ] || { echo "$each is not writable"; exit 1; }
+done
+"""
+"""The script that takes the paths of a sandbox where the machine is shared; the arguments are the paths."""
+
+LEAVE = """
+kill "$1" 2> /dev/null
+shift
+for each; do find "$each" -mindepth 1 -delete; rmdir "$each" 2> /dev/null; done
+true
+"""
+"""The script that ends the relay and empties these paths; the arguments are the relay's process, and the paths."""
+
+
+class RemoteSandbox(LastingSandbox):
+    """A sandbox of a provider. `stop` may be called at any time after `create`."""
+
+    def __init__(
+        self, provider: Provider, handle: Handle, request: SandboxRequest, scratch: Path, turn: asyncio.Lock | None
+    ) -> None:
+        """`turn`: held by this sandbox, and released at its end: it is a user of a shared machine. None: it is not."""
+        super().__init__(request, Claim(agent.UID))
+        self._provider = provider
+        self._handle = handle
+        self._scratch = scratch
+        self._turn = turn
+        self._shared = turn is not None
+        self._tether: Tether | None = None
+        self._directory = ""
+        """The relay's, inside."""
+        self._taken: list[str] = []
+        """The relay's process and the paths of a shared machine that are to be emptied at the end."""
+        self._ended = False
+
+    async def start(self, connect: Callable[[Handle, str], Awaitable[Stream]]) -> None:
+        """Fill the sandbox and start its relay. Raises `SandboxError`."""
+        if isinstance(self._provider, Connectable):
+            (self._scratch / HANDLE).write_text(json.dumps(await self._provider.serialize_handle(self._handle)))
+        self._directory, uid = (await self._do(SETUP, problem="it needs python3 and mktemp")).split()
+        if uid != "0" and not self._shared:
+            raise SandboxError(
+                f"commands of the provider run as uid {uid}, also where user=root is asked for: the relay must be "
+                "root's, so that the agent cannot change it; use an image whose user is root"
+            )
+        program = f"{self._directory}/relay.pyz"
+        await self._upload(relay.program(), program)
+        await self._prepare()
+        await self._put()
+        python = f"{f'env -i PATH={agent.PATH} ' if self._shared else ''}python3 -I -S {program}"
+        port = 0 if self._request.served is None else PROXY_PORT
+        port, process = (await self._do(f"{python} serve {self._directory}/relay {port}")).split()
+        if self._shared:
+            self._taken[0] = process
+        self.base_url = f"http://127.0.0.1:{port}"
+        if self._request.served is not None:
+            self.server = await self._request.served(listen_at(self._scratch))
+        attach = f"exec python3 -I -S {program} attach {self._directory}/relay"
+        gateway = None if self._request.served is None else self._scratch / GATEWAY_SOCKET
+        self._tether = Tether(lambda: connect(self._handle, attach), gateway)
+        if self._request.workspace is not None:
+            archive = await asyncio.to_thread(files.pack, self._request.workspace)
+            await files.unpack(self, archive, self._request.spec.workspace.path)
+
+    async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
+        argv, environment, uid = self._resolved(command)
+        assert self._tether is not None
+        try:
+            code = await commands.run(
+                self._tether.open(),
+                argv,
+                environment=environment,
+                uid=uid,
+                stdin=command.stdin,
+                stdout=stdout.feed,
+                stderr=stderr.feed,
+            )
+        except (ConnectionResetError, commands.CommandError) as error:
+            if self.stopped:
+                return None
+            raise self._tether.problem() from error
+        return None if self.stopped else code
+
+    def _resolved(self, command: Command) -> tuple[Sequence[str], dict[str, str], int | None]:
+        """Return argv, environment and uid with which the relay runs a command."""
+        if self._shared:
+            run = ("python3", "-I", "-S", f"{self._directory}/subreaper.py", str(command.workdir), *command.argv)
+            return run, {"PATH": agent.PATH, **command.environment}, None
+        run = ("/bin/sh", "-c", agent.RUN_AT, "sh", str(command.workdir), *command.argv)
+        return run, {agent.EXPORTS: agent.exports(command.environment)}, self.claim.uid
+
+    async def kill_agent(self) -> None:
+        assert self._tether is not None
+        try:
+            await commands.kill(self._tether.open())
+        except ConnectionResetError as error:
+            raise self._tether.problem() from error
+
+    async def end(self) -> None:
+        if self._ended:
+            return
+        if self._tether is not None:
+            await self._tether.close()
+        try:
+            if self._taken:
+                await self._do(LEAVE, *self._taken)
+            with told():
+                await finish(self._provider.close(self._handle))
+        except OSError as error:
+            raise SandboxError(f"the sandbox {self._handle.sandbox_id} could not be removed: {error}") from error
+        self._ended = True
+
+    async def remove(self) -> None:
+        await to_its_end(scratch_directory.remove, self._scratch)
+        if self._turn is not None:
+            self._turn.release()
+            self._turn = None
+
+    async def _prepare(self) -> None:
+        """Make the agent's directories, and its user where it has one of its own."""
+        paths = [HOME, self._request.spec.workspace.path]
+        if self._shared:
+            paths.append(TOOLCHAIN)
+            await self._do(TAKE, *paths, problem="these paths must be empty, and this user's to write")
+            self._taken = ["", *paths, self._directory]
+            await self._upload(SUBREAPER.read_bytes(), f"{self._directory}/subreaper.py")
+        else:
+            await self._do(agent.PREPARE, *paths, str(self.claim.uid), *agent.accounts(self.claim.uid).values())
+
+    async def _put(self) -> None:
+        """Send the layers that the sandbox lacks."""
+        try:
+            packed = await to_its_end(layers, self._request.mounts)
+        except OSError as error:
+            raise SandboxError(f"a mount could not be packed: {error}") from error
+        all_layers = {f"{each.digest}:{each.inside}": each for each in packed}
+        for key in (await self._do(LOOK, *all_layers)).split("\n") if all_layers else ():
+            if (layer := all_layers.get(key)) is not None:
+                archive = f"{self._directory}/layer.tar.gz"
+                await self._upload(layer.archive, archive)
+                await self._do(UNPACK, archive, layer.digest, layer.inside)
+
+    async def _upload(self, content: bytes | Path, inside: str) -> None:
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._scratch) as file, told():
+                if isinstance(content, bytes):
+                    file.write(content)
+                    file.flush()
+                source = content if isinstance(content, Path) else Path(file.name)
+                await self._provider.upload_file(self._handle, source, inside)
+        except OSError as error:
+            raise SandboxError(f"{inside} could not be sent to the sandbox: {error}") from error
+
+    async def _do(self, script: str, *arguments: str, problem: str = "its image needs sh, tar and gzip") -> str:
+        """Return what a script prints that the provider runs. Raises `SandboxError`."""
+        command = shlex.join(["sh", "-c", script, "sh", *arguments])
+        try:
+            with told():
+                user = None if self._shared else "root"
+                result = await self._provider.exec(self._handle, command, timeout_s=SETUP_SECONDS, user=user)
+        except OSError as error:
+            raise SandboxError(f"the sandbox {self._handle.sandbox_id} runs no command: {error}") from error
+        if result.return_code != 0 or result.error_type:
+            said = " ".join(f"{result.stdout or ''} {result.stderr or ''}".split())
+            raise SandboxError(f"the sandbox {self._handle.sandbox_id} could not be prepared ({said}): {problem}")
+        return (result.stdout or "").strip()

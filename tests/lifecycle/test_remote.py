@@ -1,0 +1,191 @@
+"""Sandboxes of a provider that speaks NeMo Gym's protocol: what is refused, what is sent, and a whole session.
+
+The laws that hold for every runtime are in `test_runtimes`, `test_network` and `test_runtime_diff`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polar_gym.config.loading import load_config
+from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
+from polar_gym.runtimes import HOME, Command, Mount, SandboxError
+from polar_gym.runtimes.remote.sandbox import RemoteSandbox
+from polar_gym.schema import RuntimeSpec
+from tests.lifecycle.runtime_kinds import Marked, make, sh, started
+from tests.support import sandbox_provider
+from tests.support.requirements import need_bubblewrap, need_node
+from tests.support.sandbox_provider import Boxes, Streamless
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the provider of tests needs root")
+
+
+@pytest.fixture(autouse=True)
+def providers(tmp_path: Path) -> Iterator[None]:
+    need_bubblewrap()
+    Streamless.made.clear()
+    with sandbox_provider.installed(tmp_path / "installed"):
+        yield
+
+
+def made() -> Boxes:
+    """Return the provider that the runtime made last."""
+    provider = Streamless.made[-1]
+    assert isinstance(provider, Boxes)
+    return provider
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ([], r"runtime\.provider: is required"),
+        (
+            ["runtime.provider=nowhere"],
+            r"runtime\.provider='nowhere': .*boxes, streamless\), and NeMo Gym's own need ",
+        ),
+        (
+            ["runtime.provider=opensandbox"],
+            rf"Python >= 3\.13\.14; this is Python {re.escape(platform.python_version())}",
+        ),
+        (["runtime.provider=streamless"], r"runtime\.provider='streamless': .*gives no stream of bytes.*docker exec"),
+        (["runtime.provider=boxes", "runtime.confg={}"], r"runtime\.confg.*unknown key"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(settings: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config("demo", ["runtime=remote", *settings])
+
+
+def test_a_provider_that_isolates_nothing_must_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polar_gym.runtimes.remote.find", lambda _: Streamless)
+    with pytest.raises(ConfigError, match=r"accept_no_isolation=False: .*provider=local isolates nothing.*=true to"):
+        load_config("demo", ["runtime=remote", "runtime.provider=local"])
+
+
+def test_a_provider_that_cannot_be_made_is_named_with_its_config() -> None:
+    with pytest.raises(ConfigError, match=r'provider=boxes: cannot be made with runtime\.config=\{"nothing": 1\}: '):
+        make("remote", provider="boxes", config={"nothing": 1})
+
+
+async def test_a_sandbox_that_cannot_be_had_says_why(tmp_path: Path) -> None:
+    runtime = make("remote", provider="boxes", config={"refuse": "no quota"}, scratch=tmp_path / "scratch")
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(SandboxError, match="provider=boxes made no sandbox: RuntimeError: no quota"):
+        async with started(runtime):
+            pass
+    with pytest.raises(SandboxError, match=r"network=full.*opens no network; set runtime\.network=gateway"):
+        async with started(runtime, spec=RuntimeSpec(name="remote", network="full")):
+            pass
+    assert not any((tmp_path / "scratch").iterdir())
+
+
+@ROOT
+async def test_the_provider_is_told_what_is_wanted() -> None:
+    runtime = make("remote", provider="boxes", cpus=2, memory_mb=4096, ttl_seconds=60, options={"region": "here"})
+    async with started(runtime, spec=RuntimeSpec(name="remote", image="some/image:1"), node="n1"):
+        (spec,) = made().specs
+    assert (spec.image, spec.ttl_s, spec.provider_options) == ("some/image:1", 60, {"region": "here"})
+    assert (spec.resources.cpu, spec.resources.memory_mib, spec.resources.disk_gib) == (2, 4096, 16)
+    assert spec.metadata == {"polar-gym.session": "test-session", "polar-gym.node": "n1"}
+    assert made().alive == {}
+
+
+@ROOT
+async def test_a_sandbox_is_sent_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "file").write_text("7")
+    (tmp_path / "tool" / "link").symlink_to("file")
+    mounts = [
+        Mount(tmp_path / "tool", "/opt/polar-gym/tool"),
+        Mount(tmp_path / "tool" / "file", "/opt/polar-gym/bin/x"),
+    ]
+    async with started(make("remote", provider="boxes"), mounts=mounts) as sandbox:
+        assert isinstance(sandbox, RemoteSandbox)
+        seen = await sh(sandbox, "cat /opt/polar-gym/tool/link /opt/polar-gym/bin/x; touch /opt/polar-gym/tool/y")
+        assert seen.stdout == b"77"
+        assert b"Permission denied" in seen.stderr
+        before = len(made().sent)
+        assert before == 1 + len(mounts), "the relay, and a layer for each mount"
+        await sandbox._put()
+        assert len(made().sent) == before, "it has them"
+
+
+@ROOT
+async def test_the_agent_cannot_touch_the_relay() -> None:
+    """Guards against tests of a task that change what the gateway is told about them."""
+    async with started(make("remote", provider="boxes")) as sandbox:
+        assert isinstance(sandbox, RemoteSandbox)
+        relay = "pid=$(pgrep -f '[r]elay.pyz serve')"
+        script = f"{relay} && kill $pid; cat /proc/$pid/environ; ls $1; grep NoNew /proc/self/status"
+        tried = await sh(sandbox, script, sandbox._directory)
+        assert tried.stderr.count(b"not permitted") == 1
+        assert tried.stderr.count(b"Permission denied") == 2
+        assert tried.stdout == b"NoNewPrivs:\t1\n"
+
+
+@ROOT
+async def test_a_sandbox_that_dies_is_an_error_of_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polar_gym.runtimes.relay.tether.LOST_SECONDS", 1.0)
+    async with started(make("remote", provider="boxes")) as sandbox:
+        marked = Marked()
+        running = asyncio.create_task(sandbox.exec(Command(argv=marked.command.split())))
+        await marked.until(alive=True)
+        (handle,) = made().alive.values()
+        await made().close(handle)
+        with pytest.raises(SandboxError, match=r"cannot be reached any more: .*SandboxPtyError: box-\d+ is gone"):
+            await running
+
+
+@ROOT
+async def test_a_cancelled_start_leaves_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against sandboxes that are paid for, and that nobody knows."""
+    runtime = make("remote", provider="boxes")
+    create, asked = made().create, asyncio.Event()
+
+    async def slowly(spec: Any) -> Any:
+        asked.set()
+        return await create(spec)
+
+    monkeypatch.setattr(made(), "create", slowly)
+    starting = asyncio.create_task(anext(started(runtime).gen))
+    await asked.wait()
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled()
+    assert made().specs
+    assert made().alive == {}
+
+
+@ROOT
+@pytest.mark.parametrize("cut_after", [10**9, 100_000], ids=["whole", "cut"])
+async def test_a_real_session_has_its_reward(tmp_path: Path, cut_after: int) -> None:
+    """A harness's calls go on where the connection to its sandbox was lost in the midst of them."""
+    need_node()
+    settings = [
+        "runtime=remote",
+        "runtime.provider=boxes",
+        f"runtime.config={{cut_after:{cut_after}}}",
+        "harness=pi",
+        f"rollout.output={tmp_path / 'episodes.jsonl'}",
+    ]
+    config = load_config("demo", settings)
+    tasks = load_tasks(config)[:2]
+    async with make_node(config, tasks) as node:
+        for task in tasks:
+            episode = await node.rollout(make_request(config, task))
+            assert episode.session.failure is None
+            assert episode.evaluation is not None
+            assert (episode.evaluation.reward, episode.evaluation.trust) == (1.0, "high")
+            assert episode.trajectory.traces
+        lost = sum(each.cut_after < 0 for each in made().sessions)
+        assert lost == 0 if cut_after > 10**6 else lost >= 2
+    assert made().alive == {}
