@@ -22,7 +22,7 @@ from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.embedded.answers import Piece
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
-from polar_gym.engines.embedded.shell_tools import example, find_shell, shell_arguments
+from polar_gym.engines.embedded.shell_tools import example, find_shell, no_shell, shell_arguments
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
 NO_SCRIPT = "No script matches this conversation: no `match` occurs in any of its user messages."
@@ -38,7 +38,7 @@ class Script(BaseModel):
     commands: list[str] = Field(default_factory=list)
     """Shell commands, one for each turn, delivered as calls of the shell tool that the harness offers."""
     final_message: str = "Done."
-    """The answer when the commands are used up, or when no shell tool is offered."""
+    """The answer when the commands are used up, or when no tool is offered."""
 
 
 class ScriptedPolicy:
@@ -93,6 +93,8 @@ class ScriptedPolicy:
         if request.response_format and request.response_format.get("type") != "text":
             schema = (request.response_format.get("json_schema") or {}).get("schema") or {"type": "object"}
             return assistant_message(canonical_json(example(schema)), None, [])
+        if commands and request.tools and not shell:
+            return assistant_message(no_shell(request.tools), None, [])
         return assistant_message(script.final_message if script else NO_SCRIPT, None, [])
 
     def _script(self, messages: list[Message]) -> Script | None:

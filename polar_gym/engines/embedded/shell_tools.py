@@ -9,7 +9,7 @@ from typing import Any
 from polar_gym.schema import ToolDefinition
 
 SHELL_WORDS = ("bash", "shell", "exec_command", "execute_command", "run_command", "terminal")
-COMMAND_PROPERTIES = ("command", "cmd")
+COMMAND_PROPERTIES = ("command", "cmd", "commands")
 
 EXAMPLES: dict[str, Any] = {
     "string": "Run a scripted command",
@@ -49,9 +49,20 @@ def find_shell(tools: list[ToolDefinition]) -> ShellTool | None:
 
 
 def shell_arguments(shell: ShellTool, command: str) -> dict[str, Any]:
-    """Return arguments that run `command`. Other required properties get an example value."""
-    takes_argv = _type(shell.parameters["properties"][shell.command_property]) == "array"
-    return example(shell.parameters) | {shell.command_property: ["bash", "-lc", command] if takes_argv else command}
+    """Return arguments that run `command`. Other required properties get an example value.
+
+    A list named `commands` holds commands, any other one the words of one command.
+    """
+    value: str | list[str] = command
+    if _type(shell.parameters["properties"][shell.command_property]) == "array":
+        value = [command] if shell.command_property == "commands" else ["bash", "-lc", command]
+    return example(shell.parameters) | {shell.command_property: value}
+
+
+def no_shell(tools: list[ToolDefinition]) -> str:
+    """Return what to say where `find_shell` finds nothing."""
+    names = ", ".join(sorted({tool["function"]["name"] for tool in tools})) or "none"
+    return f"the scripted policy knows no tool that runs commands among those offered: {names}"
 
 
 def example(schema: dict[str, Any]) -> Any:

@@ -316,6 +316,10 @@ SHELLS = {
         tool("bash", {"command": {"type": "string"}, "description": {"type": "string"}}, ["command", "description"]),
         {"command": "ls", "description": "Run a scripted command"},
     ),
+    "cline": (
+        tool("run_commands", {"commands": {"type": "array", "items": {"type": "string"}}}, ["commands"]),
+        {"commands": ["ls"]},
+    ),
     "nullable": (
         tool(
             "local_shell",
@@ -339,9 +343,12 @@ async def test_the_shell_tool_is_found_by_its_schema(harness: str) -> None:
     assert (function["name"], arguments_of(completion)) == (shell["function"]["name"], expected)
 
 
-async def test_without_a_shell_the_script_ends() -> None:
+async def test_without_a_shell_the_script_ends_and_says_why() -> None:
+    """Guards against "Resolved" from a policy that could do nothing with the tools that it was offered."""
     options = {"scripts": [Script(commands=["ls"], final_message="No shell.")]}
-    assert (await answer([user("go")], options=options, tools=[READ])).message["content"] == "No shell."
+    said = (await answer([user("go")], options=options, tools=[READ])).message["content"]
+    name = READ["function"]["name"]
+    assert said == f"the scripted policy knows no tool that runs commands among those offered: {name}"
     assert (await answer([user("go")], options=options, tool_choice="none")).message["content"] == "No shell."
 
 
