@@ -8,6 +8,7 @@ An answer follows from the request alone, so that the engines keep no state. Con
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,12 +20,14 @@ from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.engines.embedded.shell_tools import find_shell, shell_arguments
 from polar_gym.evaluators import EvaluationContext, ToolAnswer
-from polar_gym.schema import EvaluationResult, Message
+from polar_gym.schema import EvaluationResult, Message, ModelCall
 
 ORDER = "Solve this on my behalf:"
 """How the task of a sub-agent begins."""
 
-SUMMARY_REQUESTS = ("detailed summary", "CONTEXT CHECKPOINT COMPACTION")
+SUMMARY_REQUEST = re.compile(
+    r"detailed summary|CONTEXT CHECKPOINT COMPACTION|summar\w+ (of )?(our|the|this) conversation"
+)
 """Words by which harnesses ask for a summary at the end of a conversation, with its tools."""
 
 NOISE = "seq 100000 102999"
@@ -138,9 +141,10 @@ class Vault:
         return EvaluationResult(evaluator="vault", reward=float(bool(self.asked)))
 
 
-def asks_for_summary(request: ChatRequest) -> bool:
-    """Return whether a request asks for a summary of the conversation so far."""
-    return not request.tools or any(words in _text(request.messages[-1]) for words in SUMMARY_REQUESTS)
+def asks_for_summary(request: ChatRequest | ModelCall) -> bool:
+    """Return whether a request asks for a summary of the conversation so far, and does not hand `SUMMARY` back."""
+    last = _text(request.messages[-1])
+    return not request.tools or (SUMMARY_REQUEST.search(last) is not None and SUMMARY not in last)
 
 
 def spawn(names: set[str], order: str) -> tuple[str, dict[str, object]] | None:

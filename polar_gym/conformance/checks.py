@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polar_gym.builders.trace import kind_of
-from polar_gym.conformance.acting import Compacting, Delegating, ToolCalling, Vault, spawn
+from polar_gym.conformance.acting import Compacting, Delegating, ToolCalling, Vault, asks_for_summary, spawn
 from polar_gym.conformance.rehearsal import CONTEXT_LENGTH, Rehearsal
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.engines.embedded.shell_tools import find_shell, no_shell
 from polar_gym.evaluators import Evaluator
 from polar_gym.gateway.node.node import Node
 from polar_gym.harnesses import HARNESSES, Harness
@@ -130,6 +131,9 @@ async def _wire(subject: Subject) -> Seen:
 
 async def _round_trip(subject: Subject) -> Seen:
     run = await subject.plain
+    tools = [tool for call in run.calls for tool in call.tools]
+    if run.calls and not find_shell(tools):
+        return "fail", no_shell(tools)
     fidelity = run.episode.trajectory.fidelity
     causes = Counter(broken.cause for broken in fidelity.breaks)
     broken = ", ".join(f"{cause} ({count})" for cause, count in causes.items()) or "no break"
@@ -164,19 +168,19 @@ def _retry(error: EngineError, fails: range, *, cuts: bool = False) -> Check:
 
 async def _compaction(subject: Subject) -> Seen:
     run = await subject.run(subject.acting(Compacting))
-    asked = [call for call in run.of_kind("main") if not call.tools and call.index]
+    asked = [call for call in run.of_kind("main") if call.index and asks_for_summary(call)]
     if found := run.of_kind("compaction"):
         return _judged(run.finished, f"calls of kind compaction: {len(found)}; {run.ending}")
     if asked:
-        return "fail", f"calls without tools of kind main: {len(asked)}; does classify know compactions?"
-    return "n/a", f"it does not compact; at the context's end: {run.ending[:200]}"
+        return "fail", f"calls of kind main that ask for a summary: {len(asked)}; does classify know compactions?"
+    return "n/a", f"no call asked for a summary; at the context's end: {run.ending[:200]}"
 
 
 async def _subagents(subject: Subject) -> Seen:
     plain = await subject.plain
     names = {tool["function"]["name"] for call in plain.calls for tool in call.tools}
     if spawn(names, "") is None:
-        return "n/a", "it offers no sub-agents"
+        return "n/a", "none of its tools is known to start sub-agents"
     run = await subject.run(subject.acting(Delegating))
     found = run.of_kind("subagent")
     return _judged(found and run.finished, f"calls of kind subagent: {len(found)}; {run.ending}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,52 @@ async def test_a_harness_that_breaks_promises_fails_their_rows() -> None:
     assert found["kinds"].reason == "4 main; main conversations: 3"
     assert "exit code 0" in found["exit code of an API failure"].reason
     assert "+go 0." in found["stable prompts"].reason
+
+
+_FORGETFUL = """\
+messages = [{"role": "user", "content": "go"}]
+while calls := (said := ask(messages, tools)).get("tool_calls"):
+    arguments = json.loads(calls[0]["function"]["arguments"])
+    done = subprocess.run(["sh", "-c", arguments["command"]], capture_output=True)
+    messages += [said, {"role": "tool", "tool_call_id": calls[0]["id"], "content": done.stdout.decode()}]
+    if len(messages) > 4:
+        order = {"role": "user", "content": "Please summarize our conversation."}
+        summary = ask([*messages, order], tools)["content"]
+        messages = [{"role": "user", "content": "Here is a summary of our conversation: " + summary}]
+"""
+
+
+async def test_compactions_that_classify_does_not_know_fail_their_row() -> None:
+    """Guards against "it does not compact", said of a harness that asks for summaries and offers its tools with it."""
+    need_bubblewrap()
+
+    def launch(context: LaunchContext) -> Launch:
+        return replace(_launch(context), argv=["python3", "-c", _ASK + _FORGETFUL])
+
+    def classify(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, str]:
+        return {"kind": "compaction"} if body["messages"][-1]["content"].startswith("Please summarize") else {}
+
+    name = "tests.e2e.test_harness_check:CARELESS"
+    for harness, verdict, reason in (
+        (Harness(launch=launch), "fail", "calls of kind main that ask for a summary: 1; does classify know"),
+        (Harness(launch=launch, classify=classify), "pass", "calls of kind compaction: 1; exit code 0"),
+    ):
+        (row,) = (await report(name, harness, "bubblewrap", ["compaction"], print)).rows
+        assert row.verdict == verdict, row
+        assert row.reason.startswith(reason)
+
+
+async def test_tools_that_the_policy_does_not_know_are_named() -> None:
+    """Guards against a row that says "no continuation" where the scripted policy found nothing to call."""
+    need_bubblewrap()
+
+    def launch(context: LaunchContext) -> Launch:
+        return replace(_launch(context), argv=["python3", "-c", _ASK.replace('"bash"', '"do"') + _CARELESS])
+
+    name = "tests.e2e.test_harness_check:CARELESS"
+    (row,) = (await report(name, Harness(launch=launch), "bubblewrap", ["tool calls"], print)).rows
+    reason = "the scripted policy knows no tool that runs commands among those offered: do"
+    assert (row.verdict, row.reason) == ("fail", reason)
 
 
 async def test_a_harness_that_leaves_out_the_tools_of_an_environment_fails() -> None:
