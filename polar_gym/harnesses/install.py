@@ -8,6 +8,7 @@ of its own (`interpreter`). All functions here block: call them in a thread.
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
 import re
 import shutil
@@ -201,5 +202,16 @@ def _run(command: Sequence[str], wanted: str) -> None:
 def _whole(ready: Path, harness: Harness, wanted: str) -> Path:
     """Return the installation. Raises `InstallError` where it lacks the harness's program."""
     if not (ready / _programs(harness) / _program(harness)).is_file():
-        raise InstallError(f"{wanted} has no {_program(harness)}: the harness's description does not fit its version")
+        named = "native_programs" if harness.native_programs else f"script={harness.script!r}"
+        offered = ", ".join(_offered(ready, harness)) or "none"
+        raise InstallError(f"{wanted} has no {_program(harness)}: mend {named}; programs of the package: {offered}")
     return ready
+
+
+def _offered(ready: Path, harness: Harness) -> list[str]:
+    """Return the values for `script` that the package offers."""
+    if not harness.npm_package:
+        return sorted(path.name for path in (ready / "bin").iterdir() if not path.name.startswith("python"))
+    described = json.loads((ready / "node_modules" / harness.npm_package / "package.json").read_text("utf-8"))
+    programs = described.get("bin") or {}
+    return [programs] if isinstance(programs, str) else sorted(set(programs.values()))

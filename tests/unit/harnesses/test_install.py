@@ -39,7 +39,8 @@ class NpmRegistry:
 
 def _tarball() -> bytes:
     """The package; its install script would leave a mark, if scripts were run."""
-    manifest = {"name": TINY.npm_package, "version": TINY.version, "scripts": {"install": "touch ran-a-script"}}
+    manifest = {"name": TINY.npm_package, "version": TINY.version, "bin": {"tiny": TINY.script}}
+    manifest["scripts"] = {"install": "touch ran-a-script"}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, text in (("package.json", json.dumps(manifest)), (TINY.script, "console.log('hello')\n")):
@@ -117,7 +118,10 @@ async def test_many_processes_install_once(registry: NpmRegistry, tmp_path: Path
             replace(TINY, version="9.9.9"),
             r"npm install @tiny/harness@9\.9\.9 failed \(exit code 1\):\n(.*\n)*.*ETARGET",
         ),
-        (replace(TINY, script="bin/gone.js"), r"@tiny/harness@1\.2\.3 has no @tiny/harness/bin/gone\.js"),
+        (
+            replace(TINY, script="bin/gone.js"),
+            r"@tiny/harness@1\.2\.3 has no @tiny/harness/bin/gone\.js: mend script='bin/gone\.js'; .*: bin/tiny\.js$",
+        ),
     ],
 )
 async def test_a_failure_says_why_and_leaves_nothing(

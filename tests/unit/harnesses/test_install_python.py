@@ -118,7 +118,10 @@ async def test_it_is_installed_once_by_many(index: Index, tmp_path: Path) -> Non
     [
         (replace(TINY, version="9.9.9"), r"pip install tiny-agent==9\.9\.9 failed \(exit code 1\):\n(.*\n)*.*No match"),
         (replace(TINY, version="2.0"), r"pip install tiny-agent==2\.0 failed \(exit code 1\)"),  # a source only
-        (replace(TINY, script="gone"), r"tiny-agent==1\.2\.3 has no gone: the harness's description"),
+        (
+            replace(TINY, script="gone"),
+            r"1\.2\.3 has no gone: mend script='gone'; programs of the package: tiny$",
+        ),
     ],
 )
 async def test_a_failure_says_why_and_leaves_nothing(harness: Harness, message: str, index: Index, tmp_path: Path):
