@@ -119,5 +119,5 @@ def _table(report: Report) -> Table:
     for heading in ("", "check", "what was seen"):
         table.add_column(heading, overflow="fold")
     for row in report.rows:
-        table.add_row(Text(row.verdict, COLOURS[row.verdict]), row.check, Text(row.reason))
+        table.add_row(Text(row.verdict, COLOURS[row.verdict]), row.check, Text.from_ansi(row.reason))
     return table

@@ -65,10 +65,13 @@ class Run:
 
     @property
     def ending(self) -> str:
-        """How the session ended, in a few words."""
-        session = self.episode.session
+        """How the session ended, in a few words; after a failure the end of what the harness printed, too."""
+        session, printed = self.episode.session, self.episode.artifacts
         failure = f", {session.failure.kind}: {session.failure.message.strip()[-300:]}" if session.failure else ""
-        return f"exit code {session.exit_code}{failure}; calls: {len(self.calls)}"
+        ending = f"exit code {session.exit_code}{failure}; calls: {len(self.calls)}"
+        if not session.exit_code or failure:
+            return ending
+        return f"{ending}; it printed: {printed.stdout.strip()[-200:]} {printed.stderr.strip()[-200:]}"
 
     def of_kind(self, kind: str) -> list[ModelCall]:
         return [call for call in self.calls if kind_of(call) == kind]

@@ -137,6 +137,18 @@ async def test_tools_that_the_policy_does_not_know_are_named() -> None:
     assert (row.verdict, row.reason) == ("fail", reason)
 
 
+async def test_a_row_that_fails_says_what_the_harness_printed() -> None:
+    """Guards against "exit code 1; calls: 4", from which no author of a harness file can tell the cause."""
+    need_bubblewrap()
+
+    def launch(context: LaunchContext) -> Launch:
+        return replace(_launch(context), argv=["python3", "-c", f"{_ASK}{_CARELESS}sys.exit('I have no licence')"])
+
+    name = "tests.e2e.test_harness_check:CARELESS"
+    (row,) = (await report(name, Harness(launch=launch), "bubblewrap", ["exit code of success"], print)).rows
+    assert (row.verdict, row.reason) == ("fail", "exit code 1; calls: 4; it printed: I have no licence")
+
+
 async def test_a_harness_that_leaves_out_the_tools_of_an_environment_fails() -> None:
     """Guards against a row that believes what a harness file declares."""
     need_bubblewrap()
