@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from polar_gym.cli import main
 from polar_gym.schema import EvaluatorSpec
+from tests.e2e.play import make, play
 from tests.support.evaluations import make_context
 from tests.support.made_runs import made_run, write_run
 from tests.support.requirements import need_bubblewrap, need_node
@@ -72,3 +77,25 @@ def test_a_reward_of_ones_own() -> None:
         context = make_context(EvaluatorSpec(name="small_diff"), [], diff=b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n" + added)
         rewards.append(asyncio.run(evaluator.evaluate(context)).reward)
     assert rewards == [0.0, 1.0, 0.0]
+
+
+def test_a_harness_file_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a CLI of npm that does not come with polar-gym: some rows of the check, and a task."""
+    need_node()
+    need_bubblewrap()
+    (tmp_path / "my_continue.py").write_text(block('npm_package="@continuedev/cli"'))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = ("tool calls", "compaction", "kinds", "MCP", "stable prompts")
+    words = ["my_continue:HARNESS", "--runtime", "bubblewrap", "--json", *(f"--row={row}" for row in rows)]
+    with pytest.raises(SystemExit):
+        main(["harness", "check", *words])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in found["rows"]] == ["pass"] * len(rows), found
+    env = make(tmp_path, harness={"name": "my_continue:HARNESS"}, runtime="bubblewrap")
+    try:
+        reward, _, _, episode = play(env)
+    finally:
+        env.close()
+    assert reward == 1.0, episode.session.failure
