@@ -48,6 +48,8 @@ def install(harness: Harness, cache: Path) -> Path:
 
     Raises `InstallError`.
     """
+    if not harness.version[:1].isdigit():
+        raise InstallError(f"version={harness.version!r}: name one version of {harness.package}, such as '1.2.3'")
     target = place(harness, cache)
     if not target.exists():
         make = partial(_npm_install, npm=_npm()) if harness.npm_package else partial(_pip_install, pip=_pip())

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -130,6 +131,14 @@ async def test_a_failure_says_why_and_leaves_nothing(
     with pytest.raises(InstallError, match=message):
         await asyncio.to_thread(install, harness, tmp_path / "cache")
     assert [path.suffix for path in (tmp_path / "cache" / "harnesses").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("version", ["", "latest", "^1.2.0"])
+def test_a_harness_without_one_version_is_not_installed(version: str, tmp_path: Path) -> None:
+    """Guards against the newest version of today, kept in the cache for good as if it were pinned."""
+    with pytest.raises(InstallError, match=re.escape(f"version={version!r}: name one version of @tiny/harness, such")):
+        install(replace(TINY, version=version), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_the_mounts_and_the_argv_fit_together(registry: NpmRegistry, tmp_path: Path):
