@@ -152,6 +152,7 @@ def launch_nothing(context: LaunchContext) -> Launch:
 
 
 UNLAUNCHABLE = Harness(launch=launch_nothing)
+RELATIVE = Harness(launch=lambda context: Launch(argv=["true"], files={".config/x.json": "{}"}))
 
 
 def local_node(tmp_path: Path, pools: Pools | None = None) -> Node:
@@ -160,15 +161,31 @@ def local_node(tmp_path: Path, pools: Pools | None = None) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("fields", "stage", "says"),
+    ("fields", "kind", "stage", "says"),
     [
-        ({"builder": BuilderSpec(name=f"{__name__}:broken_builder")}, Status.BUILDING, "ZeroDivisionError"),
-        ({"agent": HarnessSpec(name=f"{__name__}:UNLAUNCHABLE")}, Status.RUNNING, "no launch with [session key]"),
+        (
+            {"builder": BuilderSpec(name=f"{__name__}:broken_builder")},
+            "gateway_error",
+            Status.BUILDING,
+            "ZeroDivisionError",
+        ),
+        (
+            {"agent": HarnessSpec(name=f"{__name__}:UNLAUNCHABLE")},
+            "harness_error",
+            Status.RUNNING,
+            "no launch with [session key]",
+        ),
+        (
+            {"agent": HarnessSpec(name=f"{__name__}:RELATIVE")},
+            "harness_error",
+            Status.RUNNING,
+            "'.config/x.json' is a relative path",
+        ),
     ],
-    ids=["builder", "harness"],
+    ids=["builder", "harness", "path"],
 )
 async def test_a_plugin_that_raises_ends_its_own_session_only(
-    tmp_path: Path, fields: dict[str, Any], stage: Status, says: str
+    tmp_path: Path, fields: dict[str, Any], kind: str, stage: Status, says: str
 ) -> None:
     """Guards against a third party's bug that ends the whole run with a traceback."""
     async with local_node(tmp_path) as node:
@@ -176,7 +193,7 @@ async def test_a_plugin_that_raises_ends_its_own_session_only(
     assert whole.session.status is Status.COMPLETED
     failure = broken.session.failure
     assert failure is not None
-    assert (failure.kind, failure.stage, broken.reward) == ("gateway_error", stage, None)
+    assert (failure.kind, failure.stage, broken.reward) == (kind, stage, None)
     assert says in failure.message
     fidelity = broken.trajectory.fidelity
     assert fidelity.exact

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,13 @@ ENDING_SECONDS = 60.0
 SIGNALLED = 128
 """An exit code above it says that a signal ended the process."""
 
+log = logging.getLogger(__name__)
+
 NO_OUTPUT = ExecResult(exit_code=None, stdout=b"", stderr=b"")
+
+
+class LaunchError(Exception):
+    """A harness's description does not say how to start the harness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,10 @@ class HarnessRun:
     proxy: Proxy
 
     def launch(self, executable: Sequence[str], context_length: int) -> Launch:
-        """Return how to start the harness: `executable` begins its argv, `context_length` is the engine's."""
+        """Return how to start the harness: `executable` begins its argv, `context_length` is the engine's.
+
+        Raises `LaunchError`.
+        """
         context = LaunchContext(
             spec=self.request.agent,
             base_url=self.sandbox.base_url,
@@ -55,7 +65,18 @@ class HarnessRun:
             executable=executable,
         )
         harness = self.capture.harness
-        return told_today(harness, harness.launch(context), context)
+        try:
+            launch = told_today(harness, harness.launch(context), context)
+        except Exception as error:
+            log.exception("session %s: harness=%s", self.session.session_id, self.request.agent.name)
+            raise LaunchError(f"launch of harness={self.request.agent.name} raised {error!r}") from error
+        for path in launch.files:
+            if not path.startswith("/"):
+                raise LaunchError(
+                    f"Launch.files of harness={self.request.agent.name}: {path!r} is a relative path; name an absolute "
+                    'one in the sandbox, such as f"{context.home}/..."'
+                )
+        return launch
 
     async def to_its_end(self, launch: Launch) -> ExecResult:
         """Run the harness until it or a budget ends, and set `exit_code` and `truncated_by` of the session."""

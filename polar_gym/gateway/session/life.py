@@ -22,7 +22,7 @@ from polar_gym.evaluators.blame import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.proxy import Proxy
 from polar_gym.gateway.session.building import build, final_message
-from polar_gym.gateway.session.harness_run import HarnessRun
+from polar_gym.gateway.session.harness_run import HarnessRun, LaunchError
 from polar_gym.gateway.session.preparation import base_of, prepare
 from polar_gym.gateway.session.sandboxes import GradingSandboxes, Sandboxes
 from polar_gym.gateway.session.starting import RecordError, read_recording
@@ -149,6 +149,8 @@ class SessionLife:
             self.fail(stage, "evaluator_error", str(error))
         except (DivergenceError, RecordError) as error:
             self.fail(stage, "diverged", str(error))
+        except LaunchError as error:
+            self.fail(stage, "harness_error", str(error))
         except Exception as error:
             log.exception("session %s failed while %s", self.session.session_id, stage)
             self.fail(stage, "gateway_error", repr(error))
