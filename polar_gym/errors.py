@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -55,8 +56,13 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", al
         elif problem["type"] == "missing":
             lines.append(f"{key}: is required")
         else:
-            lines.append(f"{key}={_short(problem['input'])}: {problem['msg']}")
+            lines.append(f"{key}={_short(problem['input'])}: {said(problem)}")
     return "\n".join(lines)
+
+
+def said(problem: ErrorDetails) -> str:
+    """Return the text of one of pydantic's problems, without the kind that pydantic puts before our own texts."""
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _short(value: Any) -> str:

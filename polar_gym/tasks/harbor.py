@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from polar_gym.errors import said
 from polar_gym.runtimes.image_names import DOCKERFILE
 from polar_gym.schema import InsidePath
 from polar_gym.tasks import Task
@@ -254,8 +255,8 @@ def _problem(problem: Any) -> str:
         "too_long": "is not supported; leave the task out",
         "literal_error": f"is not supported, only {problem.get('ctx', {}).get('expected', '')}; leave the task out",
     }
-    said = wrong.get(problem["type"]) or f"{problem['msg'].removeprefix('Value error, ')}; correct it"
-    return f"task.toml: {place}={value if len(value) <= 80 else f'{value[:77]}...'}: {said}"
+    told = wrong.get(problem["type"]) or f"{said(problem)}; correct it"
+    return f"task.toml: {place}={value if len(value) <= 80 else f'{value[:77]}...'}: {told}"
 
 
 def _wants_internet(toml: _Toml) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from polar_gym.durable import json_lines
-from polar_gym.errors import how_to_install
+from polar_gym.errors import how_to_install, said
 from polar_gym.registry import Options
 from polar_gym.runtimes.image_names import image_file
 from polar_gym.tasks import Task
@@ -201,7 +201,7 @@ def _problem(problem: Any) -> str:
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "missing":
         return f"{place}: {problem['msg']}; every row needs it"
-    return f"{place}: {problem['msg']}, got {_short(problem['input'])}"
+    return f"{place}: {said(problem)}, got {_short(problem['input'])}"
 
 
 def _own_image(place: str, row: dict[str, Any], directories: Sequence[Path]) -> str | None:

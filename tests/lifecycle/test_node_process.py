@@ -110,8 +110,8 @@ async def test_a_stopped_gateway_lets_running_sessions_finish_for_a_while(
     ("arguments", "says"),
     [
         (["listen=0.0.0.0:0"], "listen=0.0.0.0:0: other machines could reach it, and there is no key; set POLAR_GYM_"),
-        (["listen=here"], "listen='here': Value error, expected host:port, e.g. 127.0.0.1:8701"),
-        (["server=ftp://x"], "server='ftp://x': Value error, expected a URL"),
+        (["listen=here"], "listen='here': expected host:port, e.g. 127.0.0.1:8701"),
+        (["server=ftp://x"], "server='ftp://x': expected a URL"),
         (["server=http://x", "listen=0.0.0.0:1"], "url: is required with listen=0.0.0.0:1"),
         (
             ["server=http://x:8700"],

@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
         (["pi", "--runtime", "podman"], "--runtime='podman': unknown runtime; known: apptainer,"),
         (["command@1", "--runtime", "bubblewrap"], "command@1: command is no package, so it has no version"),
         (["python"], "harness.target: is required"),
-        (["python", "harness.target=agent.py"], "harness.target='agent.py': Value error, expected package.module:func"),
+        (["python", "harness.target=agent.py"], "harness.target='agent.py': expected package.module:func"),
         (["python", "target=agent.py:run"], "target=agent.py:run: expected harness.KEY=VALUE"),
         (["pi@1", "--newest", "--runtime", "bubblewrap"], "pi@1: name a version or --newest, not both"),
     ],
