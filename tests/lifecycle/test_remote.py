@@ -20,11 +20,12 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.runtimes import HOME, Command, Mount, SandboxError
 from polar_gym.runtimes.remote.sandbox import RemoteSandbox
-from polar_gym.schema import RuntimeSpec
-from tests.lifecycle.runtime_kinds import Marked, make, sh, started
+from polar_gym.schema import RuntimeSpec, Workspace
+from tests.lifecycle.runtime_kinds import Marked, ask_gateway, gateway, make, sh, started
 from tests.support import sandbox_provider
 from tests.support.requirements import need_bubblewrap, need_node
 from tests.support.sandbox_provider import Boxes, Streamless
+from tests.support.ssh_host import UID, WORKSPACE, Host, ssh_host
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the provider of tests needs root")
 
@@ -50,7 +51,7 @@ def made() -> Boxes:
         ([], r"runtime\.provider: is required"),
         (
             ["runtime.provider=nowhere"],
-            r"runtime\.provider='nowhere': .*boxes, streamless\), and NeMo Gym's own need ",
+            r"runtime\.provider='nowhere': .*boxes, ssh, streamless\), and NeMo Gym's own need ",
         ),
         (
             ["runtime.provider=opensandbox"],
@@ -163,6 +164,71 @@ async def test_a_cancelled_start_leaves_no_sandbox(monkeypatch: pytest.MonkeyPat
     assert starting.cancelled()
     assert made().specs
     assert made().alive == {}
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    if os.geteuid() != 0:
+        pytest.skip("the machine of tests needs root")
+    with ssh_host() as host:
+        yield host
+
+
+async def test_a_user_of_another_machine(host: Host, tmp_path: Path) -> None:
+    """What a sandbox leaves on a machine that stays: no file and no process, nor those of a killed gateway."""
+    (tmp_path / "tool").write_text("7")
+    spec = RuntimeSpec(name="remote", workspace=Workspace(path=WORKSPACE), environment={"FROM_TASK": "yes"})
+    runtime, marked = make("remote", provider="ssh", config=host.config), Marked()
+    mounts = [Mount(tmp_path / "tool", "/opt/polar-gym/bin/tool")]
+    for _ in range(2):
+        async with started(runtime, spec=spec, serve=gateway("hello"), mounts=mounts) as sandbox:
+            networks = "tail -n +3 /proc/net/dev | cut -d: -f1"
+            script = f"id -u; pwd; echo $FROM_TASK; cat /opt/polar-gym/bin/tool -; touch ~/left; {networks}"
+            told = await sh(sandbox, script, stdin=b"x\n")
+            assert told.stdout.decode().split() == [str(UID), WORKSPACE, "yes", "7x", "lo"]
+            assert await ask_gateway(sandbox) == "hello"
+            assert (await sh(sandbox, f"setsid {marked.command} & wait", timeout_seconds=0.5)).timed_out
+            assert not marked.alive()
+            second = asyncio.create_task(anext(started(runtime, spec=spec).gen))
+            await asyncio.wait({second}, timeout=0.1)
+            assert not second.done(), "the machine's paths are the first one's"
+            second.cancel()
+        assert host.run("find", HOME, WORKSPACE, "/opt/polar-gym", "/tmp", "-mindepth", "1") == ""
+        host.run("sh", "-c", f"while pgrep -u {UID} python3; do sleep 0.05; done")  # streams end a moment later
+    host.run(
+        "sh", "-c", f"echo 1 > {HOME}/left; setpriv --reuid {UID} touch -d '1 hour ago' /tmp/polar-gym-taken-{UID}"
+    )
+    async with started(runtime, spec=spec) as sandbox:
+        assert (await sh(sandbox, "ls ~")).stdout == b""
+    host.run("touch", f"{WORKSPACE}/operators")
+    with pytest.raises(
+        SandboxError, match=rf"\({WORKSPACE} is not empty\): these paths must be empty, and this user's"
+    ):
+        async with started(runtime, spec=spec):
+            pass
+    assert host.run("ls", WORKSPACE) == "operators\n"
+
+
+async def test_a_machine_that_does_not_answer_is_named(host: Host) -> None:
+    config = host.config | {"options": ["-p", "1", *host.options]}
+    with pytest.raises(
+        SandboxError, match=r"provider=ssh made no sandbox: RuntimeError: .*ssh.* exited with 255: .*refus"
+    ):
+        async with started(make("remote", provider="ssh", config=config)):
+            pass
+
+
+async def test_a_real_session_on_another_machine(host: Host, tmp_path: Path) -> None:
+    need_node()
+    workspace = {"path": WORKSPACE}
+    settings = {"runtime": {"name": "remote", "provider": "ssh", "config": host.config, "workspace": workspace}}
+    config = load_config("demo", ["harness=pi", f"rollout.output={tmp_path / 'episodes.jsonl'}"], settings)
+    tasks = load_tasks(config)[:1]
+    async with make_node(config, tasks) as node:
+        episode = await node.rollout(make_request(config, tasks[0]))
+    assert episode.session.failure is None
+    assert episode.evaluation is not None
+    assert (episode.evaluation.reward, episode.evaluation.trust) == (1.0, "low")
 
 
 @ROOT

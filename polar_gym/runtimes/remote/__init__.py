@@ -1,7 +1,7 @@
 """Sandboxes of providers, on other machines: one adapter for all that speak NeMo Gym's sandbox protocol.
 
 `provider` is the protocol and finds providers by name, `streams` opens a stream of bytes into a sandbox, `layers` packs
-what other runtimes mount, and `sandbox` is one sandbox.
+what other runtimes mount, and `sandbox` is one sandbox. `ssh` is a provider of our own.
 
 The gateway needs no address that a sandbox could reach: a relay in the sandbox (`polar_gym.runtimes.relay`) carries the
 harness's connections over a stream that the gateway opens. So a sandbox can do without any network.
@@ -39,8 +39,8 @@ def _shares_its_machine(name: str, provider: object) -> bool:
 
 class RemoteOptions(LimitOptions):
     provider: Annotated[str, Names.OTHER] = Field(min_length=1)
-    """The provider's name: one of NeMo Gym's (docker, apptainer, opensandbox, local), or an entry point of the group
-    nemo_gym.sandbox_providers."""
+    """The provider's name: `ssh`, one of NeMo Gym's (docker, apptainer, opensandbox, local), or an entry point of the
+    group nemo_gym.sandbox_providers."""
     config: Annotated[dict[str, Any], Names.OTHER] = Field(default_factory=dict)
     """The arguments of the provider's constructor. For docker and apptainer, those that shut the network are set."""
     options: Annotated[dict[str, Any], Names.OTHER] = Field(default_factory=dict)

@@ -15,6 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from polar_gym.runtimes.remote.ssh import SshProvider
+
 GROUP = "nemo_gym.sandbox_providers"
 BASE = "nemo_gym.sandbox.providers.base"
 REGISTRY = "nemo_gym.sandbox.providers.registry"
@@ -135,16 +137,18 @@ class Connectable(Protocol):
 
 def find(name: str) -> type[Any]:
     """Return the class of a provider. Raises `ValueError` with what to do about it."""
+    if name == SshProvider.name:
+        return SshProvider
     offered = entry_points(group=GROUP)
     if name in offered.names:
         return offered[name].load()
     try:
         registry = importlib.import_module(REGISTRY)
     except ImportError as error:
-        others = ", ".join(sorted(offered.names)) or "none"
+        known = ", ".join(sorted({SshProvider.name, *offered.names}))
         raise ValueError(
-            f"no installed package offers this provider (entry points {GROUP}: {others}), and NeMo Gym's own need "
-            f"{NEEDS}; this is Python {platform.python_version()}, where {error}"
+            f"no installed package offers this provider (known, with entry points {GROUP}: {known}), and NeMo Gym's "
+            f"own need {NEEDS}; this is Python {platform.python_version()}, where {error}"
         ) from error
     try:
         return registry.get_provider_class(name)

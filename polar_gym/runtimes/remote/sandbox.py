@@ -47,21 +47,32 @@ SETUP = "command -v python3 > /dev/null && mktemp -d /tmp/polar-gym-XXXXXXXX && 
 
 TAKE = """
 set -e
+mark=/tmp/polar-gym-taken-$(id -u)
+old=$(find "$mark" -user "$(id -u)" -mmin +10 2> /dev/null || true)
+if [ -n "$old" ] && ! kill -0 "$(cat "$mark")" 2> /dev/null; then
+    for each; do [ ! -d "$each" ] || find "$each" -mindepth 1 -delete; done
+fi
 for each; do
     [ -z "$(ls -A "$each" 2> /dev/null)" ] || { echo "$each is not empty"; exit 1; }
     mkdir -p "$each"
     [ -w "$each" ] || { echo "$each is not writable"; exit 1; }
 done
+: > "$mark"
+echo "$mark"
 """
-"""The script that takes the paths of a sandbox where the machine is shared; the arguments are the paths."""
+"""The script that takes the paths of a sandbox where the machine is shared; the arguments are the paths. The file that
+it prints will hold the relay's process. What a dead relay left, or one that never came up, is removed after ten
+minutes."""
 
 LEAVE = """
-kill "$1" 2> /dev/null
+relay=$(cat "$1")
+while kill "$relay" 2> /dev/null; do sleep 0.05; done
+rm -f "$1"
 shift
 for each; do find "$each" -mindepth 1 -delete; rmdir "$each" 2> /dev/null; done
 true
 """
-"""The script that ends the relay and empties these paths; the arguments are the relay's process, and the paths."""
+"""The script that ends the relay and empties these paths; the arguments are the mark, and the paths."""
 
 
 class RemoteSandbox(LastingSandbox):
@@ -81,7 +92,7 @@ class RemoteSandbox(LastingSandbox):
         self._directory = ""
         """The relay's, inside."""
         self._taken: list[str] = []
-        """The relay's process and the paths of a shared machine that are to be emptied at the end."""
+        """The mark and the paths of a shared machine that are to be emptied at the end."""
         self._ended = False
 
     async def start(self, connect: Callable[[Handle, str], Awaitable[Stream]]) -> None:
@@ -102,7 +113,7 @@ class RemoteSandbox(LastingSandbox):
         port = 0 if self._request.served is None else PROXY_PORT
         port, process = (await self._do(f"{python} serve {self._directory}/relay {port}")).split()
         if self._shared:
-            self._taken[0] = process
+            await self._do(f"echo {process} > {self._taken[0]}")
         self.base_url = f"http://127.0.0.1:{port}"
         if self._request.served is not None:
             self.server = await self._request.served(listen_at(self._scratch))
@@ -172,8 +183,8 @@ class RemoteSandbox(LastingSandbox):
         paths = [HOME, self._request.spec.workspace.path]
         if self._shared:
             paths.append(TOOLCHAIN)
-            await self._do(TAKE, *paths, problem="these paths must be empty, and this user's to write")
-            self._taken = ["", *paths, self._directory]
+            mark = await self._do(TAKE, *paths, problem="these paths must be empty, and this user's to write")
+            self._taken = [mark, *paths, self._directory]
             await self._upload(SUBREAPER.read_bytes(), f"{self._directory}/subreaper.py")
         else:
             await self._do(agent.PREPARE, *paths, str(self.claim.uid), *agent.accounts(self.claim.uid).values())
