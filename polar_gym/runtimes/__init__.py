@@ -20,7 +20,8 @@ Used by the runtimes:
 - `relay` (with `in_sandbox/`): the gateway's way into a sandbox on another machine, through a stream of bytes.
 - `lasting`, `output`: a sandbox that outlives its commands and ends each of them; what a command printed.
 
-`audit` (with `in_sandbox/`) tries which guarantees hold in real sandboxes: `polar-gym doctor --sandbox`.
+`audit` (with `in_sandbox/`) tries which guarantees hold in real sandboxes: `polar-gym doctor --sandbox`. `conformance`
+tries whether commands, files and network of a runtime's sandboxes are as promised here.
 
 Used by other rooms too: `files`, `tar`, `processes` and `threads`. The room uses `registry`, `schema` and `paths`.
 """

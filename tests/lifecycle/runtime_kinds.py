@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from polar_gym.runtimes import RUNTIMES, Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
+from polar_gym.runtimes.conformance import LAWS, examine, specs
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.support import apptainer, sandbox_provider
 from tests.support.requirements import need, need_bubblewrap
@@ -92,6 +93,14 @@ async def started(
         yield sandbox
     finally:
         await sandbox.stop()
+
+
+async def broken_laws(*arguments: str) -> dict[str, str]:
+    """Return the laws of `runtimes.conformance` that do not hold for a runtime."""
+    (spec,) = specs(arguments)
+    found = await examine(spec)
+    assert found.keys() == LAWS.keys()
+    return {law: problem for law, problem in found.items() if problem}
 
 
 async def sh(sandbox: Sandbox, script: str, *arguments: str, **command: Any) -> ExecResult:

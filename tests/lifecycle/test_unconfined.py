@@ -16,7 +16,7 @@ from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.runtimes import HOME, Command, Mount, SandboxError, SandboxRequest
 from polar_gym.runtimes.unconfined import LOCK, SUBREAPER, UnconfinedSandbox
 from polar_gym.schema import RuntimeSpec
-from tests.lifecycle.runtime_kinds import Marked, make, started
+from tests.lifecycle.runtime_kinds import Marked, broken_laws, make, started
 from tests.support.requirements import need_node
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="runtime=unconfined makes paths of the machine: root only")
@@ -103,7 +103,7 @@ async def test_paths_of_a_killed_gateway_are_taken_over(tmp_path: Path) -> None:
 import asyncio, sys
 from pathlib import Path
 from polar_gym.schema import RuntimeSpec
-from tests.lifecycle.runtime_kinds import Marked, make, started
+from tests.lifecycle.runtime_kinds import Marked, broken_laws, make, started
 async def main():
     async with started(make("unconfined", accept_no_isolation=True, scratch=Path({str(tmp_path)!r}))):
         print("up", flush=True)
@@ -138,3 +138,17 @@ async def test_a_real_session_has_a_reward_of_low_trust(tmp_path: Path) -> None:
         assert episode.session.failure is None
         assert episode.evaluation is not None
         assert (episode.evaluation.reward, episode.evaluation.trust) == (1.0, "low")
+
+
+@ROOT
+async def test_the_laws_of_isolation_fail() -> None:
+    """Guards against laws of `runtimes.conformance` that hold whatever a runtime does."""
+    failed = await broken_laws("runtime=unconfined", "runtime.accept_no_isolation=true")
+    isolation = {
+        "mounts are read-only",
+        "reaches nothing else",
+        "sandboxes are apart",
+        "no rights",
+        "memory is limited",
+    }
+    assert failed.keys() - {"graders have no gateway", "stop leaves nothing"} == isolation, failed

@@ -1,0 +1,64 @@
+"""The laws that a provider's author can try hold where they should. `test_unconfined` has where they fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from polar_gym.errors import ConfigError
+from polar_gym.runtimes.conformance import LAWS, main, specs
+from tests.lifecycle.runtime_kinds import broken_laws
+from tests.support import sandbox_provider
+from tests.support.docker_daemon import docker_host
+from tests.support.requirements import need_bubblewrap
+
+__all__ = ["docker_host"]
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="root only: the provider of tests")
+
+
+async def test_they_hold_in_bubblewrap() -> None:
+    need_bubblewrap()
+    assert await broken_laws("runtime=bubblewrap") == {}
+
+
+async def test_they_hold_in_docker(docker_host: str) -> None:
+    assert await broken_laws("runtime=docker", f"runtime.host={docker_host}") == {}
+
+
+@ROOT
+async def test_they_hold_with_a_provider(tmp_path: Path) -> None:
+    need_bubblewrap()
+    with sandbox_provider.installed(tmp_path):
+        assert await broken_laws("runtime=remote", "runtime.provider=boxes") == {}
+
+
+def test_the_table_has_a_column_for_each_runtime(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_bubblewrap()
+    monkeypatch.setattr(sys, "argv", ["", "runtime=bubblewrap", "runtime=bubblewrap", "runtime.memory_mb=512"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.count("holds") == 2 * len(LAWS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "no runtime is named: expected runtime=NAME"),
+        (["docker"], "'docker': expected runtime=NAME"),
+        (["runtime=nothing"], "runtime=nothing: unknown runtime 'nothing'; known: "),
+        (
+            ["runtime=remote", "runtime.provider=nowhere"],
+            "runtime=remote: runtime.provider: .*no installed package offers this provider",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(arguments: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        specs(arguments)
