@@ -25,7 +25,7 @@ from polar_gym.runtimes.glibc import NodeCheck
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.remote.provider import Connectable, Provider, find, spec_of
 from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
-from polar_gym.runtimes.remote.streams import NO_NETWORK, is_streamed, stream, told
+from polar_gym.runtimes.remote.streams import DEFAULTS, is_streamed, stream, told
 from polar_gym.runtimes.threads import finish, to_its_end
 
 WAYS = "docker exec, apptainer exec, a session with pipes (create_pty), or a program of its own (stream_argv)"
@@ -77,7 +77,7 @@ class Remote:
 
     def __init__(self, options: RemoteOptions) -> None:
         self.options = options
-        config = _merged(NO_NETWORK.get(options.provider, {}), options.config)
+        config = _merged(DEFAULTS.get(options.provider, {}), options.config)
         try:
             self._provider: Provider = find(options.provider)(**config)
         except Exception as error:

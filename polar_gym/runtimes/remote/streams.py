@@ -13,18 +13,26 @@ from polar_gym.runtimes.relay.link import Stream
 from polar_gym.runtimes.relay.tether import through
 from polar_gym.runtimes.remote.provider import Handle, PtySession, SupportsPty, SupportsStream, pty_spec_of
 
+RIGHTS = ("--add-caps", "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_KILL,CAP_SETGID,CAP_SETUID")
+"""Apptainer's option for what the relay needs as root; an Apptainer may be set to leave root no rights."""
+
 COMMAND_LINES: dict[str, Callable[[str], Sequence[str]]] = {
     "docker": lambda name: ("docker", "exec", "-i", "--user", "0", name),
-    "apptainer": lambda name: ("apptainer", "exec", f"instance://{name}"),
+    "apptainer": lambda name: ("apptainer", "exec", *RIGHTS, f"instance://{name}"),
     "local": lambda _: (),
 }
 """Provider of NeMo Gym -> the argv prefix that runs a program in its sandbox of this id."""
 
-NO_NETWORK: dict[str, dict[str, Any]] = {
+CONTAINED = ("--containall", "--writable-tmpfs", "--net", "--network", "none")
+
+DEFAULTS: dict[str, dict[str, Any]] = {
     "docker": {"create": {"network": "none"}},
-    "apptainer": {"create": {"extra_start_args": ["--containall", "--writable-tmpfs", "--net", "--network", "none"]}},
+    "apptainer": {
+        "create": {"extra_start_args": [*CONTAINED, *RIGHTS]},
+        "exec": {"extra_exec_args": list(RIGHTS)},
+    },
 }
-"""Provider -> the arguments of its constructor that leave a sandbox no network. Those of a config come before them."""
+"""Provider -> arguments of its constructor, with which a sandbox has no network. Those of a config come before them."""
 
 
 def is_streamed(name: str, provider: type[Any]) -> bool:
