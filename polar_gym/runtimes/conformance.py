@@ -1,4 +1,4 @@
-"""What every sandbox must do, tried with real ones: for who writes a runtime, or a provider of sandboxes.
+"""Try the laws of a sandbox in real sandboxes. Authors of runtimes, and of providers of sandboxes, run this:
 
     python -m polar_gym.runtimes.conformance runtime=bubblewrap runtime=remote runtime.provider=NAME
 
@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.console import console
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, said
 from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import HOME, RUNTIMES, Command, ExecResult, Mount, Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.runtimes.files import read_file, write_files
@@ -73,12 +73,13 @@ async def python(sandbox: Sandbox, program: str, *arguments: str) -> ExecResult:
     return await sandbox.exec(Command(argv=["python3", "-c", program, *arguments]))
 
 
-def gateway(answer: bytes) -> Serve:
-    """Return a gateway that answers every request with these bytes."""
+def gateway(answer: str) -> Serve:
+    """Return a gateway that answers every HTTP request with these words."""
+    body = answer.encode()
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         await writer.drain()
         writer.close()
 
@@ -175,13 +176,13 @@ async def mounts(trial: Trial) -> None:
 
 
 async def its_own_gateway(trial: Trial) -> None:
-    async with trial.sandbox(serve=gateway(b"x" * MIB)) as box:
+    async with trial.sandbox(serve=gateway("x" * MIB)) as box:
         for _ in range(3):
             same(len((await python(box, GET, box.base_url)).stdout), MIB)
 
 
 async def no_other_network(trial: Trial) -> None:
-    async with trial.sandbox(serve=gateway(b"a")) as box:
+    async with trial.sandbox(serve=gateway("a")) as box:
         with socket.create_server(("127.0.0.1", 0)) as other:
             for address, port in (("127.0.0.1", other.getsockname()[1]), ("192.0.2.1", 9), ("169.254.169.254", 80)):
                 said = (await python(box, KNOCK, address, str(port))).stderr.decode().strip().rpartition("\n")[2]
@@ -286,7 +287,7 @@ def _problem(error: UnknownNameError | ValidationError) -> str:
     """Return an error in one line, with the names of the settings."""
     if isinstance(error, UnknownNameError):
         return str(error)
-    return "; ".join(f"runtime.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    return "; ".join(f"runtime.{'.'.join(map(str, each['loc']))}: {said(each)}" for each in error.errors())
 
 
 def table(found: Sequence[tuple[str, dict[str, str]]]) -> Table:

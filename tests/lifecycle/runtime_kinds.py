@@ -5,7 +5,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from polar_gym.runtimes import RUNTIMES, Command, ExecResult, Runtime, Sandbox, SandboxRequest, Serve
-from polar_gym.runtimes.conformance import LAWS, examine, specs
+from polar_gym.runtimes import RUNTIMES, Command, Runtime, Sandbox, SandboxRequest, Serve
+from polar_gym.runtimes.conformance import LAWS, examine, gateway, sh, specs
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.support import apptainer, sandbox_provider
 from tests.support.requirements import need, need_bubblewrap
+
+__all__ = ["gateway", "sh"]
 
 MakeRuntime = Callable[..., Any]
 """(options) -> a runtime of the kind that the test runs on."""
@@ -101,27 +102,6 @@ async def broken_laws(*arguments: str) -> dict[str, str]:
     found = await examine(spec)
     assert found.keys() == LAWS.keys()
     return {law: problem for law, problem in found.items() if problem}
-
-
-async def sh(sandbox: Sandbox, script: str, *arguments: str, **command: Any) -> ExecResult:
-    return await sandbox.exec(Command(argv=["sh", "-c", script, "sh", *arguments], **command))
-
-
-def gateway(answer: str) -> Serve:
-    """A gateway that answers every HTTP request with these words."""
-
-    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(answer)}\r\nConnection: close\r\n\r\n"
-        writer.write((head + answer).encode())
-        await writer.drain()
-        writer.close()
-
-    async def serve(listener: socket.socket) -> asyncio.Server:
-        start = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
-        return await start(respond, sock=listener)
-
-    return serve
 
 
 GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
