@@ -25,7 +25,7 @@ from polar_gym.runtimes.glibc import NodeCheck
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.runtimes.remote.provider import Connectable, Provider, find, spec_of
 from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
-from polar_gym.runtimes.remote.streams import DEFAULTS, is_streamed, stream, told
+from polar_gym.runtimes.remote.streams import DEFAULTS, as_os_errors, is_streamed, stream
 from polar_gym.runtimes.threads import finish, to_its_end
 
 WAYS = "docker exec, apptainer exec, a session with pipes (create_pty), or a program of its own (stream_argv)"
@@ -129,7 +129,7 @@ class Remote:
         scratch = scratch_directory.make(request.session_id, options.scratch)
         creating = asyncio.ensure_future(self._provider.create(spec))
         try:
-            with told():
+            with as_os_errors():
                 handle = await finish(creating)
         except BaseException as error:
             if creating.done() and not creating.cancelled() and creating.exception() is None:
@@ -158,7 +158,7 @@ class Remote:
         for scratch in orphans:
             if isinstance(self._provider, Connectable) and (scratch / HANDLE).exists():
                 try:
-                    with told():
+                    with as_os_errors():
                         handle = await self._provider.connect(json.loads((scratch / HANDLE).read_text()))
                         await self._provider.close(handle)
                 except OSError as error:
@@ -167,7 +167,7 @@ class Remote:
         return len(orphans)
 
     async def close(self) -> None:
-        with told():
+        with as_os_errors():
             await self._provider.aclose()
 
 

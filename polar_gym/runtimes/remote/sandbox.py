@@ -35,7 +35,7 @@ from polar_gym.runtimes.relay.link import Stream
 from polar_gym.runtimes.relay.tether import Tether
 from polar_gym.runtimes.remote.layers import LOOK, UNPACK, layers
 from polar_gym.runtimes.remote.provider import Connectable, Handle, Provider
-from polar_gym.runtimes.remote.streams import told
+from polar_gym.runtimes.remote.streams import as_os_errors
 from polar_gym.runtimes.threads import finish, to_its_end
 
 SUBREAPER = Path(__file__).parents[1] / "in_sandbox" / "subreaper.py"
@@ -166,7 +166,7 @@ class RemoteSandbox(LastingSandbox):
         try:
             if self._taken:
                 await self._do(LEAVE, *self._taken)
-            with told():
+            with as_os_errors():
                 await finish(self._provider.close(self._handle))
         except OSError as error:
             raise SandboxError(f"the sandbox {self._handle.sandbox_id} could not be removed: {error}") from error
@@ -204,7 +204,7 @@ class RemoteSandbox(LastingSandbox):
 
     async def _upload(self, content: bytes | Path, inside: str) -> None:
         try:
-            with tempfile.NamedTemporaryFile(dir=self._scratch) as file, told():
+            with tempfile.NamedTemporaryFile(dir=self._scratch) as file, as_os_errors():
                 if isinstance(content, bytes):
                     file.write(content)
                     file.flush()
@@ -217,7 +217,7 @@ class RemoteSandbox(LastingSandbox):
         """Return what a script prints that the provider runs. Raises `SandboxError`."""
         command = shlex.join(["sh", "-c", script, "sh", *arguments])
         try:
-            with told():
+            with as_os_errors():
                 user = None if self._shared else "root"
                 result = await self._provider.exec(self._handle, command, timeout_s=SETUP_SECONDS, user=user)
         except OSError as error:

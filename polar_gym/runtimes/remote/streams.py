@@ -49,7 +49,7 @@ def stream(name: str, provider: object) -> Callable[[Handle, str], Awaitable[Str
     assert isinstance(provider, SupportsPty)
 
     async def pipes(handle: Handle, command: str) -> PtyStream:
-        with told():
+        with as_os_errors():
             return PtyStream(await provider.create_pty(handle, pty_spec_of(command)))
 
     return pipes
@@ -62,21 +62,21 @@ class PtyStream:
         self._session = session
 
     async def read(self) -> bytes:
-        with told():
+        with as_os_errors():
             return await self._session.read()
 
     async def write(self, data: bytes) -> None:
-        with told():
+        with as_os_errors():
             await self._session.write(data)
 
     async def close(self) -> None:
-        with told():
+        with as_os_errors():
             await self._session.close()
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Raise whatever a provider raises as an `OSError` that says so."""
+def as_os_errors() -> Iterator[None]:
+    """Raise an `OSError` in place of any error of a provider, with its kind and text."""
     try:
         yield
     except Exception as error:
