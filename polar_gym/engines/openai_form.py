@@ -112,7 +112,7 @@ def check_count(url: str, logprobs: list[float], ids: list[int]) -> None:
 
 
 def check_logprobs(url: str, logprobs: list[float]) -> None:
-    """Check the logprobs of sampled tokens. Raises `EngineError` where one is no number, or above 0."""
+    """Check the logprobs of sampled tokens. Raises `EngineError` where one is not a number, or above 0."""
     if not logprobs or (None not in logprobs and isfinite(sum(logprobs)) and max(logprobs) <= ABOVE_ZERO):
         return  # streams bring a few at a time, for which arrays cost more
     wrong = np.flatnonzero(~np.isfinite(np.asarray(logprobs, np.float64)))

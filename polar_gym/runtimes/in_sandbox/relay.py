@@ -98,7 +98,7 @@ def serve(directory: str, port: int) -> None:
         relay = Relay()
         listens = await relay.listen(directory, port)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # who started this waits for the end of its output
+        for descriptor in (0, 1, 2):  # the program that started this one waits for the end of its output
             os.dup2(nothing, descriptor)
         os.write(writing, str(listens).encode())
         os.close(writing)

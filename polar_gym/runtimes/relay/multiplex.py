@@ -59,7 +59,7 @@ class Opened(Event):
 
 @dataclass(frozen=True)
 class Data(Event):
-    """Bytes of a connection, in their order. Who has used them up calls `Multiplexer.used`."""
+    """Bytes of a connection, in their order. The code that uses them up calls `Multiplexer.used`."""
 
     content: bytes
 
