@@ -166,7 +166,7 @@ function timeline(rows, places) {
   });
   return h('section', { class: 'card wide' }, h('h2', {}, 'Stages', h('span', { class: 'quiet' }, ` ${seconds(whole)}, ${known ? `in time${zeros.size > 1 ? ', each file from its start' : ''}` : 'each from its start: the journals that tell when are not here'}`)),
     h('p', { class: 'legend' }, ...STAGES.map((name, stage) => h('span', {}, h('span', { class: `swatch part${stage}` }), name))),
-    known && h('figure', {}, busy(spans, whole), h('figcaption', { class: 'quiet' }, `sessions in each stage; at most ${most(spans, 3)} ran at once`)),
+    known && h('figure', {}, busy(spans, whole), h('figcaption', { class: 'quiet' }, `sessions in each stage; ${ran(spans, whole)}`)),
     h('div', { class: 'scroll', tabIndex: 0 }, picture));
 }
 
@@ -183,10 +183,16 @@ function steps(spans, stage) {
 }
 
 /**
+ * Say how many sessions ran at once, and how busy so many places were.
  * @param {{stage: number, x: number, end: number}[]} spans
- * @param {number} stage
+ * @param {number} whole
  */
-const most = (spans, stage) => steps(spans, stage).reduce((high, { n }) => Math.max(high, n), 0);
+function ran(spans, whole) {
+  const running = STAGES.indexOf('running');
+  const most = steps(spans, running).reduce((high, { n }) => Math.max(high, n), 0);
+  const time = spans.reduce((sum, { stage, x, end }) => sum + (stage === running ? end - x : 0), 0);
+  return `at most ${most} ran at once, and ${most} places were busy for ${Math.round((100 * time) / (most * whole || 1))} % of the time`;
+}
 
 /**
  * @param {{stage: number, x: number, end: number}[]} spans
