@@ -106,7 +106,8 @@ class RayCluster:
 
     async def _stop(self, actor: Any) -> None:
         try:
-            await asyncio.wait_for(actor.stop.remote(), 30)
+            async with asyncio.timeout(30):
+                await actor.stop.remote()
         except (RayError, TimeoutError) as error:
             log.warning("a node did not end by itself: %s", error)
         await asyncio.to_thread(ray.kill, actor)

@@ -326,7 +326,8 @@ def _node(http: web.Request) -> str:
 
 async def _set_within(news: asyncio.Event, seconds: float) -> bool:
     try:
-        await asyncio.wait_for(news.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await news.wait()
     except TimeoutError:
         return False
     return True

@@ -32,7 +32,8 @@ async def send_stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completio
     try:
         while True:
             try:
-                delta = await asyncio.wait_for(deltas.get(), silent_until - time.monotonic())
+                async with asyncio.timeout(silent_until - time.monotonic()):
+                    delta = await deltas.get()
             except TimeoutError:
                 data = exchange.capture.harness.keep_alive or provider.keep_alive
             else:

@@ -133,7 +133,8 @@ class HarnessRun:
         if recording is not None:
             began = time.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.capture.caught_up.wait(), limit)
+                async with asyncio.timeout(limit):
+                    await self.capture.caught_up.wait()
             self.session.timing.replay = time.monotonic() - began
             limit -= recording.seconds
         await self.proxy.generation.sleep(max(0.0, limit))

@@ -53,7 +53,8 @@ async def start(host: str, exec_id: str) -> tuple[asyncio.StreamReader, asyncio.
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         if head.split(" ", 2)[1] != "101":
             writer.write_eof()
-            reason = (await asyncio.wait_for(reader.read(CHUNK), 10)).decode(errors="replace").strip()
+            async with asyncio.timeout(10):
+                reason = (await reader.read(CHUNK)).decode(errors="replace").strip()
             raise SandboxError(f"Docker did not start a command: {head.splitlines()[0]}: {reason}")
     except (ConnectionError, asyncio.IncompleteReadError) as error:
         writer.close()

@@ -24,7 +24,7 @@ import threading
 from asyncio import StreamReader, StreamWriter
 
 from polar_gym.runtimes.relay.commands import Commands
-from polar_gym.runtimes.relay.link import CHUNK, Link, SocketStream, join
+from polar_gym.runtimes.relay.link import CHUNK, Link, SocketStream, join, within
 from polar_gym.runtimes.relay.multiplex import MultiplexError
 
 ABANDONED_SECONDS = 600.0
@@ -55,7 +55,7 @@ class Relay:
         while not abandoned:
             self._came.clear()
             try:
-                await asyncio.wait_for(self._came.wait(), ABANDONED_SECONDS)
+                await within(ABANDONED_SECONDS, self._came.wait())
             except asyncio.TimeoutError:
                 abandoned = not self._streams
         await self._link.close()

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from polar_gym.runtimes.relay.multiplex import Data, Ended, Event, Multiplexer, Opened
+
+T = TypeVar("T")
 
 CHUNK = 64 * 1024
 PING_SECONDS = 10.0
@@ -191,7 +193,7 @@ class Link:
 
     async def _read(self, stream: Stream) -> bytes:
         try:
-            return await asyncio.wait_for(stream.read(), SILENCE_SECONDS)
+            return await within(SILENCE_SECONDS, stream.read())
         except asyncio.TimeoutError:
             raise OSError("it was silent") from None
 
@@ -204,7 +206,7 @@ class Link:
                     await stream.write(data)
                     continue
                 try:
-                    await asyncio.wait_for(self._to_send.wait(), PING_SECONDS)
+                    await within(PING_SECONDS, self._to_send.wait())
                 except asyncio.TimeoutError:
                     self.multiplexer.ping()
         except OSError:
@@ -223,6 +225,21 @@ class Link:
             connection.told_end()
         else:
             connection.reset()
+
+
+async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns. Raises `asyncio.TimeoutError` where that takes longer.
+
+    `asyncio.wait_for` loses a cancellation before Python 3.12 where it comes at the coroutine's end.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
 
 
 async def join(connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
