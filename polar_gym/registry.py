@@ -73,6 +73,12 @@ def _entry_points(group: str) -> EntryPoints:
     return found
 
 
+@cache
+def _defines(file: str, constant: str) -> bool:
+    """Return whether the text of a module defines a constant. Each is read once: the user may lose the right to it."""
+    return re.search(rf"^{constant}\b *[:=]", Path(file).read_text(), re.MULTILINE) is not None
+
+
 class Registry(Generic[T]):
     """Finds the plug-ins of one room: the built-in modules, entry points, and import paths."""
 
@@ -111,7 +117,7 @@ class Registry(Generic[T]):
         spec = importlib.util.find_spec(f"{self.group}.{name}")
         if spec is None or spec.origin is None:
             return False
-        return re.search(rf"^{self.attribute}\b *[:=]", Path(spec.origin).read_text(), re.MULTILINE) is not None
+        return _defines(spec.origin, self.attribute)
 
     def options(self, spec: PluginSpec) -> Any:
         """Return the plug-in's validated options. Raises `UnknownNameError` or `pydantic.ValidationError`."""

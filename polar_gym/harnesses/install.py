@@ -28,6 +28,8 @@ NODE_MAJOR = 20
 TIMEOUT_SECONDS = 900
 """How long npm or pip may take."""
 
+_OTHER_PYTHON = re.compile(r"\S+ Requires-Python ([^\s;]+)")
+"""How pip names a version of a package that is not for this Python, one after another in a line."""
 _SHEBANG = re.compile(rb"#!(/bin/sh\n'''exec' .*\n' '''|.*python.*)\n")
 """The head of a script of a Python package: the path of the Python that installed it, in two forms."""
 _RELOCATABLE = b"#!/bin/sh\n'''exec' \"${0%/*}/python3\" -I \"$0\" \"$@\"\n' '''\n"
@@ -197,7 +199,11 @@ def _run(command: Sequence[str], wanted: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise InstallError(f"{name} took over {TIMEOUT_SECONDS} s; is its registry reachable?") from error
     if done.returncode != 0:
-        said = "\n".join(line for line in done.stderr.strip().splitlines() if not line.startswith("WARNING:"))
+        lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("WARNING:")]
+        if others := sorted({*_OTHER_PYTHON.findall(done.stderr)}):
+            lines = [line for line in lines if not _OTHER_PYTHON.search(line)]
+            lines.append(f"polar-gym runs on Python {platform.python_version()}; other versions: {', '.join(others)}")
+        said = "\n".join(lines)
         raise InstallError(f"{name} failed (exit code {done.returncode}):\n{said}")
 
 

@@ -33,7 +33,7 @@ from tests.lifecycle.runtime_kinds import (
 )
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need, need_program
+from tests.support.requirements import need, need_a_checkout_that_all_may_read, need_program
 
 __all__ = ["docker_host", "make_runtime", "runtime"]
 
@@ -268,6 +268,7 @@ print(json.dumps(asyncio.run(main())))
 @pytest.mark.parametrize("kind", ["bubblewrap", "apptainer"])
 async def test_without_root(kind: str):
     """The owner's way into the namespaces, by a child that passes the socket back."""
+    need_a_checkout_that_all_may_read()
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # not tmp_path: another user must get there
         Path(directory).chmod(0o777)
         options = _options_without_root(kind, Path(directory))

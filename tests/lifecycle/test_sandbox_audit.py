@@ -29,7 +29,7 @@ from polar_gym.runtimes.skeleton import import_skeleton, skeleton_tag
 from tests.lifecycle.gateway_users import Gateway, directory, gateway
 from tests.lifecycle.runtime_kinds import host_python, make
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need, need_bubblewrap, need_program
+from tests.support.requirements import need, need_a_checkout_that_all_may_read, need_bubblewrap, need_program
 from tests.support.system_calls import numbers
 
 __all__ = ["directory", "docker_host", "gateway"]
@@ -84,6 +84,7 @@ async def audited(kind: str, **options: Any) -> dict[str, Finding]:
 
 
 async def audited_by_another_user(kind: str, uid: int, **options: Any) -> dict[str, Finding]:
+    need_a_checkout_that_all_may_read()
     request = {"kind": kind, "uid": uid, "options": options, "python": host_python()}
     argv = [sys.executable, "-c", AUDIT, json.dumps(request)]
     done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=240)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,9 @@ def need_bubblewrap() -> None:
 
 def need_node() -> None:
     need_program("node", "https://nodejs.org (>= 20)")
+
+
+def need_a_checkout_that_all_may_read() -> None:
+    """For programs that begin as root and go on as another user, who runs files of the checkout."""
+    closed = [str(place) for place in Path(__file__).resolve().parents if not place.stat().st_mode & 0o001]
+    need(not closed, "a checkout that all users may read", f"chmod o+x {' '.join(closed)}, or clone it elsewhere")

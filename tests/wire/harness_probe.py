@@ -32,7 +32,7 @@ def installed(harness: Harness) -> list[str]:
     try:
         modules = install(harness, CACHE)
     except InstallError as error:
-        need(False, f"{harness.npm_package} ({error})", "npm, with a reachable registry or a filled POLAR_GYM_CACHE")
+        need(False, f"{harness.package} ({error})", "a reachable registry, a filled POLAR_GYM_CACHE, or a newer Python")
         raise
     return executable(harness, str(modules), "node")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +28,10 @@ def main():
     print("hello", *sys.argv[1:])
     print(sys.executable, ssl.__file__, __file__, sep="\\n")
 """
+
+
+RUNS_ON = re.escape(platform.python_version())
+LATER = "tiny_agent-3.0-py3-none-any.whl"
 
 
 @dataclass
@@ -60,6 +66,7 @@ async def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         if http.path == "/simple/tiny-agent/":
             links = {f"/{name}#sha256={digest}": name, "/tiny_agent-2.0.tar.gz": "tiny_agent-2.0.tar.gz"}
             text = "".join(f'<a href="{link}">{file}</a>' for link, file in links.items())
+            text += f'<a href="/{LATER}" data-requires-python="&gt;=4.1">{LATER}</a>'
             return web.Response(text=text, content_type="text/html")
         served.downloads += http.path == f"/{name}"
         return web.Response(body=data) if http.path == f"/{name}" else web.Response(status=404)
@@ -117,6 +124,10 @@ async def test_it_is_installed_once_by_many(index: Index, tmp_path: Path) -> Non
     ("harness", "message"),
     [
         (replace(TINY, version="9.9.9"), r"pip install tiny-agent==9\.9\.9 failed \(exit code 1\):\n(.*\n)*.*No match"),
+        (
+            replace(TINY, version="3.0"),
+            rf"\npolar-gym runs on Python {RUNS_ON}; other versions: >=4\.1$",
+        ),
         (replace(TINY, version="2.0"), r"pip install tiny-agent==2\.0 failed \(exit code 1\)"),  # a source only
         (
             replace(TINY, script="gone"),
