@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -189,7 +190,9 @@ async def test_workspace_is_not_copied_where_overlays_can_be_mounted(tmp_path: P
     async with started(runtime, workspace=source) as sandbox:
         assert isinstance(sandbox, BubblewrapSandbox)
         assert sandbox.disk is not None
-        await sh(sandbox, "echo new > small; chmod 600 big")
+        await sh(sandbox, "echo new > small")
+        if os.geteuid() == 0:  # another user's overlays cannot copy a file's mode without its content
+            await sh(sandbox, "chmod 600 big")
         (scratch,) = tmp_path.glob("polar-gym-*")
         assert (sandbox.disk.seen(scratch / "disk" / "upper") / "small").read_text() == "new\n"
         on_disk = sum(path.lstat().st_blocks * 512 for path in scratch.rglob("*"))
