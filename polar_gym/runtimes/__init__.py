@@ -87,6 +87,8 @@ class SandboxRequest:
     mounts: Sequence[Mount] = ()
     serve: Serve | None = None
     """None: no gateway (grading)."""
+    lifetime_seconds: float = 24 * 3600.0
+    """After so long nobody needs the sandbox: it may then end by itself, also where the gateway has died."""
 
     @property
     def served(self) -> Serve | None:

@@ -215,6 +215,8 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
             lines = (await response.text()).splitlines()
     assert 'polar_gym_places{stage="run"} 7.0' in lines
     assert 'polar_gym_held{stage="run"} 0.0' in lines
+    assert 'polar_gym_sandboxes{state="held"} 0.0' in lines
+    assert 'polar_gym_sandboxes{state="left"} 0.0' in lines
     assert 'polar_gym_ended_total{status="COMPLETED"} 1.0' in lines
     assert 'polar_gym_failures_total{kind="harness_error"} 1.0' in lines
     assert 'polar_gym_calls_total{outcome="delivered"} 1.0' in lines

@@ -6,10 +6,12 @@ The laws that hold for every runtime are in `test_runtimes`, `test_network` and 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import pytest
 from polar_gym.config.loading import load_config
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
-from polar_gym.runtimes import HOME, Command, Mount, SandboxError
-from polar_gym.runtimes.remote.sandbox import RemoteSandbox
+from polar_gym.runtimes import HOME, Command, Mount, SandboxError, scratch_directory
+from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.lifecycle.runtime_kinds import Marked, ask_gateway, gateway, make, sh, started
 from tests.support import sandbox_provider
@@ -96,7 +98,8 @@ async def test_the_provider_is_told_what_is_wanted() -> None:
         (spec,) = made().specs
     assert (spec.image, spec.ttl_s, spec.provider_options) == ("some/image:1", 60, {"region": "here"})
     assert (spec.resources.cpu, spec.resources.memory_mib, spec.resources.disk_gib) == (2, 4096, 16)
-    assert spec.metadata == {"polar-gym.session": "test-session", "polar-gym.node": "n1"}
+    assert spec.metadata.keys() == {"polar-gym.session", "polar-gym.node", "polar-gym.sandbox"}
+    assert (spec.metadata["polar-gym.session"], spec.metadata["polar-gym.node"]) == ("test-session", "n1")
     assert made().alive == {}
 
 
@@ -133,17 +136,85 @@ async def test_the_agent_cannot_touch_the_relay() -> None:
         assert tried.stdout == b"NoNewPrivs:\t1\n"
 
 
+async def end(handle: Any) -> None:
+    await made().close(handle)
+
+
+async def wait_for_its_end(handle: Any) -> None:
+    await handle.raw[0].wait()
+
+
+async def kill_its_relay(handle: Any) -> None:
+    await made().exec(handle, "pkill -9 -f '[r]elay.pyz serve'")
+
+
 @ROOT
-async def test_a_sandbox_that_dies_is_an_error_of_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polar_gym.runtimes.relay.tether.LOST_SECONDS", 1.0)
-    async with started(make("remote", provider="boxes")) as sandbox:
+@pytest.mark.parametrize(
+    ("dies", "ttl", "reason"),
+    [
+        (end, 600, "it was evicted, and is stopped now"),
+        (wait_for_its_end, 5, r"it expired \(runtime\.ttl_seconds\)"),
+        (kill_its_relay, 600, "its relay was killed"),
+    ],
+    ids=["evicted", "expired", "relay killed"],
+)
+async def test_a_sandbox_that_dies_says_why_at_once(dies: Callable[[Any], Any], ttl: float, reason: str) -> None:
+    """It once took a minute, and the error was that of the last attempt to reach the sandbox."""
+    async with started(make("remote", provider="boxes", ttl_seconds=ttl), serve=gateway("hello")) as sandbox:
         marked = Marked()
         running = asyncio.create_task(sandbox.exec(Command(argv=marked.command.split())))
         await marked.until(alive=True)
         (handle,) = made().alive.values()
-        await made().close(handle)
-        with pytest.raises(SandboxError, match=r"cannot be reached any more: .*SandboxPtyError: box-\d+ is gone"):
-            await running
+        await dies(handle)
+        with pytest.raises(SandboxError, match=f"cannot be reached any more: {reason}"):
+            await asyncio.wait_for(running, 30)
+
+
+@ROOT
+async def test_a_creation_whose_answer_is_lost_leaves_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against sandboxes that are paid for, and that nobody knows: those of other sessions stay."""
+
+    async def close_all(self: Boxes, metadata: dict[str, str]) -> int:
+        pairs = zip(self.specs, list(self.alive.values()), strict=True)
+        found = [handle for spec, handle in pairs if metadata.items() <= spec.metadata.items()]
+        for handle in found:
+            await self.close(handle)
+        return len(found)
+
+    monkeypatch.setattr(Boxes, "close_all", close_all, raising=False)
+    runtime, create = make("remote", provider="boxes"), Boxes.create
+
+    async def lose_the_answer(self: Boxes, spec: Any) -> Any:
+        await create(self, spec)
+        raise ConnectionError("no answer")
+
+    async with started(runtime) as bystander:
+        with monkeypatch.context() as patched:
+            patched.setattr(Boxes, "create", lose_the_answer)
+            with pytest.raises(SandboxError, match="made no sandbox: ConnectionError: no answer"):
+                async with started(runtime):
+                    pass
+        assert (await sh(bystander, "echo here")).stdout == b"here\n"
+        assert len(made().alive) == 1
+        del made().specs[1:]
+        assert await runtime.reap(["test-session"]) == 1
+        assert made().alive == {}
+
+
+@ROOT
+async def test_a_gateway_that_starts_again_ends_what_expired_or_cannot_say_that_it_did(tmp_path: Path) -> None:
+    """Guards against directories that stay for ever, because the sandbox that they describe is gone."""
+    runtime = make("remote", provider="boxes", scratch=tmp_path)
+    for until, said in ((time.time() - 1, None), (time.time() + 600, "sandboxes of s could not be ended: KeyError")):
+        scratch = scratch_directory.make("s", tmp_path)
+        (scratch / HANDLE).write_text(json.dumps({"handle": {}, "until": until}))
+        if said is None:
+            assert await runtime.reap(["s"]) == 0
+            assert not scratch.exists()
+        else:
+            with pytest.raises(SandboxError, match=said):
+                await runtime.reap(["s"])
+            assert scratch.exists()
 
 
 @ROOT

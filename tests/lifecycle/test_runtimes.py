@@ -1,6 +1,7 @@
 """Every runtime keeps the same promises about commands, files and what is left at the end."""
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.runtimes import HOME, Command, Mount, Runtime, Sandbox, SandboxError, SandboxRequest
-from polar_gym.runtimes.docker.sandbox import SESSION_LABEL
+from polar_gym.runtimes.docker.sandbox import SESSION_LABEL, remove_container
 from polar_gym.runtimes.files import read_file, write_files
 from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.skeleton import skeleton
@@ -388,3 +389,26 @@ async def test_a_command_can_be_cancelled_at_every_step_of_its_start(sandbox: Sa
             with pytest.raises(asyncio.CancelledError):
                 await running
             await command.until(alive=False)
+
+
+DEATHS = {
+    "it was evicted: somebody removed its container": lambda client, name: remove_container(client, name),
+    "it was evicted: its container was ended with exit code 137": lambda client, name: client.api.kill(name),
+    "it expired after 86400 s, the sum of its session's budgets": lambda client, name: client.api.wait(name, 60),
+}
+"""Reason -> what happens to a container, which ends by itself where nothing does."""
+
+
+@pytest.mark.parametrize("reason", DEATHS)
+async def test_a_container_that_dies_says_why(docker_host: str, monkeypatch: pytest.MonkeyPatch, reason: str):
+    """The error once was the daemon's: a conflict, or a container that it does not know."""
+    if "expired" in reason:
+        monkeypatch.setattr("polar_gym.runtimes.docker.sandbox.WAIT", "sleep 3")
+    runtime = make("docker", host=docker_host)
+    async with started(runtime, session_id="dies") as sandbox:
+        (container,) = _containers(docker_host, "dies")
+        with contextlib.closing(docker.DockerClient(base_url=docker_host)) as client:
+            await asyncio.to_thread(DEATHS[reason], client, container.id)
+        with pytest.raises(SandboxError, match=f"the sandbox is gone: {reason}"):
+            await sh(sandbox, "true")
+    await runtime.close()

@@ -136,7 +136,7 @@ class Streamless:
         view = ["--ro-bind", "/usr", "/usr", *root, *machine, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
         process = await asyncio.create_subprocess_exec(
             *("bwrap", *SPACES, "--info-fd", str(writing), *view),
-            *("sh", "-c", f"chmod 1777 /tmp; echo up; exec sleep {min(spec.ttl_s, 1800)}"),
+            *("sh", "-c", f"chmod 1777 /tmp; echo up; sleep {min(spec.ttl_s, 1800)}; kill -9 -1"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[writing],

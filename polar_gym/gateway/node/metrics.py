@@ -38,6 +38,8 @@ class NodeMetrics:
         yield _by_stage("polar_gym_places", "Places by stage.", node.stages.places)
         yield _by_stage("polar_gym_held", "Sessions that hold a place, by stage.", node.stages.held)
         statuses = Counter(session.status.value for session in service.sessions)
+        sandboxes = Counter(held=len(node.census.held), left=len(node.census.left))
+        yield gauges("polar_gym_sandboxes", "Sandboxes that sessions hold, and that are left.", "state", sandboxes)
         yield gauges("polar_gym_sessions", "Sessions that are held and not delivered.", "status", statuses)
         yield GaugeMetricFamily("polar_gym_waiting", "Sessions that wait for INIT.", value=node.stages.init.waiting)
         yield counters("polar_gym_ended", "Sessions that ended, by status.", "status", service.ended_by_status)

@@ -27,6 +27,7 @@ from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.gateway.proxy.proxy import Proxy, Streaming
 from polar_gym.gateway.proxy.scoring import Scoring
 from polar_gym.gateway.session.life import Plugins, SessionLife, Surroundings
+from polar_gym.gateway.session.sandboxes import Census
 from polar_gym.gateway.session.stages import Pool, Stages
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
@@ -78,6 +79,7 @@ class Node:
         )
         self._scoring = Scoring(scoring or ScoringConfig(share=None), self.proxy.generation)
         self.stages = Stages(pools or Pools())
+        self.census = Census()
         self._alone = Pool(1)
         self._spans = spans
         self._emit: Emit | None = None
@@ -101,6 +103,9 @@ class Node:
             self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
             stack.push_async_callback(self._close_runtimes)
+            stack.push_async_callback(self.census.remove_left)
+            removing = asyncio.create_task(self.census.keep_removing())
+            stack.callback(removing.cancel)
             loop = asyncio.get_running_loop()
             self._loopback = await loop.create_server(self.proxy.server_for(None), "127.0.0.1", 0)
             stack.callback(self._loopback.close)
@@ -200,7 +205,9 @@ class Node:
             scoring=self._scoring,
         )
         self.proxy.add(capture)
-        surroundings = Surroundings(serve=self._serve, proxy=self.proxy, cache=self.cache, scratch=self._scratch)
+        surroundings = Surroundings(
+            serve=self._serve, proxy=self.proxy, cache=self.cache, scratch=self._scratch, census=self.census
+        )
         on_change(session)
         return SessionLife(request.model_copy(deep=True), session, plugins, capture, surroundings, on_change)
 

@@ -24,7 +24,7 @@ from polar_gym.gateway.proxy.proxy import Proxy
 from polar_gym.gateway.session.building import build, final_message
 from polar_gym.gateway.session.harness_run import HarnessRun, LaunchError
 from polar_gym.gateway.session.preparation import base_of, prepare
-from polar_gym.gateway.session.sandboxes import GradingSandboxes, Sandboxes
+from polar_gym.gateway.session.sandboxes import Census, GradingSandboxes, Sandboxes
 from polar_gym.gateway.session.starting import RecordError, read_recording
 from polar_gym.gateway.session.work import READ_SECONDS, Work, read_work
 from polar_gym.harnesses import Harness
@@ -73,6 +73,7 @@ class Surroundings:
     proxy: Proxy
     cache: Path
     scratch: Path
+    census: Census
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class SessionLife:
         self._around = surroundings
         self._on_change = on_change
         self._scratch = surroundings.scratch / f"{session.session_id}.{session.attempt}"
-        self._sandboxes = Sandboxes(plugins.runtime, request.runtime, session)
+        self._sandboxes = Sandboxes(plugins.runtime, request, session, surroundings.census)
         self._queued_since = time.monotonic()
         self.began = time.time()  # Unix time
 

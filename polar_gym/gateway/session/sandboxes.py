@@ -8,22 +8,67 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from polar_gym.gateway.session.preparation import Prepared, brings_workspace
+from polar_gym.gateway.session.work import READ_SECONDS
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest, Serve
-from polar_gym.schema import RuntimeSpec, Session
+from polar_gym.schema import Session, TaskRequest
 from polar_gym.workspaces.history import set_base
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 120.0
+AGAIN_SECONDS = 60.0
+"""The time between two attempts to remove what could not be removed."""
+
+WAITING_SECONDS = 3600.0
+"""How long a session may wait between its stages, and for generation that is paused, before its sandboxes may end."""
+
+
+def lifetime(request: TaskRequest) -> float:
+    """Return the seconds after which no stage of a session needs a sandbox: the sum of the budgets."""
+    replay = request.timeout_seconds if request.start_from is not None else 0.0
+    grading = request.runtime.init_timeout_seconds + request.evaluator.timeout_seconds
+    running = request.runtime.init_timeout_seconds + replay + request.timeout_seconds + READ_SECONDS
+    return running + grading + WAITING_SECONDS
+
+
+class Census:
+    """The sandboxes of a node: those that its sessions hold, and those that should be gone and are left."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Sandbox] = {}
+        self.left: dict[int, Sandbox] = {}
+
+    async def remove(self, sandbox: Sandbox, session_id: str) -> None:
+        """Remove a sandbox. One that cannot be removed is logged, and tried again: it does not affect the episode."""
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await sandbox.stop()
+        except (SandboxError, OSError) as error:
+            self.left[id(sandbox)] = sandbox
+            log.error("session %s: a sandbox could not be removed: %s", session_id, error)
+        else:
+            self.left.pop(id(sandbox), None)
+        self.held.pop(id(sandbox), None)
+
+    async def remove_left(self) -> None:
+        for sandbox in list(self.left.values()):
+            await self.remove(sandbox, "that has ended")
+
+    async def keep_removing(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            await self.remove_left()
 
 
 class Sandboxes:
     """Starts and removes sandboxes. Their workspace is as before the agent, and its git history ends there."""
 
-    def __init__(self, runtime: Runtime, spec: RuntimeSpec, session: Session) -> None:
+    def __init__(self, runtime: Runtime, request: TaskRequest, session: Session, census: Census) -> None:
         self.session = session
         self._runtime = runtime
-        self._spec = spec
+        self._spec = request.runtime
+        self._lifetime = lifetime(request)
+        self._census = census
         self._up: list[Sandbox] = []
         """The harness's sandbox, until it is removed."""
 
@@ -45,13 +90,15 @@ class Sandboxes:
             workspace=prepared.repository,
             mounts=prepared.mounts if image is None else (),
             serve=serve,
+            lifetime_seconds=self._lifetime,
         )
         sandbox = await self._runtime.start(request)
+        self._census.held[id(sandbox)] = sandbox
         try:
             if brings_workspace(self._spec):
                 await set_base(sandbox, self._spec.workspace, for_agent=serve is not None)
         except BaseException:
-            await sandbox.stop()
+            await self.stop(sandbox)
             raise
         return sandbox
 
@@ -62,12 +109,7 @@ class Sandboxes:
         self._up.clear()
 
     async def stop(self, sandbox: Sandbox) -> None:
-        """Remove a sandbox. One that cannot be removed is logged: it does not affect the episode."""
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await sandbox.stop()
-        except (SandboxError, OSError) as error:
-            log.error("session %s: a sandbox could not be removed: %s", self.session.session_id, error)
+        await self._census.remove(sandbox, self.session.session_id)
 
 
 class GradingSandboxes:
@@ -111,7 +153,7 @@ class GradingSandboxes:
         try:
             yield sandbox
         finally:
-            await sandbox.stop()
+            await self._sandboxes.stop(sandbox)
 
     @asynccontextmanager
     async def of(self, image: str) -> AsyncIterator[Sandbox]:
@@ -120,4 +162,4 @@ class GradingSandboxes:
         try:
             yield sandbox
         finally:
-            await sandbox.stop()
+            await self._sandboxes.stop(sandbox)

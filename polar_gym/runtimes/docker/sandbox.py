@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -50,8 +51,9 @@ from polar_gym.runtimes.threads import to_its_end
 SESSION_LABEL = "polar-gym.session"
 NODE_LABEL = "polar-gym.node"
 
-WAIT = "while :; do sleep 3600 & wait $!; done"
-"""The script of PID 1. It is a shell, because a shell also reaps the orphans that it inherits."""
+WAIT = "left=$1; while [ $left -gt 0 ]; do sleep 60 & wait $!; left=$((left - 1)); done"
+"""The script of PID 1, which ends after so many minutes, and the container with it, where no gateway is left to end it.
+It is a shell, because a shell also reaps the orphans that it inherits."""
 
 PREPARE_WHOLE = """
 set -e
@@ -197,7 +199,7 @@ class DockerSandbox(LastingSandbox):
         memory = f"{options.memory_mb}m"
         container = client.containers.create(
             self._image.id,
-            entrypoint=["/bin/sh", "-c", WAIT, self._name],
+            entrypoint=["/bin/sh", "-c", WAIT, self._name, str(math.ceil(self._request.lifetime_seconds / 60))],
             command=[],
             name=self._name,
             user="0:0",
@@ -261,12 +263,29 @@ class DockerSandbox(LastingSandbox):
         self.check("is stopped")
 
         def create(client: docker.DockerClient) -> str:
-            created = client.api.exec_create(
-                self._name, list(argv), stdin=True, user=user, workdir=workdir, environment=dict(environment)
-            )
+            try:
+                created = client.api.exec_create(
+                    self._name, list(argv), stdin=True, user=user, workdir=workdir, environment=dict(environment)
+                )
+            except errors.APIError as error:
+                if error.status_code not in (404, 409):  # 409: it does not run
+                    raise
+                raise SandboxError(f"the sandbox is gone: {self._death(client)}") from error
             return created["Id"]
 
         return await self._daemon.call(create)
+
+    def _death(self, client: docker.DockerClient) -> str:
+        """Return why the container does not run."""
+        try:
+            state = client.api.inspect_container(self._name)["State"]
+        except errors.NotFound:
+            return "it was evicted: somebody removed its container"
+        if state["ExitCode"] == 0:
+            return f"it expired after {self._request.lifetime_seconds:g} s, the sum of its session's budgets"
+        if state["OOMKilled"]:
+            return f"out of memory (runtime.memory_mb={self._daemon.options.memory_mb})"
+        return f"it was evicted: its container was ended with exit code {state['ExitCode']} {state['Error']}".strip()
 
     async def _exit_code(self, exec_id: str) -> int | None:
         """Return the exit code of a command whose streams have ended; the daemon may learn it a moment later."""

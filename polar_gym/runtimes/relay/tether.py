@@ -61,23 +61,24 @@ class Tether:
     """A link to the relay of one sandbox, over streams that `connect` makes, one after another."""
 
     def __init__(self, connect: Callable[[], Awaitable[Stream]], gateway: Path | None) -> None:
-        """`connect` raises `OSError` where it makes no stream now. `gateway`: the Unix socket of the session's gateway,
-        to which the sandbox's connections go; None: they are refused."""
+        """`connect` raises `OSError` where it makes no stream now, and `SandboxError` where it never will. `gateway`:
+        the Unix socket of the session's gateway, to which the sandbox's connections go; None: they are refused."""
         self.link = Link(self._serve, inside=False)
         self._connect = connect
         self._gateway = gateway
         self._keeping = asyncio.create_task(self._keep_up())
-        self._lost = "is stopped"
+        self._lost = ""
+        """Why the sandbox was given up."""
 
     def open(self) -> Connection:
         """Open a connection to the relay. Raises `SandboxError`."""
         if self._keeping.done():
-            raise SandboxError(f"the sandbox {self._lost}")
+            raise SandboxError(f"the sandbox {self._lost or 'is stopped'}")
         return self.link.open()
 
     def problem(self) -> SandboxError:
         """Return the reason why connections were reset."""
-        return SandboxError(f"the sandbox {self._lost}" if self._keeping.done() else "the sandbox reset a command")
+        return SandboxError(f"the sandbox {self._lost or 'reset a command'}")
 
     async def close(self) -> None:
         self._keeping.cancel()
@@ -95,6 +96,9 @@ class Tether:
                 problem = str(error)
             except MultiplexError as error:
                 problem = f"its relay broke off: {error}"
+                break
+            except SandboxError as error:
+                problem = str(error)
                 break
             await asyncio.sleep(RETRY_SECONDS)
         self._lost = f"cannot be reached any more: {problem}"

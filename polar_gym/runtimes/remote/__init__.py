@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
+import time
+import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,12 +26,17 @@ from polar_gym.registry import Names
 from polar_gym.runtimes import Command, SandboxError, SandboxRequest, scratch_directory
 from polar_gym.runtimes.glibc import NodeCheck
 from polar_gym.runtimes.limits import LimitOptions
-from polar_gym.runtimes.remote.provider import Connectable, Provider, find, spec_of
+from polar_gym.runtimes.remote.provider import Connectable, Handle, Provider, closing_all, find, labels, spec_of
 from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
 from polar_gym.runtimes.remote.streams import DEFAULTS, as_os_errors, is_streamed, stream
 from polar_gym.runtimes.threads import finish, to_its_end
 
 WAYS = "docker exec, apptainer exec, a session with pipes (create_pty), or a program of its own (stream_argv)"
+log = logging.getLogger(__name__)
+
+SESSION, SANDBOX, NODE = "polar-gym.session", "polar-gym.sandbox", "polar-gym.node"
+"""The metadata of each sandbox."""
+
 NOT_ISOLATED = "isolates nothing: a harness may read and change all that this user may, and reaches the network"
 
 
@@ -45,8 +53,9 @@ class RemoteOptions(LimitOptions):
     """The arguments of the provider's constructor. For docker and apptainer, those that shut the network are set."""
     options: Annotated[dict[str, Any], Names.OTHER] = Field(default_factory=dict)
     """The `provider_options` of each sandbox."""
-    ttl_seconds: float = Field(default=86400.0, gt=0)
-    """The age at which the provider ends a sandbox by itself, where it can."""
+    ttl_seconds: float | None = Field(default=None, gt=0)
+    """The age at which the provider ends a sandbox by itself, where it can. Default: the sum of the budgets of the
+    session's stages, and an hour for the waits between them."""
     accept_no_isolation: Annotated[bool, Names.OTHER] = Field(default=False, validate_default=True)
     """Must be true for a provider that isolates nothing (local)."""
     scratch: Annotated[Path | None, Names.OTHER] = None
@@ -77,7 +86,8 @@ class Remote:
 
     def __init__(self, options: RemoteOptions) -> None:
         self.options = options
-        config = _merged(DEFAULTS.get(options.provider, {}), options.config)
+        limits = {"create": {"pids_limit": options.pids}} if options.provider == "docker" else {}
+        config = _merged(_merged(DEFAULTS.get(options.provider, {}), limits), options.config)
         try:
             self._provider: Provider = find(options.provider)(**config)
         except Exception as error:
@@ -85,6 +95,7 @@ class Remote:
                 f"runtime.provider={options.provider}: cannot be made with runtime.config={json.dumps(config)}: {error}"
             ) from error
         self._connect = stream(options.provider, self._provider)
+        self._close_all = closing_all(options.provider, self._provider)
         self.confined = not _shares_its_machine(options.provider, self._provider)
         self._turn = None if self.confined else asyncio.Lock()
         """Held by the sandbox that has the paths of a shared machine."""
@@ -95,13 +106,16 @@ class Remote:
         return []
 
     def caveats(self) -> list[str]:
-        found = ["the number of processes is not limited; other limits, and the network, are the provider's"]
+        found = ["limits and the network are the provider's; its protocol limits no number of processes"]
         if not self.confined:
             found.append(f"runtime.provider={self.options.provider} {NOT_ISOLATED}")
-        if not isinstance(self._provider, Connectable):
+        if self._close_all is None:
+            which = (
+                "whose creation was not answered" if isinstance(self._provider, Connectable) else "of a dead gateway"
+            )
             found.append(
-                f"after a gateway's death a sandbox lives until runtime.ttl_seconds: {self.options.provider} cannot "
-                "find it again"
+                f"a sandbox {which} lives until runtime.ttl_seconds, where the provider keeps to that: "
+                f"{self.options.provider} cannot find it again"
             )
         return found
 
@@ -111,36 +125,41 @@ class Remote:
     async def start(self, request: SandboxRequest) -> RemoteSandbox:
         if request.spec.network == "full":
             raise SandboxError("runtime.network=full: runtime=remote opens no network; set runtime.network=gateway")
-        options, node = self.options, {"polar-gym.node": request.node} if request.node else {}
+        options, own = self.options, {SANDBOX: uuid.uuid4().hex}
+        metadata = {SESSION: request.session_id, **own, **({NODE: request.node} if request.node else {})}
+        lifetime = options.ttl_seconds or request.lifetime_seconds
+        extra = {}
+        if options.provider == "docker":
+            extra = {"run_args": labels(metadata, options.options.get("run_args", ()))}
         spec = spec_of(
             image=request.spec.image,
-            ttl_s=options.ttl_seconds,
+            ttl_s=lifetime,
             ready_timeout_s=request.spec.init_timeout_seconds,
-            metadata={"polar-gym.session": request.session_id, **node},
+            metadata=metadata,
             resources={
                 "cpu": options.cpus,
                 "memory_mib": options.memory_mb,
                 "disk_gib": options.disk_mb and math.ceil(options.disk_mb / 1024),
             },
-            provider_options=options.options,
+            provider_options=options.options | extra,
         )
         if self._turn is not None:
             await self._turn.acquire()
         scratch = scratch_directory.make(request.session_id, options.scratch)
+        until = time.time() + lifetime
         creating = asyncio.ensure_future(self._provider.create(spec))
         try:
             with as_os_errors():
                 handle = await finish(creating)
         except BaseException as error:
-            if creating.done() and not creating.cancelled() and creating.exception() is None:
-                await self._provider.close(creating.result())
+            await self._undo(creating, own)
             await to_its_end(scratch_directory.remove, scratch)
             if self._turn is not None:
                 self._turn.release()
             if not isinstance(error, OSError):
                 raise
             raise SandboxError(f"runtime.provider={options.provider} made no sandbox: {error}") from error
-        sandbox = RemoteSandbox(self._provider, handle, request, scratch, self._turn)
+        sandbox = RemoteSandbox(self._provider, handle, request, scratch, self._turn, until)
         try:
             await sandbox.start(self._connect)
             image = str(request.spec.image)
@@ -152,19 +171,42 @@ class Remote:
             raise
         return sandbox
 
+    async def _undo(self, creating: asyncio.Future[Handle], own: Mapping[str, str]) -> None:
+        """End the sandbox of a creation that was cancelled, or that failed: it may be there all the same."""
+        try:
+            with as_os_errors():
+                if not creating.cancelled() and creating.exception() is None:
+                    await self._provider.close(creating.result())
+                elif self._close_all is not None:
+                    await self._close_all(own)
+        except OSError as error:
+            log.error("a sandbox of runtime.provider=%s may be left: %s", self.options.provider, error)
+
     async def reap(self, session_ids: Collection[str]) -> int:
-        """End the sandboxes that a killed gateway left of these sessions, and return how many there were."""
-        orphans = scratch_directory.orphans(session_ids, self.options.scratch)
-        for scratch in orphans:
-            if isinstance(self._provider, Connectable) and (scratch / HANDLE).exists():
-                try:
-                    with as_os_errors():
-                        handle = await self._provider.connect(json.loads((scratch / HANDLE).read_text()))
-                        await self._provider.close(handle)
-                except OSError as error:
-                    raise SandboxError(f"a sandbox in {scratch} could not be ended: {error}") from error
-            await to_its_end(scratch_directory.remove, scratch)
-        return len(orphans)
+        """End the sandboxes that a killed gateway left of these sessions, and return how many were ended."""
+        ended = 0
+        try:
+            with as_os_errors():
+                if self._close_all is not None:
+                    ended = sum([await self._close_all({SESSION: session_id}) for session_id in session_ids])
+                for scratch in scratch_directory.orphans(session_ids, self.options.scratch):
+                    if self._close_all is None and (scratch / HANDLE).exists():
+                        ended += await self._end(**json.loads((scratch / HANDLE).read_text()))
+                    await to_its_end(scratch_directory.remove, scratch)
+        except OSError as error:
+            raise SandboxError(f"sandboxes of {', '.join(session_ids)} could not be ended: {error}") from error
+        return ended
+
+    async def _end(self, handle: Mapping[str, Any], until: float) -> bool:
+        """End the sandbox that another gateway described, and return whether it was there."""
+        assert isinstance(self._provider, Connectable)
+        try:
+            await self._provider.close(await self._provider.connect(handle))
+        except Exception:
+            if time.time() < until:
+                raise
+            return False  # the provider has ended it at its deadline
+        return True
 
     async def close(self) -> None:
         with as_os_errors():

@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from polar_gym.runtimes import processes
 from polar_gym.runtimes.remote.ssh import SshProvider
 
 GROUP = "nemo_gym.sandbox_providers"
@@ -133,6 +134,42 @@ class Connectable(Protocol):
 
     async def serialize_handle(self, handle: Any, *, scope: str | None = None) -> dict[str, Any]: ...
     async def connect(self, descriptor: Any) -> Handle: ...
+
+
+@runtime_checkable
+class SupportsCloseAll(Protocol):
+    """A capability outside of NeMo Gym's protocol: sandboxes by their metadata, also those whose `create` never
+    answered, and of which nobody has a handle."""
+
+    async def close_all(self, metadata: Mapping[str, str]) -> int:
+        """End all sandboxes that have these metadata, and return how many there were."""
+        ...
+
+
+CloseAll = Callable[[Mapping[str, str]], Awaitable[int]]
+
+
+def closing_all(name: str, provider: object) -> CloseAll | None:
+    """Return what ends this provider's sandboxes by their metadata; None: it cannot, and the protocol cannot either."""
+    if isinstance(provider, SupportsCloseAll):
+        return provider.close_all
+    return _close_containers if name == "docker" else None
+
+
+def labels(metadata: Mapping[str, str], before: Any = ()) -> list[str]:
+    """Return `run_args` of NeMo Gym's docker that keep the metadata, which it drops. `before`: those of the config."""
+    named = [part for item in metadata.items() for part in ("--label", "=".join(item))]
+    return [*([before] if isinstance(before, str) else before), *named]
+
+
+async def _close_containers(metadata: Mapping[str, str]) -> int:
+    wanted = [part for item in metadata.items() for part in ("--filter", f"label={'='.join(item)}")]
+    _, found, problem = await processes.run(["docker", "ps", "--all", "--quiet", *wanted])
+    if names := found.split():
+        _, _, problem = await processes.run(["docker", "rm", "--force", "--volumes", *map(bytes.decode, names)])
+    if problem:
+        raise RuntimeError(problem.decode(errors="replace").strip())
+    return len(names)
 
 
 def find(name: str) -> type[Any]:

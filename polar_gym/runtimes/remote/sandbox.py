@@ -11,6 +11,7 @@ import asyncio
 import json
 import shlex
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -40,7 +41,10 @@ from polar_gym.runtimes.threads import finish, to_its_end
 
 SUBREAPER = Path(__file__).parents[1] / "in_sandbox" / "subreaper.py"
 HANDLE = "handle.json"
-"""The file in the scratch directory by which a later gateway finds the sandbox."""
+"""The file in the scratch directory by which a later gateway finds the sandbox: its handle, and its deadline."""
+
+SILENT_SECONDS = 1.0
+"""A sandbox that was not heard for so long is asked whether it lives, before it is connected to again."""
 
 SETUP_SECONDS = 300.0
 SETUP = "command -v python3 > /dev/null && mktemp -d /tmp/polar-gym-XXXXXXXX && id -u"
@@ -75,18 +79,36 @@ true
 """The script that ends the relay and empties these paths; the arguments are the mark, and the paths."""
 
 
+LIVES = """
+tr -d '\\000' 2> /dev/null < "/proc/$1/cmdline" | grep -q relay && exit
+cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2> /dev/null | grep -q '^oom_kill [1-9]' \\
+    && echo 'out of memory: its relay was killed' || echo 'its relay was killed'
+"""
+"""The script that prints why the relay, a process, is dead; nothing where it lives."""
+
+
 class RemoteSandbox(LastingSandbox):
     """A sandbox of a provider. `stop` may be called at any time after `create`."""
 
     def __init__(
-        self, provider: Provider, handle: Handle, request: SandboxRequest, scratch: Path, turn: asyncio.Lock | None
+        self,
+        provider: Provider,
+        handle: Handle,
+        request: SandboxRequest,
+        scratch: Path,
+        turn: asyncio.Lock | None,
+        until: float,
     ) -> None:
-        """`turn`: held by this sandbox, and released at its end: it is a user of a shared machine. None: it is not."""
+        """`turn`: held by this sandbox, and released at its end: it is a user of a shared machine. None: it is not.
+        `until`: the Unix time after which the provider ends the sandbox."""
         super().__init__(request, Claim(agent.UID))
         self._provider = provider
         self._handle = handle
         self._scratch = scratch
         self._turn = turn
+        self._until = until
+        self._relay = ""
+        """The relay's process, inside."""
         self._shared = turn is not None
         self._tether: Tether | None = None
         self._directory = ""
@@ -98,7 +120,8 @@ class RemoteSandbox(LastingSandbox):
     async def start(self, connect: Callable[[Handle, str], Awaitable[Stream]]) -> None:
         """Fill the sandbox and start its relay. Raises `SandboxError`."""
         if isinstance(self._provider, Connectable):
-            (self._scratch / HANDLE).write_text(json.dumps(await self._provider.serialize_handle(self._handle)))
+            described = {"handle": await self._provider.serialize_handle(self._handle), "until": self._until}
+            (self._scratch / HANDLE).write_text(json.dumps(described))
         self._directory, uid = (await self._do(SETUP, problem="it needs python3 and mktemp")).split()
         if uid != "0" and not self._shared:
             raise SandboxError(
@@ -111,15 +134,20 @@ class RemoteSandbox(LastingSandbox):
         await self._put()
         python = f"{f'env -i PATH={agent.PATH} ' if self._shared else ''}python3 -I -S {program}"
         port = 0 if self._request.served is None else PROXY_PORT
-        port, process = (await self._do(f"{python} serve {self._directory}/relay {port}")).split()
+        port, self._relay = (await self._do(f"{python} serve {self._directory}/relay {port}")).split()
         if self._shared:
-            await self._do(f"echo {process} > {self._taken[0]}")
+            await self._do(f"echo {self._relay} > {self._taken[0]}")
         self.base_url = f"http://127.0.0.1:{port}"
         if self._request.served is not None:
             self.server = await self._request.served(listen_at(self._scratch))
         attach = f"exec python3 -I -S {program} attach {self._directory}/relay"
         gateway = None if self._request.served is None else self._scratch / GATEWAY_SOCKET
-        self._tether = Tether(lambda: connect(self._handle, attach), gateway)
+
+        async def stream() -> Stream:
+            await self._check_life()
+            return await connect(self._handle, attach)
+
+        self._tether = Tether(stream, gateway)
         if self._request.workspace is not None:
             archive = await asyncio.to_thread(files.pack, self._request.workspace)
             await files.unpack(self, archive, self._request.spec.workspace.path)
@@ -142,6 +170,24 @@ class RemoteSandbox(LastingSandbox):
                 return None
             raise self._tether.problem() from error
         return None if self.stopped else code
+
+    async def _check_life(self) -> None:
+        """Raise `SandboxError` where a sandbox that is silent is dead, with the reason; `OSError` where it may live."""
+        assert self._tether is not None
+        if asyncio.get_running_loop().time() - self._tether.link.heard < SILENT_SECONDS:
+            return
+        with as_os_errors():
+            status = await self._provider.status(self._handle)
+        status = getattr(status, "value", status)
+        if status in ("stopped", "error"):
+            late = time.time() >= self._until
+            raise SandboxError("it expired (runtime.ttl_seconds)" if late else f"it was evicted, and is {status} now")
+        try:
+            dead = await self._do(LIVES, self._relay) if status == "running" else ""
+        except SandboxError as error:
+            raise OSError(str(error)) from error
+        if dead:
+            raise SandboxError(dead)
 
     def _resolved(self, command: Command) -> tuple[Sequence[str], dict[str, str], int | None]:
         """Return argv, environment and uid with which the relay runs a command."""

@@ -1,0 +1,48 @@
+"""A node knows its sandboxes: those that sessions hold, and those that could not be removed, which it tries again."""
+
+from __future__ import annotations
+
+from polar_gym.gateway.session.sandboxes import Census, lifetime
+from polar_gym.runtimes import Command, ExecResult, SandboxError
+from polar_gym.schema import HarnessSpec, RuntimeSpec, StartFrom, TaskRequest
+
+
+class Stubborn:
+    """A sandbox that is removed at the second attempt."""
+
+    base_url = ""
+    attempts = 0
+
+    async def exec(self, command: Command) -> ExecResult:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        self.attempts += 1
+        if self.attempts == 1:
+            raise SandboxError("the provider does not answer")
+
+
+async def test_a_sandbox_that_could_not_be_removed_is_removed_later() -> None:
+    """It was once logged and forgotten, and lived until its provider ended it."""
+    census, sandbox = Census(), Stubborn()
+    census.held[id(sandbox)] = sandbox
+    await census.remove(sandbox, "one")
+    assert (list(census.held), list(census.left.values())) == ([], [sandbox])
+    await census.remove_left()
+    assert (census.left, sandbox.attempts) == ({}, 2)
+    await census.remove_left()
+    assert sandbox.attempts == 2
+
+
+def test_a_sandbox_lives_as_long_as_its_sessions_budgets() -> None:
+    request = TaskRequest(
+        task_id="t",
+        instruction="i",
+        timeout_seconds=1000,
+        runtime=RuntimeSpec(name="remote", init_timeout_seconds=10),
+        agent=HarnessSpec(name="pi"),
+    )
+    alone = lifetime(request)
+    assert alone == 10 + 1000 + 600 + 10 + 600 + 3600
+    resumed = request.model_copy(update={"start_from": StartFrom(record="r")})
+    assert lifetime(resumed) == alone + 1000, "its replay may take as long again"
