@@ -27,23 +27,67 @@ from rich.text import Text
 from polar_gym.console import console
 from polar_gym.errors import ConfigError, said
 from polar_gym.registry import UnknownNameError
-from polar_gym.runtimes import HOME, RUNTIMES, Command, ExecResult, Mount, Runtime, Sandbox, SandboxRequest, Serve
+from polar_gym.runtimes import (
+    HOME,
+    RUNTIMES,
+    Command,
+    ExecResult,
+    Mount,
+    Runtime,
+    Sandbox,
+    SandboxRequest,
+    Serve,
+    processes,
+)
 from polar_gym.runtimes.files import read_file, write_files
 from polar_gym.schema import PluginSpec, RuntimeSpec
+from polar_gym.workspaces.diff import apply_diff, snapshot_diff
+from polar_gym.workspaces.repository import make_repository, pack_git_dir
 
 MIB = 1 << 20
 LAW_SECONDS = 120.0
 APART_SECONDS = 30.0
+END_SECONDS = 20.0
+HOLD = "--hold"
 SECONDS = str(10**6 + os.getpid())
 SLEEP = f"sleep {SECONDS}"
 RUNNING = f"""
 import pathlib
 print(sum(b"{SECONDS}" in each.read_bytes().split(b"\\0") for each in pathlib.Path("/proc").glob("[0-9]*/cmdline")))
 """
-"""A Python program that prints how many such processes the sandbox has."""
+"""A Python program that prints how many such processes it sees."""
 
 GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode(), end='')"
 KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3)"
+FORK = """
+import os, time
+for number in range(300):
+    try:
+        if os.fork() == 0:
+            time.sleep(100)
+            os._exit(0)
+    except OSError:
+        print("refused", end="")
+        break
+"""
+WORK = """
+set -e
+chmod +x plain && chmod -x run && rm -r gone folder && echo file > folder && mkdir empty new
+ln -sfn plain link && ln -s nowhere new/dangling && printf 'a\\0b\\377\\r\\n' > new/binary && printf end > "new/$1"
+head -c 3000000 /dev/urandom > big && rm -rf .git
+"""
+"""What an agent does to its workspace; the argument is the name of a file."""
+
+TREE = """
+import hashlib, os, pathlib
+for each in sorted(pathlib.Path().rglob("*")):
+    if each.is_symlink():
+        print(ascii(str(each)), os.readlink(each))
+    elif each.is_file() and ".git" not in each.parts:
+        print(ascii(str(each)), os.access(each, os.X_OK), hashlib.sha256(each.read_bytes()).hexdigest())
+"""
+"""A Python program that prints what a workspace holds; git knows no empty directories."""
+
 UNICODE = "naïve \u6f22\u5b57 \U0001f600\n.txt"
 
 
@@ -165,6 +209,25 @@ async def workspace(trial: Trial) -> None:
     same((source / "run").read_text(), "#!/bin/sh\necho ran\n")
 
 
+async def exact_diff(trial: Trial) -> None:
+    (source := trial.directory / "source").mkdir()
+    for name in ("plain", "run", "gone/deep/er", "folder/file"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(f"{name}\n")
+    (source / "run").chmod(0o755)
+    (source / "link").symlink_to("run")
+    repository, at = trial.directory / "repository", trial.spec.workspace.path
+    make_repository(source, repository)
+    async with trial.sandbox(workspace=repository) as box:
+        before = (await python(box, TREE)).stdout
+        same((await sh(box, WORK, UNICODE)).stderr, b"")
+        diff, after = await snapshot_diff(box, at, pack_git_dir(repository)), (await python(box, TREE)).stdout
+    async with trial.sandbox(workspace=repository) as box:
+        same((await python(box, TREE)).stdout, before)
+        await apply_diff(box, at, diff)
+        same((await python(box, TREE)).stdout, after)
+
+
 async def mounts(trial: Trial) -> None:
     (tool := trial.directory / "tool").mkdir()
     (tool / "file").write_text("7")
@@ -189,6 +252,11 @@ async def no_other_network(trial: Trial) -> None:
                 same(("refused" in said or "unreachable" in said, said and address), (True, address))
 
 
+async def network_none(trial: Trial) -> None:
+    async with trial.sandbox(spec=trial.spec.model_copy(update={"network": "none"}), serve=gateway("a")) as box:
+        same((await python(box, KNOCK, "127.0.0.1", "8080")).exit_code, 1)
+
+
 async def no_gateway_for_graders(trial: Trial) -> None:
     async with trial.sandbox() as box:
         same((await python(box, KNOCK, "127.0.0.1", "8080")).exit_code, 1)
@@ -207,12 +275,22 @@ async def no_rights(trial: Trial) -> None:
     same((uid != "0", rest), (True, ["0" * 16, "1"]))
 
 
-async def a_memory_limit(trial: Trial) -> None:
-    options = {**trial.spec.options, "memory_mb": 256}
-    runtime = RUNTIMES.make(PluginSpec.model_validate({"name": trial.spec.name, **options}))
+@contextlib.asynccontextmanager
+async def limited(trial: Trial, **limits: int) -> AsyncIterator[Sandbox]:
+    runtime = RUNTIMES.make(PluginSpec.model_validate({"name": trial.spec.name, **trial.spec.options, **limits}))
     async with Trial(runtime, trial.spec, trial.directory).sandbox() as box:
-        same((await python(box, "print(len(bytearray(b'x') * (1 << 30)))")).stdout, b"")
+        yield box
     await runtime.close()
+
+
+async def a_memory_limit(trial: Trial) -> None:
+    async with limited(trial, memory_mb=256) as box:
+        same((await python(box, "print(len(bytearray(b'x') * (1 << 30)))")).stdout, b"")
+
+
+async def a_process_limit(trial: Trial) -> None:
+    async with limited(trial, pids=100) as box:
+        same((await python(box, FORK)).stdout, b"refused")
 
 
 async def stop_leaves_nothing(trial: Trial) -> None:
@@ -220,6 +298,38 @@ async def stop_leaves_nothing(trial: Trial) -> None:
         await sh(box, "touch ~/left /tmp/left left; chmod 0 .; mkdir -p ~/deep/er; chmod 0 ~/deep")
     async with trial.sandbox() as box:
         same((await sh(box, "ls -A ~ .; ls /tmp | grep left")).stdout.count(b"left"), 0)
+
+
+async def a_killed_gateway(trial: Trial) -> None:
+    """The gateway is another process. A later one, which knows the session's id alone, ends the sandbox."""
+    session_id, seconds = f"conformance-killed-{SECONDS}", f"{SECONDS}5"
+    arguments = (HOLD, session_id, seconds, trial.spec.model_dump_json())
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = (sys.executable, "-m", "polar_gym.runtimes.conformance", *arguments)
+    pipe = asyncio.subprocess.PIPE
+    gone = await asyncio.create_subprocess_exec(*program, env=os.environ | paths, stdout=pipe)
+    assert gone.stdout is not None
+    try:
+        same(await gone.stdout.readline(), b"up\n")
+    finally:
+        gone.kill()
+        await gone.wait()
+    same([await trial.runtime.reap([session_id]) for _ in range(2)], [1, 0])
+    count = (sys.executable, "-c", RUNNING.replace(SECONDS, seconds))
+    async with asyncio.timeout(END_SECONDS):
+        while (await processes.run(count))[1] != b"0\n":  # noqa: ASYNC110 - processes end a moment after their kill
+            await asyncio.sleep(0.1)
+
+
+async def hold(session_id: str, seconds: str, spec: RuntimeSpec) -> None:
+    """Be the gateway that is killed, once its sandbox runs a command and this has printed "up"."""
+    async with Trial(RUNTIMES.make(spec), spec, Path()).sandbox(session_id) as box:
+        await sh(box, "true")
+        running = asyncio.create_task(sh(box, f"sleep {seconds}", timeout_seconds=LAW_SECONDS))
+        await asyncio.wait({running}, timeout=1)
+        sys.stdout.write("up\n")
+        sys.stdout.flush()
+        await running
 
 
 LAWS: dict[str, Callable[[Trial], Awaitable[None]]] = {
@@ -231,14 +341,18 @@ LAWS: dict[str, Callable[[Trial], Awaitable[None]]] = {
     "nothing outlives its command": nothing_outlives_its_command,
     "a cancelled command ends": cancelling,
     "the workspace is a copy": workspace,
+    "the diff is exact": exact_diff,
     "mounts are read-only": mounts,
     "reaches its gateway": its_own_gateway,
     "reaches nothing else": no_other_network,
     "graders have no gateway": no_gateway_for_graders,
+    "network=none has none": network_none,
     "sandboxes are apart": sandboxes_are_apart,
     "no rights": no_rights,
     "memory is limited": a_memory_limit,
+    "processes are limited": a_process_limit,
     "stop leaves nothing": stop_leaves_nothing,
+    "nor does a killed gateway": a_killed_gateway,
 }
 
 
@@ -301,9 +415,14 @@ def table(found: Sequence[tuple[str, dict[str, str]]]) -> Table:
 
 
 def main() -> None:
+    if sys.argv[1:2] == [HOLD]:
+        _, _, session_id, seconds, spec = sys.argv
+        asyncio.run(hold(session_id, seconds, RuntimeSpec.model_validate_json(spec)))
     try:
         asked = specs(sys.argv[1:])
-        found = [(spec.options.get("provider", spec.name), asyncio.run(examine(spec))) for spec in asked]
+        found = [
+            (" ".join((spec.name, spec.options.get("provider", ""))), asyncio.run(examine(spec))) for spec in asked
+        ]
     except ConfigError as error:
         sys.exit(f"error: {error}")
     console.print(table(found))
