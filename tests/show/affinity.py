@@ -1,9 +1,10 @@
 """Run sessions of several harnesses on four real vLLM servers behind one gateway: `make show-affinity`.
 
 The model is tiny and random, and vLLM's own grammar makes it run commands (`steered_engine`). The same sessions run
-three times. *stay*: each with its server. *scattered*: each call on the next server, as a plain load balancer does.
-*killed*: when half of the calls are done, one server is killed by SIGKILL, the others get new weights one after another
-while they sample, and the killed one is started again, with its first weights.
+again and again. *stay*: each with its server. *scattered*: each call on the next server, as a plain load balancer does.
+*updated*: when half of the calls are done, the servers get new weights one after another, while they sample. *reset*:
+the same without `cache_salt`: only a reset of the servers' caches keeps the tokens of old weights out. *killed*:
+as *updated*, but one server is killed by SIGKILL before, and started again after, with its first weights.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from polar_gym.chat import ChatRequest
 from polar_gym.config.loading import load_config
 from polar_gym.console import make_console
 from polar_gym.engines import Engine
@@ -36,22 +39,21 @@ from polar_gym.episodes.verify import verify
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.schema import Episode, ModelCall
-from tests.e2e.steered_engine import SteeredOptions, SteeredReplicas
+from tests.e2e.steered_engine import SteeredEngine, SteeredOptions, SteeredReplicas
 from tests.e2e.vllm_server import TINY_MODEL_SCRIPT, VllmServer, run_server, vllm_python
 from tests.show.result import OF_NPM, Result, make_parser, parse
 
-ENDED, STAYED, REUSED, BACK, NAMED, EXACT = LAWS = (
+ENDED, STAYED, REUSED, BACK, NAMED, UNBROKEN, EXACT = LAWS = (
     "every session ends with all of its turns, also where its server was killed",
     "a session changes its server only where its server has gone",
     "sessions that stay reuse at least 98 % of the tokens that they could",
     "the killed server is taken back with the weights of the last update",
     "each call names the weights that its server had",
+    "no call fails where servers get new weights while they sample",
     "verify finds no fault",
 )
 GOAL = 0.98
-STAY, SCATTERED, KILLED = "stay", "scattered", "killed"
-NEW = "1"
-"""The version of the new weights."""
+STAY, SCATTERED, UPDATED, RESET, KILLED = "stay", "scattered", "updated", "reset", "killed"
 
 
 @dataclass(slots=True)
@@ -66,6 +68,11 @@ class Round:
     updated: dict[str, float] = field(default_factory=dict)
     """URL -> when the server had its new weights, Unix time."""
     killed: str = ""
+
+    @property
+    def version(self) -> str:
+        """The version of the new weights."""
+        return f"of {self.name}"
 
     @property
     def calls(self) -> list[ModelCall]:
@@ -89,6 +96,15 @@ class ScatteredReplicas(SteeredReplicas):
         return self.replicas[next(self._turns)].engine
 
 
+class UnsaltedEngine(SteeredEngine):
+    def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in super()._chat_body(request, fields).items() if name != "cache_salt"}
+
+
+class UnsaltedReplicas(SteeredReplicas):
+    make = UnsaltedEngine
+
+
 async def play(
     name: str,
     urls: Sequence[str],
@@ -97,7 +113,7 @@ async def play(
     meanwhile: Callable[[Node, Round], Coroutine[Any, Any, None]] | None = None,
 ) -> Round:
     """Run all sessions at once."""
-    engine = ScatteredReplicas if name == SCATTERED else SteeredReplicas
+    engine = {SCATTERED: ScatteredReplicas, RESET: UnsaltedReplicas}.get(name, SteeredReplicas)
     common = [
         "harness.profile=lean",
         "harness.max_output_tokens=512",
@@ -128,6 +144,14 @@ async def play(
     return found
 
 
+async def update(node: Node, found: Round, half: int, urls: Sequence[str], weights: Path) -> None:
+    """Give the servers new weights when half of the calls are done."""
+    while node.proxy.calls.total() < half:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await node.set_weights(weights, found.version)
+    found.updated = dict.fromkeys(urls, time.time())
+
+
 async def disturb(
     node: Node, found: Round, half: int, servers: Sequence[VllmServer], weights: Path, again: Callable[[], None]
 ) -> None:
@@ -139,12 +163,11 @@ async def disturb(
     found.killed = servers[0].url
     assert servers[0].pid is not None
     os.killpg(servers[0].pid, signal.SIGKILL)
-    await node.set_weights(weights, NEW)
-    found.updated = dict.fromkeys((each.url for each in servers[1:]), time.time())
+    await update(node, found, half, [each.url for each in servers[1:]], weights)
     await asyncio.to_thread(again)
     began = time.monotonic()
     async with asyncio.timeout(300):
-        while replicas.versions[servers[0].url] != NEW or not replicas.replicas[0].up:  # noqa: ASYNC110
+        while replicas.versions[servers[0].url] != found.version or not replicas.replicas[0].up:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     found.back_after = time.monotonic() - began
 
@@ -167,9 +190,12 @@ def check(result: Result, found: Round, turns: int) -> None:
     for call in found.calls:
         since = found.updated.get(str(call.engine_url))
         versions = {span.version for span in call.weight_versions}
-        if since is not None and call.started_at > since and versions - {NEW}:
-            wrong.append(f"{found.name}: {call.call_id} of {call.engine_url}: {versions}, and not {NEW!r}")
+        if since is not None and call.started_at > since and versions - {found.version}:
+            wrong.append(f"{found.name}: {call.call_id} of {call.engine_url}: {versions}, and not {found.version!r}")
     result.check(NAMED, wrong)
+    if found.updated and not found.killed:
+        failed = [call for call in found.calls if call.outcome != "delivered"]
+        result.check(UNBROKEN, [f"{found.name}: {call.call_id}: {call.outcome} {call.error}" for call in failed])
 
 
 def rows_of(rounds: Sequence[Round], result: Result) -> Table:
@@ -223,6 +249,9 @@ async def show(options: argparse.Namespace, result: Result) -> None:
         half = len(rounds[0].calls) // 2
         if not options.quick:
             rounds.append(await play(SCATTERED, urls, options, directory / SCATTERED))
+            for name, weights in ((UPDATED, "other"), (RESET, "model")):
+                meanwhile = partial(update, half=half, urls=urls, weights=directory / weights)
+                rounds.append(await play(name, urls, options, directory / name, meanwhile))
         port = int(urls[0].rpartition(":")[2])
 
         def disturbed(node: Node, found: Round) -> Coroutine[Any, Any, None]:
@@ -254,7 +283,9 @@ def run(*command: str | Path) -> None:
 
 
 def main() -> int:
-    parser = make_parser("affinity", __doc__, quick="two servers and two harnesses, and the round *scattered*")
+    parser = make_parser(
+        "affinity", __doc__, quick="half of the servers and harnesses, and all rounds but *stay* and *killed*"
+    )
     parser.add_argument("--harness", action="append", choices=OF_NPM, help="only this one; may be given repeatedly")
     parser.add_argument("--servers", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--samples", type=int, default=4, help="sessions of each harness (default: %(default)s)")
