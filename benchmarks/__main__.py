@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import builder, node, peers, proxy_cases, stages, trainer_cost
+from benchmarks import builder, group, node, peers, proxy_cases, stages, trainer_cost
 from benchmarks.report import Benchmark, write
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "stages": stages.measure,
     "trainer_cost": trainer_cost.measure,
     "node": node.measure,
+    "group": group.measure,
 }
 
 

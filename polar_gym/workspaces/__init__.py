@@ -1,6 +1,7 @@
 """Workspaces: the directory that an agent works in, before the agent and after.
 
 - `repository`: a task's files become a git repository whose history ends at the base commit.
+- `shared`: one such repository for all sessions that begin from the same files.
 - `history`: the same for the repository that an image brings along.
 - `diff`: the changes of an agent as a git patch, and their way into another sandbox.
 - `venv`: the virtual environment with a task's packages.

@@ -91,7 +91,7 @@ def _git(repository: Path, *arguments: str) -> str:
         "GIT_COMMITTER_EMAIL": _EMAIL,
         "GIT_COMMITTER_DATE": _DATE,
     }
-    command = ["git", *arguments]
+    command = ["git", "-c", "gc.auto=0", *arguments]  # it would go on in the background, and change the repository
     try:
         done = subprocess.run(
             command, cwd=repository, env=environment, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False

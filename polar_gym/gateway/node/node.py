@@ -35,6 +35,7 @@ from polar_gym.providers import PROVIDERS
 from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, check_scope
 from polar_gym.schema import Episode, RuntimeSpec, Session, Status, TaskRequest
 from polar_gym.spans import Emit, Spans, open_spans
+from polar_gym.workspaces.shared import Repositories
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Node:
         self._tool_calls = ToolCalls()
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
+        self._repositories = Repositories(self._scratch)
         self._loopback: asyncio.Server | None = None
         self._started = contextlib.AsyncExitStack()
         """The parts that must be taken down when the node ends."""
@@ -102,6 +104,8 @@ class Node:
                 stack.push_async_callback(asyncio.to_thread, send_the_rest)
             self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
             stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
+            self._repositories = Repositories(self._scratch)
+            stack.push_async_callback(self._repositories.close)
             stack.push_async_callback(self._close_runtimes)
             stack.push_async_callback(self.census.remove_left)
             removing = asyncio.create_task(self.census.keep_removing())
@@ -206,7 +210,11 @@ class Node:
         )
         self.proxy.add(capture)
         surroundings = Surroundings(
-            serve=self._serve, proxy=self.proxy, cache=self.cache, scratch=self._scratch, census=self.census
+            serve=self._serve,
+            proxy=self.proxy,
+            cache=self.cache,
+            repositories=self._repositories,
+            census=self.census,
         )
         on_change(session)
         return SessionLife(request.model_copy(deep=True), session, plugins, capture, surroundings, on_change)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -42,6 +41,7 @@ from polar_gym.schema import (
 )
 from polar_gym.splicing.recording import DivergenceError
 from polar_gym.workspaces.repository import WorkspaceError
+from polar_gym.workspaces.shared import Repositories
 from polar_gym.workspaces.venv import VenvError
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Surroundings:
     serve: Callable[[SessionCapture], Serve]
     proxy: Proxy
     cache: Path
-    scratch: Path
+    repositories: Repositories
     census: Census
 
 
@@ -83,8 +83,8 @@ class Ready:
     sandbox: Sandbox
     executable: Sequence[str]
     """Argv prefix that starts the harness."""
-    base: bytes
-    """The tar of the `.git` that the agent's changes are read against; empty: no changes are read."""
+    base: bytes | Path
+    """The tar of the `.git` that the agent's changes are read against, or its file; empty: no changes are read."""
     grading: GradingSandboxes
     since: float
 
@@ -114,7 +114,7 @@ class SessionLife:
         self._plugins = plugins
         self._around = surroundings
         self._on_change = on_change
-        self._scratch = surroundings.scratch / f"{session.session_id}.{session.attempt}"
+        self._key = f"{session.session_id}.{session.attempt}"
         self._sandboxes = Sandboxes(plugins.runtime, request, session, surroundings.census)
         self._queued_since = time.monotonic()
         self.began = time.time()  # Unix time
@@ -177,7 +177,13 @@ class SessionLife:
             self.capture.start_from(recording)
         if self.capture.environment is not None:
             await self.capture.environment.open()
-        prepared = await prepare(spec, self._plugins.harness, cache=self._around.cache, scratch=self._scratch)
+        prepared = await prepare(
+            spec,
+            self._plugins.harness,
+            cache=self._around.cache,
+            repositories=self._around.repositories,
+            user=self._key,
+        )
         sandbox = await self._sandboxes.start_for_harness(prepared, self._around.serve(self.capture))
         return Ready(
             sandbox=sandbox,
@@ -323,10 +329,10 @@ class SessionLife:
         return text.replace(self.capture.key, "[session key]")
 
     async def close(self) -> None:
-        """Remove the sandbox and the scratch files, at whatever stage the session is. May be called twice."""
+        """Remove the sandbox, and give the repository back, at whatever stage the session is. May be called twice."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_journal)
-            stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
+            stack.push_async_callback(self._around.repositories.give_back, self._key)
             if self.capture.environment is not None:
                 stack.push_async_callback(self.capture.environment.close)
             stack.push_async_callback(self._sandboxes.close)

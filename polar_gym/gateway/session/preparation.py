@@ -11,10 +11,9 @@ from polar_gym.harnesses import Harness
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.runtimes import Mount, Sandbox
 from polar_gym.runtimes.agent import PATH
-from polar_gym.runtimes.threads import to_its_end
 from polar_gym.schema import RuntimeSpec
 from polar_gym.workspaces.history import pack_baseline
-from polar_gym.workspaces.repository import make_repository, pack_git_dir
+from polar_gym.workspaces.shared import Repositories, Repository
 from polar_gym.workspaces.venv import ensure_venv, inside, variables
 
 
@@ -26,36 +25,35 @@ class Prepared:
     """Argv prefix that starts the harness inside a sandbox; empty where the harness is no package."""
     mounts: Sequence[Mount]
     """The harness, and the virtual environment of the task's packages."""
-    repository: Path | None
+    repository: Repository | None
     """The workspace at its base commit; None: the image has the workspace, or the workspace is empty."""
-    git_dir: bytes
-    """The tar of the repository's `.git`; empty where there is no repository."""
 
 
-async def prepare(spec: RuntimeSpec, harness: Harness, *, cache: Path, scratch: Path) -> Prepared:
+async def prepare(
+    spec: RuntimeSpec, harness: Harness, *, cache: Path, repositories: Repositories, user: str
+) -> Prepared:
     """Make the files of a session: the harness, the repository, and the virtual environment of the task's packages.
 
-    The variables of that environment are added to `spec.environment`. Raises `InstallError`, `WorkspaceError`,
-    `VenvError` or `OSError`.
+    The session gives its repository back as this `user`. The variables of that environment are added to
+    `spec.environment`. Raises `InstallError`, `WorkspaceError`, `VenvError` or `OSError`.
     """
     mounts, executable = await asyncio.to_thread(toolchain_mounts, harness, cache)
     mounts = list(mounts)
-    scratch.mkdir(parents=True)
-    repository, git_dir = None, b""
-    if spec.workspace.source is not None:
-        repository = scratch / "repository"
-        await to_its_end(make_repository, Path(spec.workspace.source), repository)
-        git_dir = await asyncio.to_thread(pack_git_dir, repository)
+    source = spec.workspace.source
+    repository = None if source is None else await repositories.take(Path(source), user)
     if spec.workspace.python_requirements:
         venv = await asyncio.to_thread(ensure_venv, spec.workspace.python_requirements, cache)
         mounts.append(Mount(venv, inside(venv)))
         spec.environment |= variables(venv, spec.environment.get("PATH", PATH))
-    return Prepared(executable=executable, mounts=mounts, repository=repository, git_dir=git_dir)
+    return Prepared(executable=executable, mounts=mounts, repository=repository)
 
 
-async def base_of(sandbox: Sandbox, spec: RuntimeSpec, prepared: Prepared) -> bytes:
-    """Return the tar of the `.git` that the agent's changes are read against; empty where nothing is to be read."""
-    return await pack_baseline(sandbox, spec.workspace.path) if brings_workspace(spec) else prepared.git_dir
+async def base_of(sandbox: Sandbox, spec: RuntimeSpec, prepared: Prepared) -> bytes | Path:
+    """Return the tar of the `.git` that the agent's changes are read against, or its file; empty where nothing is to be
+    read."""
+    if brings_workspace(spec):
+        return await pack_baseline(sandbox, spec.workspace.path)
+    return b"" if prepared.repository is None else prepared.repository.base
 
 
 def brings_workspace(spec: RuntimeSpec) -> bool:

@@ -87,7 +87,7 @@ class Sandboxes:
             session_id=self.session.session_id,
             node=self.session.node or "",
             spec=self._spec if image is None else self._spec.model_copy(update={"image": image}),
-            workspace=prepared.repository,
+            workspace=None if prepared.repository is None else prepared.repository.path,
             mounts=prepared.mounts if image is None else (),
             serve=serve,
             lifetime_seconds=self._lifetime,

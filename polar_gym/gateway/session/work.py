@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from polar_gym.runtimes import LeftoverError, Sandbox, SandboxError, WholeSandbox
 from polar_gym.schema import Artifacts
@@ -27,9 +28,9 @@ class Work:
 
 
 async def read_work(
-    sandbox: Sandbox, workspace_path: str, base: bytes, artifacts: Artifacts, *, whole: bool = False
+    sandbox: Sandbox, workspace_path: str, base: bytes | Path, artifacts: Artifacts, *, whole: bool = False
 ) -> Work:
-    """Return the agent's work. `base`: see `workspaces.diff.snapshot_diff`; empty: no changes are read.
+    """Return the agent's work. `base`: see `workspaces.diff.snapshot_diff`, or its file; empty: no changes are read.
 
     The files that no diff carries are noted in `artifacts` first, and stay there if the session is then cancelled.
     """
@@ -39,7 +40,8 @@ async def read_work(
             if isinstance(sandbox, WholeSandbox) and whole:
                 return Work(image=await sandbox.keep())
             artifacts.not_carried = await left_behind(sandbox, workspace_path)
-            diff = await snapshot_diff(sandbox, workspace_path, base) if base else b""
+            archive = await asyncio.to_thread(base.read_bytes) if isinstance(base, Path) else base
+            diff = await snapshot_diff(sandbox, workspace_path, archive) if archive else b""
     except (UnreadableWorkspaceError, LeftoverError) as error:
         return Work(problem=str(error))
     except (SandboxError, OSError) as error:  # a runtime may raise a TimeoutError of its own
