@@ -1,8 +1,10 @@
 """A writable view of a directory that stays as it is: overlayfs where the kernel allows it.
 
 The view is mounted in a mount namespace of its own, which a small process holds open and commands enter. The process
-ends when its standard input does, so a killed gateway leaves no mount behind. As root, everything in the view is given
-to the agent, which copies names and modes but no content (`metacopy`). Without root, the view is mounted in a user
+ends when its standard input does, so a killed gateway leaves no mount behind. As root, everything in the view is the
+agent's: the mount maps root to the agent (`idmap`), which costs the same for any number of files. Where the kernel
+cannot, or files are not root's, they are given to the agent one by one, which copies names and modes but no content
+(`metacopy`). Without root, the view is mounted in a user
 namespace, in which the gateway's own files belong to the agent already.
 """
 
@@ -11,19 +13,32 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polar_gym.runtimes import agent, processes
+from polar_gym.runtimes.kernel import idmap
 
 MOUNT = """
 set -e
-mount -t overlay polar-gym -o "$1" "$2"
-[ -z "$3" ] || chown -R -h "$3" "$2"
+lower=$1 at=$2 options=$3 uid=$4
+shift 4
+mapped() {
+    [ -n "$uid" ] && "$@" "$lower" "$at" "$uid" &&
+        others=$(find "$at" ! -uid "$uid" -print -quit) && [ -z "$others" ] &&
+        mount -t overlay polar-gym -o "lowerdir=$at,$options" "$at"
+}
+given() {
+    mount -t overlay polar-gym -o "lowerdir=$lower,$options" "$at"
+    [ -z "$uid" ] || chown -R -h "$uid:$uid" "$at"
+}
+mapped "$@" 2> /dev/null || given
 echo ready
 exec cat
 """
+"""The script that mounts a view; its arguments are those of `view`, and the program that maps the owner of files."""
 
 
 class OverlayError(Exception):
@@ -49,12 +64,12 @@ async def view(lower: Path, upper: Path, work: Path, at: Path, *, uid: int, thro
     `uid`: the agent's, to whom everything in the view is given as root. `through`: an argv prefix, behind which the
     directories are seen. Raises `OverlayError`.
     """
-    if any(character in f"{lower}{upper}{work}" for character in ",:\\"):
+    if any(character in f"{lower}{upper}{work}{at}" for character in ",:\\"):
         raise OverlayError(f"no overlay can be made of a path with a comma, colon or backslash: {lower}")
     root = os.geteuid() == 0
-    options = f"lowerdir={lower},upperdir={upper},workdir={work},{'metacopy=on' if root else 'userxattr'}"
-    owner = f"{uid}:{uid}" if root else ""
-    return await hold(through, MOUNT, options, str(at), owner)
+    options = f"upperdir={upper},workdir={work},{'metacopy=on' if root else 'userxattr'}"
+    owner = str(uid) if root else ""
+    return await hold(through, MOUNT, str(lower), str(at), options, owner, sys.executable, "-I", "-S", idmap.__file__)
 
 
 async def hold(through: Sequence[str], script: str, *arguments: str) -> View:
