@@ -84,6 +84,8 @@ class SandboxRequest:
     """A directory on the gateway's machine. The sandbox sees a writable copy of it at `spec.workspace.path`. The
     directory must not change while the sandbox lives, because the copy may be made on write. None: what the image has
     at that path; an empty directory without an image, or where the image has nothing there."""
+    own_files: bool = False
+    """Whether all files of the workspace are this user's. They need not be given to the agent one by one then."""
     mounts: Sequence[Mount] = ()
     serve: Serve | None = None
     """None: no gateway (grading)."""

@@ -92,15 +92,19 @@ async def settle(own: disk.Disk) -> None:
         raise SandboxError(str(error)) from error
 
 
-async def show_workspace(source: Path, own: disk.Disk, claim: uids.Claim) -> copy_on_write.View | None:
+async def show_workspace(source: Path, own: disk.Disk, claim: uids.Claim, own_files: bool) -> copy_on_write.View | None:
     """Put a writable copy of `source` into the scratch directory; return the view where the copy is made on write.
+
+    `own_files`: see `SandboxRequest`.
 
     Raises `SandboxError`.
     """
     upper, work, at = (own.scratch / name for name in ("disk/upper", "disk/work", "disk/workspace"))
     if not claim.enter:  # else an overlay would copy the content of each file that is given to the agent
         try:
-            return await copy_on_write.view(source.resolve(), upper, work, at, uid=claim.uid, through=own.enter)
+            return await copy_on_write.view(
+                source.resolve(), upper, work, at, uid=claim.uid, through=own.enter, roots=own_files
+            )
         except copy_on_write.OverlayError as error:
             say_once(f"workspaces are copied, because no overlay can be mounted here: {error}")
     await copy_workspace(source, own, claim)

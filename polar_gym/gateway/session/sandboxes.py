@@ -88,6 +88,7 @@ class Sandboxes:
             node=self.session.node or "",
             spec=self._spec if image is None else self._spec.model_copy(update={"image": image}),
             workspace=None if prepared.repository is None else prepared.repository.path,
+            own_files=True,
             mounts=prepared.mounts if image is None else (),
             serve=serve,
             lifetime_seconds=self._lifetime,

@@ -124,7 +124,7 @@ class Apptainer:
                 content = await to_its_end(self._images.read, image, request.spec.workspace.path)
                 await to_its_end(sandbox_files.unpack_workspace, content, own, claim)
         elif os.geteuid() == 0:
-            view = await sandbox_files.show_workspace(request.workspace, own, claim)
+            view = await sandbox_files.show_workspace(request.workspace, own, claim, request.own_files)
         else:  # in the user namespace that Apptainer makes, the view would belong to root
             await sandbox_files.copy_workspace(request.workspace, own, claim)
         try:

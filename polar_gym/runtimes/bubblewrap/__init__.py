@@ -115,7 +115,7 @@ class Bubblewrap:
         try:
             sandbox.disk = own = await sandbox_files.own_disk(scratch, self._options, claim)
             if request.workspace is not None:
-                sandbox.view = await sandbox_files.show_workspace(request.workspace, own, claim)
+                sandbox.view = await sandbox_files.show_workspace(request.workspace, own, claim, request.own_files)
             sandbox.cgroup = await to_its_end(sandbox_files.limit, scratch, self._options)
             if request.spec.network == "full" and request.served is not None:
                 sandbox.base_url, sandbox.server = await serve_on_host(request.served)

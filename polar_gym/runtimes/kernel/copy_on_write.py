@@ -3,7 +3,7 @@
 The view is mounted in a mount namespace of its own, which a small process holds open and commands enter. The process
 ends when its standard input does, so a killed gateway leaves no mount behind. As root, everything in the view is the
 agent's: the mount maps root to the agent (`idmap`), which costs the same for any number of files. Where the kernel
-cannot, or files are not root's, they are given to the agent one by one, which copies names and modes but no content
+cannot, or files may not be root's, they are given to the agent one by one, which copies names and modes but no content
 (`metacopy`). Without root, the view is mounted in a user
 namespace, in which the gateway's own files belong to the agent already.
 """
@@ -26,8 +26,7 @@ set -e
 lower=$1 at=$2 options=$3 uid=$4
 shift 4
 mapped() {
-    [ -n "$uid" ] && "$@" "$lower" "$at" "$uid" &&
-        others=$(find "$at" ! -uid "$uid" -print -quit) && [ -z "$others" ] &&
+    [ $# -gt 0 ] && "$@" "$lower" "$at" "$uid" &&
         mount -t overlay polar-gym -o "lowerdir=$at,$options" "$at"
 }
 given() {
@@ -38,7 +37,7 @@ mapped "$@" 2> /dev/null || given
 echo ready
 exec cat
 """
-"""The script that mounts a view; its arguments are those of `view`, and the program that maps the owner of files."""
+"""The script that mounts a view; its arguments are those of `view`, and the program that maps owners, if any."""
 
 
 class OverlayError(Exception):
@@ -58,18 +57,20 @@ class View:
         await self.holder.wait()
 
 
-async def view(lower: Path, upper: Path, work: Path, at: Path, *, uid: int, through: Sequence[str] = ()) -> View:
+async def view(
+    lower: Path, upper: Path, work: Path, at: Path, *, uid: int, through: Sequence[str] = (), roots: bool = False
+) -> View:
     """Show `lower` at `at`, and keep in `upper` what is written there. All four directories must exist.
 
     `uid`: the agent's, to whom everything in the view is given as root. `through`: an argv prefix, behind which the
-    directories are seen. Raises `OverlayError`.
+    directories are seen. `roots`: all files of `lower` are root's, if this user is root. Raises `OverlayError`.
     """
     if any(character in f"{lower}{upper}{work}{at}" for character in ",:\\"):
         raise OverlayError(f"no overlay can be made of a path with a comma, colon or backslash: {lower}")
     root = os.geteuid() == 0
     options = f"upperdir={upper},workdir={work},{'metacopy=on' if root else 'userxattr'}"
-    owner = str(uid) if root else ""
-    return await hold(through, MOUNT, str(lower), str(at), options, owner, sys.executable, "-I", "-S", idmap.__file__)
+    mapping = (sys.executable, "-I", "-S", idmap.__file__) if root and roots else ()
+    return await hold(through, MOUNT, str(lower), str(at), options, str(uid) if root else "", *mapping)
 
 
 async def hold(through: Sequence[str], script: str, *arguments: str) -> View:
