@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,24 +23,34 @@ settings.load_profile("ci" if os.environ.get("CI") else "laws")
 # A shell lets what it runs in the background ignore SIGINT, and the processes that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SLOW = ("e2e", "faults", "nemo_rl")
-"""Folders that a plain `./test` leaves out, but for the tests of `KEPT`."""
-KEPT = "test_episode.py"
+SLOW_FOLDERS = ("e2e", "faults", "nemo_rl")
+SLOW_MODULES = (
+    *("attacks", "audit", "benchmarks", "conformance", "curation", "from_git", "grading_twins", "honest", "prepare"),
+    *("remote", "service_ray", "service_resume", "service_whole", "unconfined"),
+)
+"""Without `test_` and `.py`."""
+KEPT = "episode"
+"""The module of a slow folder that a plain `./test` runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help=f"run also the folders {', '.join(SLOW)}, as CI does")
+    parser.addoption("--all", action="store_true", help="run also what takes long, as CI does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the slow folders, unless all tests are asked for or paths and names are given."""
+    """Leave out what takes long, unless all tests are asked for or paths and names are given."""
     if config.getoption("--all") or os.environ.get("CI") or config.args_source is not config.ArgsSource.TESTPATHS:
         return
     root = config.rootpath / "tests"
-    slow = {item for item in items if item.path.name != KEPT and item.path.relative_to(root).parts[0] in SLOW}
+    slow = {item for item in items if _is_slow(item.path.relative_to(root))}
     if slow:
         config.hook.pytest_deselected(items=list(slow))
         items[:] = [item for item in items if item not in slow]
+
+
+def _is_slow(path: Path) -> bool:
+    module = path.stem.removeprefix("test_")
+    return module in SLOW_MODULES or (path.parts[0] in SLOW_FOLDERS and module != KEPT)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -50,7 +61,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:5}  {reason}")
     if not (config.getoption("--all") or os.environ.get("CI")):
-        terminalreporter.write_line(f"a plain run leaves out {', '.join(SLOW)} of tests/; all tests: ./test --all")
+        terminalreporter.write_line("a plain run leaves out what takes long (see tests/conftest.py); all: ./test --all")
 
 
 def _reason(report: pytest.TestReport) -> str:
