@@ -21,12 +21,15 @@ from polar_gym.config.loading import load_config
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.runtimes import HOME, Command, Mount, SandboxError, scratch_directory
+from polar_gym.runtimes.relay.websocket import TOKEN
+from polar_gym.runtimes.remote.layers import LARGE, put
 from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
+from polar_gym.runtimes.remote.streams import WEB_PORT, WebStream
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.lifecycle.runtime_kinds import Marked, ask_gateway, gateway, make, sh, started
 from tests.support import sandbox_provider
 from tests.support.requirements import need_bubblewrap, need_node
-from tests.support.sandbox_provider import Boxes, Streamless
+from tests.support.sandbox_provider import Boxes, Routed, Streamless
 from tests.support.ssh_host import UID, WORKSPACE, Host, ssh_host
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the provider of tests needs root")
@@ -53,7 +56,7 @@ def made() -> Boxes:
         ([], r"runtime\.provider: is required"),
         (
             ["runtime.provider=nowhere"],
-            r"runtime\.provider='nowhere': .*boxes, ssh, streamless\), and NeMo Gym's own need ",
+            r"runtime\.provider='nowhere': .*boxes, routed, ssh, streamless\), and NeMo Gym's own need ",
         ),
         (
             ["runtime.provider=opensandbox"],
@@ -119,8 +122,61 @@ async def test_a_sandbox_is_sent_what_it_lacks(tmp_path: Path) -> None:
         assert b"Permission denied" in seen.stderr
         before = len(made().sent)
         assert before == 1 + len(mounts), "the relay, and a layer for each mount"
-        await sandbox._put()
+        await put(sandbox._shell, sandbox._layers, sandbox._directory)
         assert len(made().sent) == before, "it has them"
+
+
+@ROOT
+async def test_the_second_sandbox_does_not_pay_for_a_layer(tmp_path: Path) -> None:
+    """Guards against toolchains that are sent to every sandbox."""
+    (tmp_path / "storage").mkdir()
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "file").write_bytes(os.urandom(2 * LARGE))
+    (tmp_path / "small").write_text("7")
+    mounts = [Mount(tmp_path / "tool", "/opt/polar-gym/tool"), Mount(tmp_path / "small", "/opt/polar-gym/bin/small")]
+    config = {"storage": str(tmp_path / "storage")}
+    for gateway_number in range(2):
+        runtime = make("remote", provider="boxes", config=config)
+        for number in range(2):
+            async with started(runtime, mounts=mounts) as sandbox:
+                tried = (
+                    "cmp /opt/polar-gym/tool/file - && cat /opt/polar-gym/bin/small; echo x >> /opt/polar-gym/tool/file"
+                )
+                seen = await sh(sandbox, tried, stdin=(tmp_path / "tool" / "file").read_bytes())
+                assert seen.stdout == b"7"
+                assert b"Permission denied" in seen.stderr or b"Read-only" in seen.stderr
+            assert sum(size > LARGE for _, size in made().sent) == (gateway_number == 0), number
+        assert made().alive == {}
+        assert all(spec.metadata["placed"] == "here" for spec in made().specs)
+    (volume,) = (tmp_path / "storage").iterdir()
+    (volume / ".complete").unlink()  # as if a gateway had died while it filled the volume
+    async with started(make("remote", provider="boxes", config=config), mounts=mounts) as sandbox:
+        seen = await sh(sandbox, "wc -c < /opt/polar-gym/tool/file")
+        assert seen.stdout == f"{2 * LARGE}\n".encode(), seen
+    assert (volume / ".complete").exists()
+
+
+@ROOT
+async def test_a_route_without_the_sessions_token_ends_nowhere() -> None:
+    """Guards against an agent, or a stranger who learns of a public route, in the place of the gateway."""
+    async with started(make("remote", provider="routed"), serve=gateway("hello")) as sandbox:
+        assert isinstance(sandbox, RemoteSandbox)
+        assert await ask_gateway(sandbox) == "hello"
+        asked = (
+            "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8079, timeout=20);"
+            "c.request('GET', '/', headers={'Sec-WebSocket-Key': 'AAAA', 'polar-gym-token': 'x'});"
+            "print(c.getresponse().status)"
+        )
+        inside = await sandbox.exec(Command(argv=["python3", "-c", asked]))
+        assert inside.stdout == b"403\n", inside.stderr
+        assert b"denied" in (await sh(sandbox, 'cat "$1"/token', sandbox._directory)).stderr
+        provider = Streamless.made[-1]
+        assert isinstance(provider, Routed)
+        endpoint = await provider.endpoint(next(iter(provider.alive.values())), WEB_PORT)
+        with pytest.raises(OSError, match="403"):
+            await WebStream.connect(endpoint.endpoint, {**endpoint.headers, TOKEN: "another"})
+        with pytest.raises(OSError, match="401"):
+            await WebStream.connect(endpoint.endpoint, {})
 
 
 @ROOT
@@ -303,13 +359,14 @@ async def test_a_real_session_on_another_machine(host: Host, tmp_path: Path) -> 
 
 
 @ROOT
+@pytest.mark.parametrize("provider", ["boxes", "routed"])
 @pytest.mark.parametrize("cut_after", [10**9, 100_000], ids=["whole", "cut"])
-async def test_a_real_session_has_its_reward(tmp_path: Path, cut_after: int) -> None:
+async def test_a_real_session_has_its_reward(tmp_path: Path, cut_after: int, provider: str) -> None:
     """A harness's calls go on where the connection to its sandbox was lost in the midst of them."""
     need_node()
     settings = [
         "runtime=remote",
-        "runtime.provider=boxes",
+        f"runtime.provider={provider}",
         f"runtime.config={{cut_after:{cut_after}}}",
         "harness=pi",
         f"rollout.output={tmp_path / 'episodes.jsonl'}",
@@ -323,6 +380,7 @@ async def test_a_real_session_has_its_reward(tmp_path: Path, cut_after: int) -> 
             assert episode.evaluation is not None
             assert (episode.evaluation.reward, episode.evaluation.trust) == (1.0, "high")
             assert episode.trajectory.traces
-        lost = sum(each.cut_after < 0 for each in made().sessions)
+        used = Streamless.made[-1]
+        lost = used.lost if isinstance(used, Routed) else sum(each.cut_after < 0 for each in made().sessions)
         assert lost == 0 if cut_after > 10**6 else lost >= 2
-    assert made().alive == {}
+    assert used.alive == {}

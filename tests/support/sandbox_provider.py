@@ -3,20 +3,24 @@
 Each sandbox is a bubblewrap that lasts, half an hour at most. Records are the provider's own: it imports nothing of
 polar-gym.
 
-It is installed as a package of its own would be, by an entry point (`installed`), under two names: `boxes` gives
-sessions with pipes, and `streamless` gives no stream. Needs root.
+It is installed as a package of its own would be, by an entry point (`installed`), under three names: `boxes` gives
+sessions with pipes and storage that its sandboxes share, `routed` a route for HTTP through a proxy, and `streamless` no
+stream. Needs root.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import json
 import math
 import os
+import re
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -130,10 +134,26 @@ class Streamless:
         reading, writing = os.pipe()
         root = [part for link in ("bin", "sbin", "lib", "lib64") for part in ("--symlink", f"usr/{link}", f"/{link}")]
         root += [
-            part for directory in ("/etc", "/etc/ssl", "/root") for part in ("--perms", "0755", "--dir", directory)
+            part
+            for directory in ("/etc", "/etc/ssl", "/root", "/opt", "/opt/polar-gym")
+            for part in ("--perms", "0755", "--dir", directory)
         ]
         machine = [part for name in MACHINES for part in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")]
-        view = ["--ro-bind", "/usr", "/usr", *root, *machine, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        volumes = [part for each in spec.provider_options.get("volumes", ()) for part in self.mounted(each)]
+        view = [
+            "--ro-bind",
+            "/usr",
+            "/usr",
+            *root,
+            *machine,
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--tmpfs",
+            "/tmp",
+            *volumes,
+        ]
         process = await asyncio.create_subprocess_exec(
             *("bwrap", *SPACES, "--info-fd", str(writing), *view),
             *("sh", "-c", f"chmod 1777 /tmp; echo up; sleep {min(spec.ttl_s, 1800)}; kill -9 -1"),
@@ -151,6 +171,9 @@ class Streamless:
         handle = SandboxHandle(f"box-{pid}", self.name, (process, pid, spec.resources.memory_mib))
         self.alive[handle.sandbox_id] = handle
         return handle
+
+    def mounted(self, volume: Any) -> list[str]:
+        raise ValueError("no volumes here")
 
     async def exec(
         self,
@@ -218,14 +241,16 @@ class Streamless:
 
 
 class Boxes(Streamless):
-    """The same, with sessions."""
+    """The same, with sessions and storage."""
 
     name = "boxes"
 
-    def __init__(self, *, cut_after: float = math.inf, **config: Any) -> None:
-        """`cut_after`: the bytes that are written to each session before its connection is lost."""
+    def __init__(self, *, cut_after: float = math.inf, storage: str | None = None, **config: Any) -> None:
+        """`cut_after`: the bytes that are written to each session before its connection is lost. `storage`: the
+        directory that sandboxes share."""
         super().__init__(**config)
         self.cut_after = cut_after
+        self.storage = storage
         self.sessions: list[Session] = []
 
     async def create_pty(self, handle: SandboxHandle, spec: Any) -> Session:
@@ -236,6 +261,20 @@ class Boxes(Streamless):
         process = await self.enter(handle, spec.command, spec.env or {}, stdin=asyncio.subprocess.PIPE)
         self.sessions.append(Session(process, self.cut_after))
         return self.sessions[-1]
+
+    def shared_volume_metadata(self) -> dict[str, str]:
+        if self.storage is None:
+            raise NotImplementedError("no storage is configured")
+        return {"placed": "here"}
+
+    def shared_volume_options(self, source: str | None, target: str, *, read_only: bool = False) -> dict[str, Any]:
+        self.shared_volume_metadata()
+        return {"volumes": [{"source": source or ".", "target": target, "read_only": read_only}]}
+
+    def mounted(self, volume: Any) -> list[str]:
+        assert self.storage is not None
+        kind = "--ro-bind" if volume["read_only"] else "--bind"
+        return [kind, str(Path(self.storage, volume["source"])), volume["target"]]
 
     async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]:
         return {"pid": handle.raw[1]}
@@ -253,13 +292,90 @@ class _Gone:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class SandboxEndpoint:
+    endpoint: str
+    headers: dict[str, str]
+
+
+class Routed(Streamless):
+    """No sessions, but a route for HTTP: a proxy that asks for a key, and knows a sandbox's port by its path."""
+
+    name = "routed"
+    key = "the-account's"
+
+    def __init__(self, *, cut_after: float = math.inf, **config: Any) -> None:
+        """`cut_after`: the bytes that are passed on to a sandbox before the connection is lost."""
+        super().__init__(**config)
+        self.cut_after = cut_after
+        self.lost = 0
+        self.proxy: asyncio.Server | None = None
+
+    async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint:
+        assert self.specs[-1].ports == (port,)
+        if self.proxy is None:
+            self.proxy = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        address, own_port = self.proxy.sockets[0].getsockname()
+        return SandboxEndpoint(f"http://{address}:{own_port}/{handle.raw[1]}/{port}/", {"Key": self.key})
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked = re.match(rb"GET /(\d+)/(\d+)/ ", head)
+        if asked is None or f"\r\nKey: {self.key}\r\n".encode() not in head:
+            writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        try:
+            there = await asyncio.to_thread(dial, *map(int, asked.groups()))
+        except OSError:
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        inner_reader, inner_writer = await asyncio.open_connection(sock=there)
+        inner_writer.write(head.replace(asked[0], b"GET / ", 1))
+        both = (pass_on(reader, inner_writer, self.cut_after), pass_on(inner_reader, writer, math.inf))
+        for passed in asyncio.as_completed(both):
+            self.lost += not await passed
+            for each in (writer, inner_writer):
+                each.transport.abort()
+
+    async def aclose(self) -> None:
+        if self.proxy is not None:
+            self.proxy.close()
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: float) -> bool:
+    """Pass bytes on until their end; return False where the limit came first."""
+    try:
+        while data := await reader.read(65536):
+            writer.write(data[: int(min(limit, len(data)))])
+            limit -= len(data)
+            if limit < 0:
+                return False
+            await writer.drain()
+    except OSError:
+        pass
+    return True
+
+
+def dial(pid: int, port: int) -> socket.socket:
+    """Return a connection to a port in the network of a sandbox. Raises `OSError`."""
+    setns = ctypes.CDLL(None, use_errno=True).setns
+    with Path("/proc/thread-self/ns/net").open() as own, Path(f"/proc/{pid}/ns/net").open() as other:
+        setns(other.fileno(), 0)
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=5)
+        finally:
+            setns(own.fileno(), 0)
+
+
 @contextlib.contextmanager
 def installed(directory: Path) -> Iterator[None]:
     """Have this process see a package that offers the providers."""
     metadata = directory / "boxes-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: boxes\nVersion: 1.0\n")
-    lines = [f"{each.name} = {__name__}:{each.__name__}" for each in (Boxes, Streamless)]
+    lines = [f"{each.name} = {__name__}:{each.__name__}" for each in (Boxes, Routed, Streamless)]
     (metadata / "entry_points.txt").write_text("\n".join(["[nemo_gym.sandbox_providers]", *lines, ""]))
     sys.path.insert(0, str(directory))
     try:

@@ -5,6 +5,7 @@ the sandbox (`in_sandbox/relay.py`), and its provider gives a stream to it, whic
 
 - `multiplex`: many connections over one stream, as a state machine without input or output.
 - `link`: what drives the state machine on an event loop, and the connections.
+- `websocket`: a stream through an HTTP proxy.
 - `commands`: a command over a connection.
 """
 
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 _ROOM = Path(__file__).parents[1]
-_PARTS = ("relay/multiplex.py", "relay/link.py", "relay/commands.py")
+_PARTS = ("relay/multiplex.py", "relay/link.py", "relay/commands.py", "relay/websocket.py")
 
 
 @cache

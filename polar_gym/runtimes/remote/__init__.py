@@ -15,7 +15,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,12 +26,20 @@ from polar_gym.registry import Names
 from polar_gym.runtimes import Command, SandboxError, SandboxRequest, scratch_directory
 from polar_gym.runtimes.glibc import NodeCheck
 from polar_gym.runtimes.limits import LimitOptions
+from polar_gym.runtimes.remote.layers import LARGE, Layer, fill, pack
 from polar_gym.runtimes.remote.provider import Connectable, Handle, Provider, closing_all, find, labels, spec_of
-from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
+from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox, end
+from polar_gym.runtimes.remote.shell import Shell
 from polar_gym.runtimes.remote.streams import DEFAULTS, as_os_errors, is_streamed, stream
+from polar_gym.runtimes.remote.volumes import added, volumes
 from polar_gym.runtimes.threads import finish, to_its_end
 
-WAYS = "docker exec, apptainer exec, a session with pipes (create_pty), or a program of its own (stream_argv)"
+WAYS = (
+    "docker exec, apptainer exec, a session with pipes (create_pty), a program of its own (stream_argv), or a route "
+    "for WebSockets (endpoint)"
+)
+FILL_SECONDS = 900.0
+"""The age at which a sandbox ends that fills volumes, where its gateway died."""
 log = logging.getLogger(__name__)
 
 SESSION, SANDBOX, NODE = "polar-gym.session", "polar-gym.sandbox", "polar-gym.node"
@@ -94,12 +102,16 @@ class Remote:
             raise ConfigError(
                 f"runtime.provider={options.provider}: cannot be made with runtime.config={json.dumps(config)}: {error}"
             ) from error
-        self._connect = stream(options.provider, self._provider)
+        self._stream = stream(options.provider, self._provider)
         self._close_all = closing_all(options.provider, self._provider)
         self.confined = not _shares_its_machine(options.provider, self._provider)
         self._turn = None if self.confined else asyncio.Lock()
         """Held by the sandbox that has the paths of a shared machine."""
         self._node_check = NodeCheck()
+        self._volumes = volumes(options.provider, self._provider) if self.confined else None
+        self._full: set[str] = set()
+        """The hashes of layers that the provider keeps."""
+        self._filling = asyncio.Lock()
 
     def check(self) -> list[str]:
         """Return nothing: what a provider lacks is told by its constructor."""
@@ -125,43 +137,23 @@ class Remote:
     async def start(self, request: SandboxRequest) -> RemoteSandbox:
         if request.spec.network == "full":
             raise SandboxError("runtime.network=full: runtime=remote opens no network; set runtime.network=gateway")
-        options, own = self.options, {SANDBOX: uuid.uuid4().hex}
-        metadata = {SESSION: request.session_id, **own, **({NODE: request.node} if request.node else {})}
-        lifetime = options.ttl_seconds or request.lifetime_seconds
-        extra = {}
-        if options.provider == "docker":
-            extra = {"run_args": labels(metadata, options.options.get("run_args", ()))}
-        spec = spec_of(
-            image=request.spec.image,
-            ttl_s=lifetime,
-            ready_timeout_s=request.spec.init_timeout_seconds,
-            metadata=metadata,
-            resources={
-                "cpu": options.cpus,
-                "memory_mib": options.memory_mb,
-                "disk_gib": options.disk_mb and math.ceil(options.disk_mb / 1024),
-            },
-            provider_options=options.options | extra,
-        )
+        layers = await pack(request.mounts)
         if self._turn is not None:
             await self._turn.acquire()
-        scratch = scratch_directory.make(request.session_id, options.scratch)
+        scratch = scratch_directory.make(request.session_id, self.options.scratch)
+        lifetime = self.options.ttl_seconds or request.lifetime_seconds
         until = time.time() + lifetime
-        creating = asyncio.ensure_future(self._provider.create(spec))
         try:
-            with as_os_errors():
-                handle = await finish(creating)
-        except BaseException as error:
-            await self._undo(creating, own)
+            kept = await self._filled(request, layers)
+            handle = await self._create(request, kept, lifetime)
+        except BaseException:
             await to_its_end(scratch_directory.remove, scratch)
             if self._turn is not None:
                 self._turn.release()
-            if not isinstance(error, OSError):
-                raise
-            raise SandboxError(f"runtime.provider={options.provider} made no sandbox: {error}") from error
-        sandbox = RemoteSandbox(self._provider, handle, request, scratch, self._turn, until)
+            raise
+        sandbox = RemoteSandbox(self._provider, handle, request, layers, scratch, self._turn, until)
         try:
-            await sandbox.start(self._connect)
+            await sandbox.start(*self._stream)
             image = str(request.spec.image)
             await self._node_check.check(
                 request, image, image, lambda argv: sandbox.exec(Command(argv=argv, workdir="/"))
@@ -170,6 +162,49 @@ class Remote:
             await sandbox.stop()
             raise
         return sandbox
+
+    async def _filled(self, request: SandboxRequest, layers: Sequence[Layer]) -> Mapping[str, Any]:
+        """Return the `provider_options` that give a sandbox the layers that the provider keeps, once it has them."""
+        kept = {each.digest: each for each in layers if each.archive.stat().st_size >= LARGE}
+        if self._volumes is None or not kept:
+            return {}
+        async with self._filling:
+            if not kept.keys() <= self._full:
+                handle = await self._create(request, self._volumes.options(list(kept), True), FILL_SECONDS)
+                try:
+                    await fill(Shell(self._provider, handle), list(kept.values()))
+                finally:
+                    await end(self._provider, handle)
+                self._full |= kept.keys()
+        return self._volumes.options(list(kept), False)
+
+    async def _create(self, request: SandboxRequest, kept: Mapping[str, Any], lifetime: float) -> Handle:
+        """Return a new sandbox; where this is cancelled, none is left. Raises `SandboxError`."""
+        options, own = self.options, {SANDBOX: uuid.uuid4().hex}
+        metadata = {SESSION: request.session_id, **own, **({NODE: request.node} if request.node else {})}
+        named = {"run_args": labels(metadata)} if options.provider == "docker" else {}
+        spec = spec_of(
+            image=request.spec.image,
+            ttl_s=lifetime,
+            ready_timeout_s=request.spec.init_timeout_seconds,
+            metadata=metadata | dict(self._volumes.metadata if self._volumes else {}),
+            resources={
+                "cpu": options.cpus,
+                "memory_mib": options.memory_mb,
+                "disk_gib": options.disk_mb and math.ceil(options.disk_mb / 1024),
+            },
+            provider_options=added(added(options.options, kept), named),
+            ports=tuple(port for port in self._stream[1:] if port),
+        )
+        creating = asyncio.ensure_future(self._provider.create(spec))
+        try:
+            with as_os_errors():
+                return await finish(creating)
+        except BaseException as error:
+            await self._undo(creating, own)
+            if not isinstance(error, OSError):
+                raise
+            raise SandboxError(f"runtime.provider={options.provider} made no sandbox: {error}") from error
 
     async def _undo(self, creating: asyncio.Future[Handle], own: Mapping[str, str]) -> None:
         """End the sandbox of a creation that was cancelled, or that failed: it may be there all the same."""

@@ -14,8 +14,11 @@ from pathlib import Path
 
 from polar_gym.durable import make_once
 from polar_gym.paths import cache_dir
-from polar_gym.runtimes import Mount
+from polar_gym.runtimes import Mount, SandboxError
 from polar_gym.runtimes.files import digest, without_owner
+from polar_gym.runtimes.remote.shell import Shell
+from polar_gym.runtimes.remote.volumes import EMPTY, FILL, MARK, PREFIX, VOLUMES
+from polar_gym.runtimes.threads import to_its_end
 
 STAMPS = "/opt/polar-gym/.layers"
 FORM = 1
@@ -24,12 +27,22 @@ FORM = 1
 COMPRESSION = 1
 """Of the archives. A higher one takes longer to make than it spares on most networks."""
 
+LARGE = 1 << 20
+"""The bytes from which on an archive is worth a volume."""
+
 LOOK = f"""
 for each; do
-    [ "$(cat "{STAMPS}/${{each%%:*}}" 2> /dev/null)" = "${{each#*:}}" ] && [ -e "${{each#*:}}" ] || echo "$each"
+    hash="${{each%%:*}}" path="${{each#*:}}"
+    volume="{VOLUMES}/{PREFIX}$hash"
+    if [ -e "$volume/{MARK}" ]; then
+        chmod 755 "{VOLUMES}"
+        rm -rf "$path" && mkdir -p "$(dirname "$path")" && ln -s "$volume/${{path##*/}}" "$path"
+    elif [ "$(cat "{STAMPS}/$hash" 2> /dev/null)" != "$path" ] || [ ! -e "$path" ]; then
+        echo "$each"
+    fi
 done
 """
-"""The script that prints which of its arguments, each HASH:PATH, a sandbox lacks."""
+"""The script that prints which of its arguments, each HASH:PATH, a sandbox lacks. A volume's content gets a link."""
 
 UNPACK = f"""
 set -e
@@ -51,9 +64,30 @@ class Layer:
     inside: str
 
 
-def layers(mounts: Sequence[Mount]) -> list[Layer]:
-    """Return the layers that stand for mounts, packed where they are not in the cache. Blocks. Raises `OSError`."""
-    return [_layer(mount, mount.host.stat().st_mtime_ns) for mount in mounts]
+async def pack(mounts: Sequence[Mount]) -> list[Layer]:
+    """Return the layers that stand for mounts, packed where they are not in the cache. Raises `SandboxError`."""
+    try:
+        return await to_its_end(lambda: [_layer(mount, mount.host.stat().st_mtime_ns) for mount in mounts])
+    except OSError as error:
+        raise SandboxError(f"a mount could not be packed: {error}") from error
+
+
+async def put(shell: Shell, layers: Sequence[Layer], directory: str) -> None:
+    """Send the layers that a sandbox lacks, through its `directory`. Raises `SandboxError`."""
+    archive = f"{directory}/layer.tar.gz"
+    by_key = {f"{each.digest}:{each.inside}": each for each in layers}
+    for key in (await shell.run(LOOK, *by_key)).split("\n") if by_key else ():
+        if (layer := by_key.get(key)) is not None:
+            await shell.send(layer.archive, archive)
+            await shell.run(UNPACK, archive, layer.digest, layer.inside)
+
+
+async def fill(shell: Shell, layers: Sequence[Layer], archive: str = "/tmp/layer.tar.gz") -> None:
+    """Fill the volumes of a sandbox that are not filled. Raises `SandboxError`."""
+    by_hash = {each.digest: each for each in layers}
+    for empty in (await shell.run(EMPTY, *by_hash)).split():
+        await shell.send(by_hash[empty].archive, archive)
+        await shell.run(FILL, archive, empty, Path(by_hash[empty].inside).name)
 
 
 @cache

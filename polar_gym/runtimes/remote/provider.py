@@ -128,6 +128,32 @@ class SupportsStream(Protocol):
         ...
 
 
+class Endpoint(Protocol):
+    """NeMo Gym's `SandboxEndpoint`."""
+
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
+@runtime_checkable
+class SupportsEndpoint(Protocol):
+    """NeMo Gym's `SupportsSandboxEndpoint`."""
+
+    async def endpoint(self, handle: Any, port: int) -> Endpoint: ...
+
+
+@runtime_checkable
+class SupportsSharedStorage(Protocol):
+    """NeMo Gym's `SupportsSandboxSharedStorage`."""
+
+    def shared_volume_options(
+        self, source: str | None, target: str, *, read_only: bool = False
+    ) -> Mapping[str, Sequence[Any]]: ...
+    def shared_volume_metadata(self) -> Mapping[str, str]: ...
+
+
 @runtime_checkable
 class Connectable(Protocol):
     """NeMo Gym's `ConnectableProvider`."""
@@ -156,10 +182,9 @@ def closing_all(name: str, provider: object) -> CloseAll | None:
     return _close_containers if name == "docker" else None
 
 
-def labels(metadata: Mapping[str, str], before: Any = ()) -> list[str]:
-    """Return `run_args` of NeMo Gym's docker that keep the metadata, which it drops. `before`: those of the config."""
-    named = [part for item in metadata.items() for part in ("--label", "=".join(item))]
-    return [*([before] if isinstance(before, str) else before), *named]
+def labels(metadata: Mapping[str, str]) -> list[str]:
+    """Return `run_args` of NeMo Gym's docker that keep the metadata, which it drops."""
+    return [part for item in metadata.items() for part in ("--label", "=".join(item))]
 
 
 async def _close_containers(metadata: Mapping[str, str]) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
-import tempfile
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from polar_gym.runtimes import (
@@ -34,9 +33,10 @@ from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.relay import commands
 from polar_gym.runtimes.relay.link import Stream
 from polar_gym.runtimes.relay.tether import Tether
-from polar_gym.runtimes.remote.layers import LOOK, UNPACK, layers
+from polar_gym.runtimes.remote.layers import Layer, put
 from polar_gym.runtimes.remote.provider import Connectable, Handle, Provider
-from polar_gym.runtimes.remote.streams import as_os_errors
+from polar_gym.runtimes.remote.shell import Shell
+from polar_gym.runtimes.remote.streams import Connect, as_os_errors
 from polar_gym.runtimes.threads import finish, to_its_end
 
 SUBREAPER = Path(__file__).parents[1] / "in_sandbox" / "subreaper.py"
@@ -46,7 +46,6 @@ HANDLE = "handle.json"
 SILENT_SECONDS = 1.0
 """A sandbox that was not heard for so long is asked whether it lives, before it is connected to again."""
 
-SETUP_SECONDS = 300.0
 SETUP = "command -v python3 > /dev/null && mktemp -d /tmp/polar-gym-XXXXXXXX && id -u"
 
 TAKE = """
@@ -95,6 +94,7 @@ class RemoteSandbox(LastingSandbox):
         provider: Provider,
         handle: Handle,
         request: SandboxRequest,
+        layers: Sequence[Layer],
         scratch: Path,
         turn: asyncio.Lock | None,
         until: float,
@@ -104,12 +104,14 @@ class RemoteSandbox(LastingSandbox):
         super().__init__(request, Claim(agent.UID))
         self._provider = provider
         self._handle = handle
+        self._layers = layers
         self._scratch = scratch
         self._turn = turn
         self._until = until
         self._relay = ""
         """The relay's process, inside."""
         self._shared = turn is not None
+        self._shell = Shell(provider, handle, None if self._shared else "root")
         self._tether: Tether | None = None
         self._directory = ""
         """The relay's, inside."""
@@ -117,26 +119,30 @@ class RemoteSandbox(LastingSandbox):
         """The mark and the paths of a shared machine that are to be emptied at the end."""
         self._ended = False
 
-    async def start(self, connect: Callable[[Handle, str], Awaitable[Stream]]) -> None:
-        """Fill the sandbox and start its relay. Raises `SandboxError`."""
+    async def start(self, connect: Connect, web: int) -> None:
+        """Fill the sandbox and start its relay, which listens for streams on the port `web`. Raises `SandboxError`."""
         if isinstance(self._provider, Connectable):
             described = {"handle": await self._provider.serialize_handle(self._handle), "until": self._until}
             (self._scratch / HANDLE).write_text(json.dumps(described))
-        self._directory, uid = (await self._do(SETUP, problem="it needs python3 and mktemp")).split()
+        self._directory, uid = (await self._shell.run(SETUP, problem="it needs python3 and mktemp")).split()
         if uid != "0" and not self._shared:
             raise SandboxError(
                 f"commands of the provider run as uid {uid}, also where user=root is asked for: the relay must be "
                 "root's, so that the agent cannot change it; use an image whose user is root"
             )
         program = f"{self._directory}/relay.pyz"
-        await self._upload(relay.program(), program)
+        await self._shell.send(relay.program(), program)
         await self._prepare()
-        await self._put()
+        await put(self._shell, self._layers, self._directory)
         python = f"{f'env -i PATH={agent.PATH} ' if self._shared else ''}python3 -I -S {program}"
         port = 0 if self._request.served is None else PROXY_PORT
-        port, self._relay = (await self._do(f"{python} serve {self._directory}/relay {port}")).split()
+        token, for_web = secrets.token_urlsafe(32), ""
+        if web:
+            await self._shell.send(token.encode(), f"{self._directory}/token")
+            for_web = f" {web} {self._directory}/token"
+        port, self._relay = (await self._shell.run(f"{python} serve {self._directory}/relay {port}{for_web}")).split()
         if self._shared:
-            await self._do(f"echo {self._relay} > {self._taken[0]}")
+            await self._shell.run(f"echo {self._relay} > {self._taken[0]}")
         self.base_url = f"http://127.0.0.1:{port}"
         if self._request.served is not None:
             self.server = await self._request.served(listen_at(self._scratch))
@@ -145,7 +151,7 @@ class RemoteSandbox(LastingSandbox):
 
         async def stream() -> Stream:
             await self._check_life()
-            return await connect(self._handle, attach)
+            return await connect(self._handle, attach, token)
 
         self._tether = Tether(stream, gateway)
         if self._request.workspace is not None:
@@ -183,7 +189,7 @@ class RemoteSandbox(LastingSandbox):
             late = time.time() >= self._until
             raise SandboxError("it expired (runtime.ttl_seconds)" if late else f"it was evicted, and is {status} now")
         try:
-            dead = await self._do(LIVES, self._relay) if status == "running" else ""
+            dead = await self._shell.run(LIVES, self._relay) if status == "running" else ""
         except SandboxError as error:
             raise OSError(str(error)) from error
         if dead:
@@ -209,13 +215,9 @@ class RemoteSandbox(LastingSandbox):
             return
         if self._tether is not None:
             await self._tether.close()
-        try:
-            if self._taken:
-                await self._do(LEAVE, *self._taken)
-            with as_os_errors():
-                await finish(self._provider.close(self._handle))
-        except OSError as error:
-            raise SandboxError(f"the sandbox {self._handle.sandbox_id} could not be removed: {error}") from error
+        if self._taken:
+            await self._shell.run(LEAVE, *self._taken)
+        await end(self._provider, self._handle)
         self._ended = True
 
     async def remove(self) -> None:
@@ -229,46 +231,17 @@ class RemoteSandbox(LastingSandbox):
         paths = [HOME, self._request.spec.workspace.path]
         if self._shared:
             paths.append(TOOLCHAIN)
-            mark = await self._do(TAKE, *paths, problem="these paths must be empty, and this user's to write")
+            mark = await self._shell.run(TAKE, *paths, problem="these paths must be empty, and this user's to write")
             self._taken = [mark, *paths, self._directory]
-            await self._upload(SUBREAPER.read_bytes(), f"{self._directory}/subreaper.py")
+            await self._shell.send(SUBREAPER.read_bytes(), f"{self._directory}/subreaper.py")
         else:
-            await self._do(agent.PREPARE, *paths, str(self.claim.uid), *agent.accounts(self.claim.uid).values())
+            await self._shell.run(agent.PREPARE, *paths, str(self.claim.uid), *agent.accounts(self.claim.uid).values())
 
-    async def _put(self) -> None:
-        """Send the layers that the sandbox lacks."""
-        try:
-            packed = await to_its_end(layers, self._request.mounts)
-        except OSError as error:
-            raise SandboxError(f"a mount could not be packed: {error}") from error
-        all_layers = {f"{each.digest}:{each.inside}": each for each in packed}
-        for key in (await self._do(LOOK, *all_layers)).split("\n") if all_layers else ():
-            if (layer := all_layers.get(key)) is not None:
-                archive = f"{self._directory}/layer.tar.gz"
-                await self._upload(layer.archive, archive)
-                await self._do(UNPACK, archive, layer.digest, layer.inside)
 
-    async def _upload(self, content: bytes | Path, inside: str) -> None:
-        try:
-            with tempfile.NamedTemporaryFile(dir=self._scratch) as file, as_os_errors():
-                if isinstance(content, bytes):
-                    file.write(content)
-                    file.flush()
-                source = content if isinstance(content, Path) else Path(file.name)
-                await self._provider.upload_file(self._handle, source, inside)
-        except OSError as error:
-            raise SandboxError(f"{inside} could not be sent to the sandbox: {error}") from error
-
-    async def _do(self, script: str, *arguments: str, problem: str = "its image needs sh, tar and gzip") -> str:
-        """Return what a script prints that the provider runs. Raises `SandboxError`."""
-        command = shlex.join(["sh", "-c", script, "sh", *arguments])
-        try:
-            with as_os_errors():
-                user = None if self._shared else "root"
-                result = await self._provider.exec(self._handle, command, timeout_s=SETUP_SECONDS, user=user)
-        except OSError as error:
-            raise SandboxError(f"the sandbox {self._handle.sandbox_id} runs no command: {error}") from error
-        if result.return_code != 0 or result.error_type:
-            said = " ".join(f"{result.stdout or ''} {result.stderr or ''}".split())
-            raise SandboxError(f"the sandbox {self._handle.sandbox_id} could not be prepared ({said}): {problem}")
-        return (result.stdout or "").strip()
+async def end(provider: Provider, handle: Handle) -> None:
+    """End a sandbox. Raises `SandboxError`."""
+    try:
+        with as_os_errors():
+            await finish(provider.close(handle))
+    except OSError as error:
+        raise SandboxError(f"the sandbox {handle.sandbox_id} could not be removed: {error}") from error
