@@ -11,7 +11,7 @@ SOURCES := polar_gym tests benchmarks docs recipes
 
 SHOWS := show-affinity show-attacks show-bare show-branch show-errors show-exact show-faults show-fleet show-forest show-fuzz show-gym show-harbor show-harness-check \
 	show-honest show-law show-learning show-load show-matrix show-nemo show-nemo-rl show-pypi-tasks show-ray \
-	show-resume show-rewrites show-sandboxes show-search show-sft show-slurm show-splice show-swe-ground show-tasks show-utilisation \
+	show-remote show-resume show-rewrites show-sandboxes show-search show-sft show-slurm show-splice show-swe-ground show-tasks show-utilisation \
 	show-view
 
 .DEFAULT_GOAL := help
@@ -73,6 +73,7 @@ show-nemo: ## Run NeMo Gym 0.4 and 0.7 on a real vLLM (10 min)
 show-nemo-rl: ## Train real sessions by NeMo RL: NEMO_RL=DIRECTORY, its checkout (7 min)
 show-pypi-tasks: ## Make ten real tasks out of package releases, and grade them (10 min)
 show-ray: ## Lose one of three machines of a Ray cluster while sessions run (1 min)
+show-remote: ## Run harnesses in sandboxes of NeMo Gym's providers and over SSH (20 min)
 show-resume: ## Kill runs of every harness in each of their calls, and resume them (1 h)
 show-rewrites: ## Give every harness answers that are hard to hand back (2 min)
 show-sandboxes: ## Start and stop 200 sandboxes of each runtime, and kill gateways (3 min)
@@ -89,7 +90,7 @@ show-fuzz show-harbor show-honest show-matrix show-sandboxes show-pypi-tasks sho
 show-splice show-nemo: NEEDS := python
 show-honest show-pypi-tasks show-sft show-swe-ground show-tasks: PARTS := dev,swe
 show-affinity show-branch show-exact show-law show-learning show-nemo-rl show-splice: PARTS := vllm
-show-gym: PARTS := nemo
+show-gym show-remote: PARTS := nemo
 show-nemo: PARTS := vllm nemo
 
 $(SHOWS): show-%:
