@@ -43,6 +43,9 @@ from polar_gym.runtimes.threads import to_its_end
 
 LOCK = Path("/run/polar-gym-unconfined")
 LOOK_AGAIN_SECONDS = 0.05
+LINKS = "links"
+"""The file in the scratch directory with the paths of the machine that became links, a line each."""
+
 SUBREAPER = Path(__file__).parent / "in_sandbox" / "subreaper.py"
 NOTHING_IS_ISOLATED = (
     "runtime=unconfined isolates nothing: a harness may read and change all that this user may, tests and rewards "
@@ -130,6 +133,8 @@ class UnconfinedSandbox(LastingSandbox):
         for parent in reversed([each for each in path.parents if not each.exists()]):
             parent.mkdir()
             self.made.append(parent)
+        with (self.scratch / LINKS).open("a") as file:
+            file.write(f"{path}\n")
         try:
             path.symlink_to(target)
         except FileExistsError as error:
@@ -196,6 +201,9 @@ class Unconfined:
     async def reap(self, session_ids: Collection[str]) -> int:
         orphans = scratch_directory.orphans(session_ids, self.options.scratch)
         for scratch in orphans:
+            for line in (scratch / LINKS).read_text().splitlines() if (scratch / LINKS).exists() else ():
+                if (link := Path(line)).is_symlink() and link.readlink().is_relative_to(scratch):
+                    link.unlink()
             await to_its_end(scratch_directory.remove, scratch)
         return len(orphans)
 

@@ -153,3 +153,4 @@ async def test_the_laws_of_isolation_fail() -> None:
         "processes are limited",
     }
     assert failed.keys() - {"graders have no gateway", "stop leaves nothing"} == isolation, failed
+    assert not Path(HOME).is_symlink(), "a killed gateway left it, and the next one did not remove it"
