@@ -19,16 +19,18 @@ STOP_SECONDS = 120.0
 AGAIN_SECONDS = 60.0
 """The time between two attempts to remove what could not be removed."""
 
-WAITING_SECONDS = 3600.0
-"""How long a session may wait between its stages, and for generation that is paused, before its sandboxes may end."""
+PAUSED_SECONDS = 3600.0
+"""How long generation may be paused, in all, before a session's sandboxes may end."""
 
 
 def lifetime(request: TaskRequest) -> float:
-    """Return the seconds after which no stage of a session needs a sandbox: the sum of the budgets."""
+    """Return the seconds after which no stage of a session needs a sandbox: the sum of the budgets, with twice the time
+    of the agent and of grading, because a session waits for a place that another one like it has."""
     replay = request.timeout_seconds if request.start_from is not None else 0.0
     grading = request.runtime.init_timeout_seconds + request.evaluator.timeout_seconds
     running = request.runtime.init_timeout_seconds + replay + request.timeout_seconds + READ_SECONDS
-    return running + grading + WAITING_SECONDS
+    waiting = request.timeout_seconds + grading
+    return running + grading + waiting + PAUSED_SECONDS
 
 
 class Census:
