@@ -60,6 +60,12 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", al
     return "\n".join(lines)
 
 
+def in_one_line(error: ValidationError, prefix: str = "", whole: str = "") -> str:
+    """Return the place and the text of each problem. `whole`: the name of the place that is the whole input."""
+    places = ((prefix + (".".join(map(str, problem["loc"])) or whole), problem) for problem in error.errors())
+    return "; ".join(f"{place}: {said(problem)}" for place, problem in places)
+
+
 def said(problem: ErrorDetails) -> str:
     """Return the text of one of pydantic's problems, without the kind that pydantic puts before our own texts."""
     return problem["msg"].removeprefix("Value error, ")

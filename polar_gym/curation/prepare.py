@@ -35,7 +35,7 @@ from polar_gym.curation.pytest_script import (
 )
 from polar_gym.curation.reverse import reversed_patch
 from polar_gym.curation.swebench_specs import FIELDS, specifications
-from polar_gym.errors import said
+from polar_gym.errors import in_one_line
 from polar_gym.evaluators.swe import SweOptions
 from polar_gym.registry import Options
 from polar_gym.tasks.request import swe_options
@@ -109,8 +109,7 @@ def read_overrides(path: Path) -> Overrides:
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot read the overrides: {error}") from error
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {said(each)}" for each in error.errors())
-        raise ValueError(f"{path}: {'; '.join(problems)}") from error
+        raise ValueError(f"{path}: {in_one_line(error)}") from error
 
 
 def prepare(path: Path, form: Form, overrides: Overrides, cache: Path, image: str | None = None) -> Prepared:
@@ -249,5 +248,4 @@ def _check(place: str, row: Row, directory: Path) -> None:
     try:
         SweOptions.model_validate(swe_options(task))
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc'])) or 'row'}: {said(each)}" for each in error.errors())
-        raise ValueError(f"{place}: {'; '.join(problems)}") from error
+        raise ValueError(f"{place}: {in_one_line(error, whole='row')}") from error

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.console import console
-from polar_gym.errors import ConfigError, said
+from polar_gym.errors import ConfigError, in_one_line
 from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import (
     HOME,
@@ -401,7 +401,7 @@ def _problem(error: UnknownNameError | ValidationError) -> str:
     """Return an error in one line, with the names of the settings."""
     if isinstance(error, UnknownNameError):
         return str(error)
-    return "; ".join(f"runtime.{'.'.join(map(str, each['loc']))}: {said(each)}" for each in error.errors())
+    return in_one_line(error, "runtime.")
 
 
 def table(found: Sequence[tuple[str, dict[str, str]]]) -> Table:

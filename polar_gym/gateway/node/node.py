@@ -87,7 +87,7 @@ class Node:
         self._tool_calls = ToolCalls()
         self._runtimes: dict[str, Runtime] = {}
         self._scratch = Path()
-        self._repositories = Repositories(self._scratch)
+        self._repositories: Repositories
         self._loopback: asyncio.Server | None = None
         self._started = contextlib.AsyncExitStack()
         """The parts that must be taken down when the node ends."""

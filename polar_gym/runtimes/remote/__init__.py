@@ -34,14 +34,14 @@ from polar_gym.runtimes.remote.streams import DEFAULTS, as_os_errors, is_streame
 from polar_gym.runtimes.remote.volumes import added, volumes
 from polar_gym.runtimes.threads import finish, to_its_end
 
+log = logging.getLogger(__name__)
+
 WAYS = (
     "docker exec, apptainer exec, a session with pipes (create_pty), a program of its own (stream_argv), or a route "
     "for WebSockets (endpoint)"
 )
 FILL_SECONDS = 900.0
 """The age at which a sandbox ends that fills volumes, where its gateway died."""
-log = logging.getLogger(__name__)
-
 SESSION, SANDBOX, NODE = "polar-gym.session", "polar-gym.sandbox", "polar-gym.node"
 """The metadata of each sandbox."""
 
@@ -62,8 +62,8 @@ class RemoteOptions(LimitOptions):
     options: Annotated[dict[str, Any], Names.OTHER] = Field(default_factory=dict)
     """The `provider_options` of each sandbox."""
     ttl_seconds: float | None = Field(default=None, gt=0)
-    """The age at which the provider ends a sandbox by itself, where it can. Default: the sum of the budgets of the
-    session's stages, and an hour for the waits between them."""
+    """The age at which the provider ends a sandbox by itself, where it can. Default: what the budgets of the
+    session's stages allow."""
     accept_no_isolation: Annotated[bool, Names.OTHER] = Field(default=False, validate_default=True)
     """Must be true for a provider that isolates nothing (local)."""
     scratch: Annotated[Path | None, Names.OTHER] = None
