@@ -7,13 +7,14 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import time
 from pathlib import Path
 
 import docker
 import pytest
 
-from polar_gym.runtimes import Command, Runtime, Sandbox
+from polar_gym.runtimes import Command, Runtime, Sandbox, SandboxError
 from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SECURITY, SESSION_LABEL
@@ -165,6 +166,45 @@ async def test_container_has_labels_and_no_rights(docker_host: str):
         *(300 << 20, 300 << 20),
         *(99, 1_500_000_000),
     )
+    await runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("kill", "reason"),
+    [
+        ("oom", r"out of memory \(runtime.memory_mb=256\)"),
+        ("kill", "it was evicted: its container was ended with exit code 137"),
+    ],
+)
+async def test_a_command_in_a_container_that_dies_is_an_error(docker_host: str, kill: str, reason: str):
+    """Docker gives a command in a dying container an exit code, 126 or 137, which once counted as the command's own: a
+    harness that had lost its sandbox counted as one that had ended by itself."""
+    need(os.geteuid() == 0, "root", "run the tests as root")
+    runtime = make("docker", host=docker_host, memory_mb=256)
+    for _ in range(5):
+        async with started(runtime, session_id="dying") as sandbox:
+            with contextlib.closing(docker.DockerClient(base_url=docker_host)) as client:
+                (container,) = client.containers.list(filters={"label": f"{SESSION_LABEL}=dying"})
+            first = container.attrs["State"]["Pid"]
+            Path(f"/proc/{first}/oom_score_adj").write_text("1000")  # the kernel's first choice
+            running = asyncio.create_task(sandbox.exec(Command(argv=["python3", "-c", HOLD[kill]])))
+            if kill == "kill":
+                await asyncio.wait({running}, timeout=1)
+                os.kill(first, signal.SIGKILL)
+            with pytest.raises(SandboxError, match=f"the sandbox is gone: {reason}"):
+                await running
+    await runtime.close()
+
+
+HOLD = {"oom": ALLOCATE, "kill": "import time; time.sleep(1000)"}
+"""Python programs that run when their container dies; the first is the cause of the death."""
+
+
+async def test_a_command_of_a_living_container_keeps_its_exit_code(docker_host: str):
+    runtime = make("docker", host=docker_host)
+    async with started(runtime) as sandbox:
+        codes = [(await sh(sandbox, script)).exit_code for script in ("exit 126", "kill -KILL $$", "exit 7")]
+    assert codes == [126, 137, 7]
     await runtime.close()
 
 

@@ -76,6 +76,9 @@ SECURITY = ("no-new-privileges", f"seccomp={seccomp.profile()}")
 COPY_SECONDS = 120
 """How long a copy of the files that an agent left may take."""
 EXIT_POLLS = 200
+DYING = (126, 137)
+"""The exit codes that Docker gives a command in a container that is dying, until its daemon learns of the death."""
+LIFE_POLLS = 200
 REMOVE_SECONDS = 30
 
 
@@ -119,8 +122,15 @@ class DockerSandbox(LastingSandbox):
     async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
         argv = ["/bin/sh", "-c", agent.RUN, "sh", *command.argv]
         exec_id = await self._create_exec(argv, self._agent, str(command.workdir), command.environment)
-        await streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
-        return await self._exit_code(exec_id)
+        try:
+            await streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
+            code = await self._exit_code(exec_id)
+        except SandboxError:
+            await self._check_life()
+            raise
+        if code in DYING:
+            await self._check_life()
+        return code
 
     async def kill_agent(self) -> None:
         await self._run(agent.KILL, user=self._agent)
@@ -268,24 +278,28 @@ class DockerSandbox(LastingSandbox):
                     self._name, list(argv), stdin=True, user=user, workdir=workdir, environment=dict(environment)
                 )
             except errors.APIError as error:
-                if error.status_code not in (404, 409):  # 409: it does not run
-                    raise
-                raise SandboxError(f"the sandbox is gone: {self._death(client)}") from error
+                if error.status_code in (404, 409):  # 409: it does not run
+                    self._check_runs(client)
+                raise
             return created["Id"]
 
         return await self._daemon.call(create)
 
-    def _death(self, client: docker.DockerClient) -> str:
-        """Return why the container does not run."""
+    def _check_runs(self, client: docker.DockerClient) -> None:
+        """Raise `SandboxError`, with the reason, where the daemon knows that the container does not run."""
         try:
             state = client.api.inspect_container(self._name)["State"]
-        except errors.NotFound:
-            return "it was evicted: somebody removed its container"
+        except errors.NotFound as error:
+            raise SandboxError("the sandbox is gone: it was evicted: somebody removed its container") from error
+        if state["Running"]:
+            return
         if state["ExitCode"] == 0:
-            return f"it expired after {self._request.lifetime_seconds:g} s, the sum of its session's budgets"
-        if state["OOMKilled"]:
-            return f"out of memory (runtime.memory_mb={self._daemon.options.memory_mb})"
-        return f"it was evicted: its container was ended with exit code {state['ExitCode']} {state['Error']}".strip()
+            why = f"it expired after {self._request.lifetime_seconds:g} s, the sum of its session's budgets"
+        elif state["OOMKilled"]:
+            why = f"out of memory (runtime.memory_mb={self._daemon.options.memory_mb})"
+        else:
+            why = f"it was evicted: its container was ended with exit code {state['ExitCode']} {state['Error']}".strip()
+        raise SandboxError(f"the sandbox is gone: {why}")
 
     async def _exit_code(self, exec_id: str) -> int | None:
         """Return the exit code of a command whose streams have ended; the daemon may learn it a moment later."""
@@ -297,6 +311,21 @@ class DockerSandbox(LastingSandbox):
                 return state["ExitCode"]
             await asyncio.sleep(0.05)
         raise SandboxError("a command closed its output, but Docker does not see it end")
+
+    async def _check_life(self) -> None:
+        """Raise `SandboxError`, with the reason, where the container is dead.
+
+        Return where a command succeeds; also where none does for a while and the container lives, as where its files
+        in memory leave no memory for processes.
+        """
+        for _ in range(LIFE_POLLS):
+            if self.stopped:
+                return
+            await self._daemon.call(self._check_runs)
+            with contextlib.suppress(SandboxError):  # the daemon knows of the death by the next turn
+                if (await self._run(["/bin/sh", "-c", ":"], user="0")).exit_code == 0:
+                    return
+            await asyncio.sleep(0.05)
 
     async def _run(self, argv: Sequence[str], *, user: str) -> ExecResult:
         """Run one of the runtime's own short commands."""
