@@ -142,9 +142,9 @@ class Remote:
             await self._turn.acquire()
         scratch = scratch_directory.make(request.session_id, self.options.scratch)
         lifetime = self.options.ttl_seconds or request.lifetime_seconds
-        until = time.time() + lifetime
         try:
             kept = await self._filled(request, layers)
+            until = time.time() + lifetime
             handle = await self._create(request, kept, lifetime)
         except BaseException:
             await to_its_end(scratch_directory.remove, scratch)
