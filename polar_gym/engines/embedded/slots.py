@@ -7,6 +7,7 @@ from there, so that only the ids after them are computed.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ class Slots:
         self._stored: list[list[Any]] = []
         """Keys and values of each layer, shape (slots, heads, capacity, size)."""
         self._pass: Any = _make_cache(self)
+        self._name = _cache_name(model)
         self._at: tuple[Any, Any, int] = (None, None, 0)
         """Slots and positions of the tokens of the pass, and the length of its longest sequence."""
 
@@ -116,9 +118,9 @@ class Slots:
             input_ids=torch.from_numpy(tokens).to(device),
             position_ids=positions,
             attention_mask=mask.masked_fill(hidden, torch.finfo(mask.dtype).min),
-            past_key_values=self._pass,
             use_cache=True,
             logits_to_keep=1,
+            **{self._name: self._pass},
         )
         return output.logits[:, -1]
 
@@ -143,6 +145,11 @@ class Slots:
         return self._torch.nn.functional.pad(tensor, (0, 0, 0, capacity - tensor.shape[2]))
 
 
+def _cache_name(model: Any) -> str:
+    """Return the name of the cache among a model's arguments and results, which transformers 5.24 renamed in part."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def _make_cache(slots: Slots) -> Any:
     """Return the object by which a model of transformers reads and writes the slots."""
     base: Any = importlib.import_module("transformers").DynamicCache
@@ -163,7 +170,7 @@ class Separate:
     """Caches of any model: each answer has one of transformers' own, and a step is one pass for each answer."""
 
     def __init__(self, torch: Any, model: Any) -> None:
-        self._torch, self._model = torch, model
+        self._torch, self._model, self._name = torch, model, _cache_name(model)
         self._own: dict[int, Any] = {}
 
     def begin(self, ids: Sequence[int], most: int) -> tuple[int, int, Any]:
@@ -185,6 +192,7 @@ class Separate:
 
     def _run(self, slot: int, ids: Sequence[int]) -> Any:
         tokens = self._torch.tensor([list(ids)], device=self._model.device)
-        output = self._model(input_ids=tokens, past_key_values=self._own.get(slot), use_cache=True, logits_to_keep=1)
-        self._own[slot] = output.past_key_values
+        cache = {self._name: self._own.get(slot)}
+        output = self._model(input_ids=tokens, use_cache=True, logits_to_keep=1, **cache)
+        self._own[slot] = output[self._name]
         return output.logits[0, -1]
