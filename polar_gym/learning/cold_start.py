@@ -19,14 +19,16 @@ import importlib
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.durable import replacing
 from polar_gym.learning.families import UNITS, names
 from polar_gym.learning.model import make_model, make_tokenizer
 
@@ -42,6 +44,10 @@ LISTS = 48
 SHORT, LONG = 4, 12
 """Names in a list."""
 LIST_STEPS = 2000
+RECALLED = 0.95
+"""The probability of a name from which on a model counts as one that recalls names."""
+KEPT_STEPS = 50
+"""The steps after which the state of the training is written."""
 NAME_WEIGHT = 2.0
 """The weight of the mean loss of names and of the words after them, beside the mean loss of all tokens."""
 RARE = 5
@@ -62,11 +68,32 @@ class Example:
     """The number of answers, from the first one on, that are not imitated in the last stage."""
 
 
-class ColdStart:
-    """Trains a new model on the rows of a data set. The same seed gives the same model."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the training on rows, at a falling rate."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]], seed: int, progress: Callable[[str], None]) -> None:
-        """Make tokenizer and model. `lead` of a row: the number of its first answers that are not imitated."""
+    name: str
+    steps: int
+    rate: float
+    until: float | None = None
+    """At one rate instead, until names are recalled with this probability."""
+    choices_only: bool = False
+    """Of a row, only the careless agent's own choices count."""
+
+
+STAGES = (
+    Stage("whole conversations", 600, 2e-3, until=RECALLED),
+    Stage("whole conversations, slower", 300, 2e-3),
+    Stage("imitation", 150, 1e-3, choices_only=True),
+)
+
+
+class ColdStart:
+    """Trains a new model on the rows of a data set. The same seed gives the same model, however often it is resumed."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], seed: int, kept: Path, progress: Callable[[str], None]) -> None:
+        """Make tokenizer and model. `lead` of a row: the number of its first answers that are not imitated. `kept`: the
+        file by which an interrupted training of the same rows and seed goes on."""
         self._torch: Any = importlib.import_module("torch")
         self._chance = random.Random(seed)
         self._progress = progress
@@ -78,44 +105,78 @@ class ColdStart:
         self._is_unit[self._units] = True
         self.examples = [[self._example(self._noisy(row)) for _ in range(VARIANTS)] for row in rows]
         self._optimizer = self._torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0, betas=(0.9, 0.98))
+        self._kept = kept
+        self._done = (0, 0)
+        """The stages that have ended, the lists being the first, and the steps of the next one."""
+        self._length = SHORT
+        """Names in a list of the first stage."""
 
     def train(self) -> None:
-        self._learn_lists()
-        self._stage("whole conversations", 600, 2e-3, until=0.95)
-        self._stage("whole conversations, slower", 300, 2e-3)
-        self._stage("imitation", 150, 1e-3, choices_only=True)
+        """Train to the end, from where an interrupted training got to."""
+        if self._kept.exists():
+            self._restore()
+        for number in range(self._done[0], 1 + len(STAGES)):
+            if number == 0:
+                self._learn_lists()
+            else:
+                self._learn_rows(STAGES[number - 1])
+            self._done = (number + 1, 0)
+
+    def _steps(self, count: int) -> Iterator[int]:
+        """Yield the numbers, from 1, of the steps of a stage that are not done, and keep the state after some."""
+        stage, done = self._done
+        for step in range(done + 1, count + 1):
+            yield step
+            self._done = (stage, step)
+            if step % KEPT_STEPS == 0:
+                self._keep()
+
+    def _keep(self) -> None:
+        state = {
+            "done": self._done,
+            "length": self._length,
+            "chance": self._chance.getstate(),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        with replacing(self._kept) as file:
+            self._torch.save(state, file)
+
+    def _restore(self) -> None:
+        state = self._torch.load(self._kept, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._chance.setstate(state["chance"])
+        self._done, self._length = state["done"], state["length"]
+        self._progress("goes on with the start model's training")
 
     def _learn_lists(self) -> None:
         """Train on lists alone until their names are recalled: short ones teach, long ones make sure. Raises
         `RuntimeError` where that fails."""
-        length = SHORT
-        for step in range(1, LIST_STEPS + 1):
-            loss = self._loss(*self._batch([self._list(length) for _ in range(LISTS)]))
+        for step in self._steps(LIST_STEPS):
+            loss = self._loss(*self._batch([self._list(self._length) for _ in range(LISTS)]))
             self._take_step(loss, 2e-3 * min(1, step / 20))
             recalled = float((-loss.detach()).exp())
             if step % 50 == 0:
-                self._progress(f"lists of {length}: step {step}, recalls {recalled:.3f}")
-            if recalled > 0.95 and length == LONG:
+                self._progress(f"lists of {self._length}: step {step}, recalls {recalled:.3f}")
+            if recalled > RECALLED and self._length == LONG:
                 return
-            length = LONG if recalled > 0.7 else length
+            self._length = LONG if recalled > 0.7 else self._length
         raise RuntimeError(f"the start model did not learn to recall names in {LIST_STEPS} steps; choose another seed")
 
-    def _stage(
-        self, name: str, steps: int, rate: float, *, choices_only: bool = False, until: float | None = None
-    ) -> None:
-        """Train on rows and lists, at a falling rate; or at one rate `until` names are recalled with this
-        probability. `choices_only`: of a row, only the careless agent's own choices count."""
-        for step in range(1, steps + 1):
+    def _learn_rows(self, stage: Stage) -> None:
+        """Train on rows and lists."""
+        for step in self._steps(stage.steps):
             examples = [self._chance.choice(row) for row in self._chance.choices(self.examples, k=BATCH)]
-            batch = self._batch([self.labelled(example, choices_only) for example in examples])
+            batch = self._batch([self.labelled(example, stage.choices_only) for example in examples])
             loss = self._loss(*batch, NAME_WEIGHT)
-            decay = 1 - 0.95 * step / steps if until is None else 1.0
+            decay = 1 - 0.95 * step / stage.steps if stage.until is None else 1.0
             in_lists = self._loss(*self._batch([self._list(LONG) for _ in range(BATCH)]))
-            self._take_step(loss + in_lists, rate * min(1, step / 20) * decay)
+            self._take_step(loss + in_lists, stage.rate * min(1, step / 20) * decay)
             if step % 25 == 0:
                 recalled = self._recalled(*batch)
-                self._progress(f"{name}: step {step}, loss {float(loss.detach()):.3f}, recalls {recalled:.3f}")
-                if until is not None and recalled > until:
+                self._progress(f"{stage.name}: step {step}, loss {float(loss.detach()):.3f}, recalls {recalled:.3f}")
+                if stage.until is not None and recalled > stage.until:
                     return
 
     def _take_step(self, loss: Any, rate: float) -> None:

@@ -86,10 +86,14 @@ def demonstrated(directory: Path) -> list[dict[str, Any]]:
 def train_start_model(
     directory: Path, rows: Sequence[dict[str, Any]], seed: int, progress: Callable[[str], None]
 ) -> Path:
-    """Train a start model on rows, each with its `lead`, and write it to the directory `start`. Return that."""
-    cold = ColdStart(rows, seed, progress)
+    """Train a start model on rows, each with its `lead`, and write it to the directory `start`. Return that.
+
+    An interrupted training goes on from the file `start.pt`, which is removed at the end."""
+    kept = directory / "start.pt"
+    cold = ColdStart(rows, seed, kept, progress)
     cold.train()
     made, target = directory / "start.partial", directory / "start"
     save(cold.model, cold.tokenizer, made)
     made.rename(target)
+    kept.unlink(missing_ok=True)
     return target

@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from polar_gym.learning.cold_start import ColdStart
+from polar_gym.learning import cold_start as cold_start_module
+from polar_gym.learning.cold_start import LONG, ColdStart, Stage
 from polar_gym.learning.families import NAME, make_puzzles, split_of
 
 TOOL = {"type": "function", "function": {"name": "exec_command", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
-def cold_start() -> ColdStart:
+def cold_start(tmp_path_factory: pytest.TempPathFactory) -> ColdStart:
+    return _make(tmp_path_factory.mktemp("cold_start"))
+
+
+def _make(directory: Path) -> ColdStart:
     pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
     rows = [_row(number) for number in range(20)]
-    return ColdStart(rows, 0, lambda line: None)
+    return ColdStart(rows, 0, directory / "start.pt", lambda line: None)
+
+
+class StoppedError(Exception):
+    """A training is interrupted."""
+
+
+def _train(cold: ColdStart, stop_at: int | None = None) -> int:
+    """Train until that step of the optimizer, and return the steps that were taken."""
+    taken, take_step = 0, cold._take_step
+
+    def counted(loss: Any, rate: float) -> None:
+        nonlocal taken
+        if taken == stop_at:
+            raise StoppedError
+        take_step(loss, rate)
+        taken += 1
+
+    with mock.patch.object(cold, "_take_step", counted), contextlib.suppress(StoppedError):
+        cold.train()
+    return taken
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once began again, and minutes were lost."""
+    stages = (Stage("one", 5, 1e-3), Stage("two", 6, 1e-3, choices_only=True))
+    for name, value in {"STAGES": stages, "KEPT_STEPS": 2, "RECALLED": -1.0, "SHORT": LONG}.items():
+        monkeypatch.setattr(cold_start_module, name, value)
+    for name in ("whole", "interrupted"):
+        (tmp_path / name).mkdir()
+    whole = _make(tmp_path / "whole")
+    assert _train(whole) == 1 + 5 + 6
+    assert _train(_make(tmp_path / "interrupted"), 4) == 4  # the lists' one step, and three of which two were kept
+    assert _train(_make(tmp_path / "interrupted"), 5) == 5  # three to the end of "one", and two of "two", all kept
+    last = _make(tmp_path / "interrupted")
+    assert _train(last) == 4
+    for mine, theirs in zip(last.model.parameters(), whole.model.parameters(), strict=True):
+        np.testing.assert_array_equal(mine.detach().numpy(), theirs.detach().numpy())
 
 
 def test_no_held_out_name_is_in_a_batch_and_names_change(cold_start: ColdStart) -> None:
