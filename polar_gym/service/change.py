@@ -39,6 +39,8 @@ class Change:
     """All that one decision changes."""
 
     task: Task | None = None
+    new: bool = False
+    """Whether the task is not on the disk yet."""
     samples: list[Sample] = field(default_factory=list)
     """The samples of `task` that changed."""
     events: list[Event] = field(default_factory=list)

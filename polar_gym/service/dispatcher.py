@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections import defaultdict
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from polar_gym.protocol import Dispatch
@@ -52,29 +53,37 @@ class Dispatcher:
                 began = time.monotonic()
                 free = [member.free_places() for member in self._fleet.members.values()]
                 assignments = plan(free, self._book.queue, self._book.engines, self._book.record_at)
-                placed = [self._place(assignment) for assignment in assignments]
+                placed: defaultdict[str, list[Placement]] = defaultdict(list)
+                for assignment in assignments:
+                    placed[assignment.task_id].append(self._place(assignment))
                 pause = PAUSES * (time.monotonic() - began)
-                await asyncio.gather(*(self._send(task, placement) for task, placement in placed))
+                await asyncio.gather(*(self._send(self._book.live[name], found) for name, found in placed.items()))
                 await asyncio.sleep(pause)
         finally:
             for work in self._work:
                 work.cancel()
             await asyncio.gather(*self._work, return_exceptions=True)
 
-    def _place(self, assignment: Assignment) -> tuple[Task, Placement]:
+    def _place(self, assignment: Assignment) -> Placement:
         task, member = self._book.live[assignment.task_id], self._fleet.members[assignment.node]
         placement = task.place(assignment.session_id, assignment.node, member.heartbeat.incarnation)
         member.placed[placement] = None
         self._book.engines.setdefault(task.task_id, member.heartbeat.engine_key)
-        return task, placement
+        return placement
 
-    async def _send(self, task: Task, placement: Placement) -> None:
-        """Write a placement, then give the session to its node. The placement is on the disk first, so that a restarted
-        server does not give the session to another node."""
-        if self._member(task, placement) is not None:
+    async def _send(self, task: Task, placements: Sequence[Placement]) -> None:
+        """Write placements of a task, then give the sessions to their nodes. The placements are on the disk first, so
+        that a restarted server does not give a session to another node."""
+        placements = [placement for placement in placements if self._member(task, placement) is not None]
+        if not placements:
+            return
+        change = Change(task)
+        for placement in placements:
             sample = task.samples[placement.session_id]
-            said = event(task, "session.dispatched", sample.session, node=placement.node)
-            await self._book.write(Change(task, [sample], [said]))
+            change.samples.append(sample)
+            change.events.append(event(task, "session.dispatched", sample.session, node=placement.node))
+        await self._book.write(change)
+        for placement in placements:
             self.dispatch(task, placement)
 
     def _member(self, task: Task, placement: Placement) -> Member | None:
@@ -147,7 +156,7 @@ class Dispatcher:
         task.unplace(placement.session_id)
         self._fleet.forget(placement)
         self._book.queue.push(task.task_id, placement.session_id, first=True)
-        await self._book.write(Change(task, [task.samples[placement.session_id]]))
+        await self._book.write(Change(task, samples=[task.samples[placement.session_id]]))
         self._book.may_place.set()
 
     def call_off(self, placements: Iterable[Placement]) -> None:

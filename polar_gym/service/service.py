@@ -130,7 +130,8 @@ class RolloutService:
                 return known.state(), False
             self._admit(request)
             task = Task.new(request, time.time())
-            await self.book.write(Change(task, list(task.samples.values()), [event(task, "task.submitted")]))
+            submitted = [event(task, "task.submitted")]
+            await self.book.write(Change(task, new=True, samples=list(task.samples.values()), events=submitted))
             self.book.add(task)
         return task.state(), True
 

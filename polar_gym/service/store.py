@@ -131,7 +131,8 @@ class Store:
         """Return the result of `work`, whose writes are on the disk as a whole or not at all."""
         done: Future[T] = Future()
         self._waiting.put((work, done))
-        self._thread.submit(self._commit)
+        if self._waiting.qsize() == 1:  # else a commit is due already
+            self._thread.submit(self._commit)
         return await asyncio.wrap_future(done)
 
     def _commit(self) -> None:
@@ -140,6 +141,8 @@ class Store:
         with contextlib.suppress(queue.Empty):
             while len(batch) < MOST_IN_A_COMMIT:
                 batch.append(self._waiting.get_nowait())
+        if not self._waiting.empty():
+            self._thread.submit(self._commit)
         batch = [(work, done) for work, done in batch if done.set_running_or_notify_cancel()]
         outcomes: list[tuple[Any, Exception | None]] = []
         try:
@@ -178,21 +181,18 @@ class Store:
 
     async def apply(self, change: Change) -> None:
         """Write a change as a whole or not at all, as it is at the time of the call."""
-        task_row = None
+        task_row: dict[str, Any] = {}
         if (task := change.task) is not None:
-            numbers = (task.created_at, task.finished_at, task.cancelled, task.stopped_early)
-            task_row = (task.task_id, task.request.to_json(), task.status, *numbers)
+            task_row = {name: getattr(task, name) for name in ("task_id", *CHANGING)}
+            if change.new:
+                task_row |= {"request": task.request.to_json(), "created_at": task.created_at}
         samples = [(s.session.session_id, s.session.task_id, s.to_json()) for s in change.samples]
 
         def write(db: sqlite3.Connection) -> None:
-            if task_row is not None:
-                db.execute(
-                    "INSERT INTO tasks (task_id, request, status, created_at, finished_at, cancelled, stopped_early)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (task_id) DO UPDATE SET status = excluded.status,"
-                    " finished_at = excluded.finished_at, cancelled = excluded.cancelled,"
-                    " stopped_early = excluded.stopped_early",
-                    task_row,
-                )
+            if change.new:
+                _insert(db, "INTO tasks", task_row)
+            elif task_row:
+                db.execute(_UPDATE_TASK, task_row)
             db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?, ?)", samples)
             if change.episode is not None:
                 _insert(db, "INTO episodes", asdict(change.episode))
@@ -335,6 +335,9 @@ class Store:
         return len(gone)
 
 
+CHANGING = ("status", "finished_at", "cancelled", "stopped_early")
+"""The columns of a task that change."""
+_UPDATE_TASK = f"UPDATE tasks SET {', '.join(f'{name} = :{name}' for name in CHANGING)} WHERE task_id = :task_id"
 _FINAL = "('COMPLETED', 'FAILED', 'CANCELLED')"
 """The statuses of tasks that have ended."""
 _TASKS = "SELECT task_id, request, created_at, finished_at, cancelled, stopped_early FROM tasks"

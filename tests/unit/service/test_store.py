@@ -37,7 +37,7 @@ async def add_task(store: Store, task_id: str, *, ended_at: float | None = None,
     if ended_at is not None:
         task.cancel()
         task.finished_at = ended_at
-    await store.apply(Change(task, list(task.samples.values()), [event(task, "task.submitted")]))
+    await store.apply(Change(task, True, list(task.samples.values()), [event(task, "task.submitted")]))
     return task
 
 
@@ -53,7 +53,7 @@ async def test_a_task_comes_back_as_it_was(tmp_path: Path) -> None:
     store = Store(tmp_path)
     task = await add_task(store, "t", num_samples=3, metadata={"a": [1, None]})
     placement = task.place(next(iter(task.samples)), "node", "incarnation")
-    await store.apply(Change(task, [task.samples[placement.session_id]]))
+    await store.apply(Change(task, samples=[task.samples[placement.session_id]]))
     await store.set_generation(Generation(paused=True, running="keep"))
     await store.add_weights("v1")
     await store.close()
@@ -71,7 +71,7 @@ async def test_a_change_is_written_whole_or_not_at_all(store: Store) -> None:
     session_id = await add_episode(store, task, 1.0)
     second = NewEpisode(session_id, 1, "t", True, "", 1.0, 1)
     with pytest.raises(StoreError, match="UNIQUE"):
-        await store.apply(Change(task, [], [event(task, "task.ended")], episode=second))
+        await store.apply(Change(task, events=[event(task, "task.ended")], episode=second))
     assert [found.kind for found in await store.events("t", 0)] == ["task.submitted"], "its event neither"
     assert (await store.find_episode(session_id, 1)) is None
     await store.apply(Change(events=[event(task, "session.status")]))
@@ -87,7 +87,9 @@ async def written_at_once(store: Store, sizes: list[int | None]) -> tuple[list[b
     def change(number: int, size: int | None) -> Change:
         said = event(task, "session.status", number=number, text="x" * (size or 0))
         refused = NewEpisode(session_id, number + 1, "t", True, "", 1.0, 1)
-        return Change(task, list(task.samples.values()), [said], episode=refused if size is None else None)
+        return Change(
+            task, samples=list(task.samples.values()), events=[said], episode=refused if size is None else None
+        )
 
     made = (store.apply(change(number, size)) for number, size in enumerate(sizes))
     outcomes = await asyncio.gather(*made, return_exceptions=True)
