@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
+
+from isal import igzip, isal_zlib
 
 from polar_gym import durable
 
@@ -24,7 +24,7 @@ class EpisodeFiles:
         if path.parent not in self._made:
             durable.make_directory(path.parent, mode=0o700)
             self._made.add(path.parent)
-        packed = gzip.compress(episode, compresslevel=1, mtime=0)
+        packed = igzip.compress(episode, compresslevel=2, mtime=0)
         durable.write(path, packed)
         return len(packed)
 
@@ -32,8 +32,8 @@ class EpisodeFiles:
         """Return an episode as one line of JSON. Raise `OSError` where the file was evicted or is damaged."""
         path = self._path(session_id, attempt)
         try:
-            return gzip.decompress(path.read_bytes())
-        except (EOFError, zlib.error) as error:
+            return igzip.decompress(path.read_bytes())
+        except (EOFError, isal_zlib.error) as error:  # pyright: ignore[reportGeneralTypeIssues] - isal's own annotation
             raise OSError(f"{path}: {error}") from error
 
     def remove(self, session_id: str, attempt: int) -> None:
