@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from polar_gym.runtimes import RUNTIMES, Command, Runtime, Sandbox, SandboxRequest, Serve
-from polar_gym.runtimes.conformance import LAWS, examine, gateway, sh, specs
+from polar_gym.runtimes.conformance import examine, specs
+from polar_gym.runtimes.laws import LAWS, gateway, sh
 from polar_gym.schema import RuntimeSpec, Workspace
 from tests.support import apptainer, sandbox_provider
 from tests.support.requirements import need, need_bubblewrap
@@ -97,7 +98,7 @@ async def started(
 
 
 async def broken_laws(*arguments: str) -> dict[str, str]:
-    """Return the laws of `runtimes.conformance` that do not hold for a runtime."""
+    """Return the laws of `runtimes.laws` that do not hold for a runtime."""
     (spec,) = specs(arguments)
     found = await examine(spec)
     assert found.keys() == LAWS.keys()

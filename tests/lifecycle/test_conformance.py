@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from polar_gym.errors import ConfigError
-from polar_gym.runtimes.conformance import LAWS, main, specs
+from polar_gym.runtimes.conformance import main, specs
+from polar_gym.runtimes.laws import LAWS
 from tests.lifecycle.runtime_kinds import broken_laws
 from tests.support import sandbox_provider
 from tests.support.docker_daemon import docker_host

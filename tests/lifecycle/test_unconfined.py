@@ -142,7 +142,7 @@ async def test_a_real_session_has_a_reward_of_low_trust(tmp_path: Path) -> None:
 
 @ROOT
 async def test_the_laws_of_isolation_fail() -> None:
-    """Guards against laws of `runtimes.conformance` that hold whatever a runtime does."""
+    """Guards against laws of `runtimes.laws` that hold whatever a runtime does."""
     failed = await broken_laws("runtime=unconfined", "runtime.accept_no_isolation=true")
     isolation = {
         "mounts are read-only",
