@@ -15,6 +15,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from argparse import BooleanOptionalAction
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -31,8 +32,9 @@ from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import HOME, RUNTIMES, TOOLCHAIN, Command, agent, remote, skeleton
-from polar_gym.runtimes.conformance import LAWS as SANDBOX_LAWS
-from polar_gym.runtimes.conformance import Trial
+from polar_gym.runtimes.conformance import examine, table
+from polar_gym.runtimes.laws import LAWS as SANDBOX_LAWS
+from polar_gym.runtimes.laws import Trial
 from polar_gym.runtimes.relay.link import Stream
 from polar_gym.schema import Episode, RuntimeSpec
 from tests.e2e.nemo_gym import INSTALL, installed, venv_directory
@@ -41,17 +43,24 @@ from tests.show.result import Result, make_parser, parse
 from tests.support import apptainer, sandbox_provider, ssh_host
 from tests.support.docker_daemon import own_daemon, running_daemon
 
-REWARDED, UNDISTURBED, CUT, APART, HONEST = LAWS = (
+REWARDED, UNDISTURBED, CUT, APART, HONEST, PROMISED = LAWS = (
     "every session has the reward 1.0, also where its streams are cut",
     "a session whose streams are cut has as many calls and tokens as one whose streams are whole",
     "requests and answers of model calls were cut in their midst",
     "a sandbox reaches nothing but its gateway, and its agent has no rights, unless its provider isolates nothing",
     "where a provider isolates nothing, every evaluation says so",
+    "all laws of a sandbox hold, but for limits that a provider has not",
 )
 ISOLATION = ("reaches nothing else", "no rights")
 HARNESS = ("pi", "codex")
 MACHINES = ("ssh", "local")
-"""Providers whose sandboxes are a user of a machine."""
+"""Providers whose sandboxes are a user of a machine. They are tried under the laws of `ISOLATION` alone."""
+WITHOUT = {
+    "boxes": {"processes are limited"},
+    "routed": {"processes are limited"},
+    "apptainer": {"processes are limited", "memory is limited"},
+}
+"""The laws that cannot hold: the protocol has no such limit, and apptainer's needs systemd's control groups."""
 VERSION = "0.7.0"
 HIDE = f"""
 set -e
@@ -190,20 +199,6 @@ async def sessions(harness: str, runtime: dict[str, Any], tasks: int) -> list[Ep
             return [await node.rollout(make_request(config, task)) for task in chosen]
 
 
-async def isolation(spec: RuntimeSpec) -> dict[str, str]:
-    """Return what was found against the laws of `ISOLATION`, nothing where one holds."""
-    found, runtime = {}, RUNTIMES.make(spec)
-    for law in ISOLATION:
-        try:
-            await SANDBOX_LAWS[law](Trial(runtime, spec, Path("/nowhere")))
-        except AssertionError as error:
-            found[law] = str(error)
-        else:
-            found[law] = ""
-    await runtime.close()
-    return found
-
-
 async def starts(spec: RuntimeSpec, count: int) -> list[float]:
     """Return the seconds until each of so many sandboxes with Pi had run its first command, in order."""
     runtime, seconds = RUNTIMES.make(spec), []
@@ -218,15 +213,16 @@ async def starts(spec: RuntimeSpec, count: int) -> list[float]:
     return seconds
 
 
-async def show(name: str, harnesses: Sequence[str], count: int, tasks: int, result: Result) -> list[str]:
-    """Return the row of a provider."""
+async def show(name: str, options: Any, result: Result) -> tuple[list[str], dict[str, str]]:
+    """Return the row of a provider, and the problem with each law of a sandbox that was tried, "" where it holds."""
+    harnesses, count, tasks = options.harness, options.starts, options.tasks
     with PLACES[name]() as place:
         runtime = {"name": "remote", **place}
         spec = RuntimeSpec.model_validate(runtime)
-        found = await isolation(spec)
+        found = await examine(spec, ISOLATION if name in MACHINES or not options.laws else tuple(SANDBOX_LAWS))
         first, *later = await starts(spec, count)
         later.sort()
-        figures = result.figures[name] = {"isolation": found, "first start": first, "starts": later}
+        figures = result.figures[name] = {"laws": found, "first start": first, "starts": later}
         cells = {}
         for harness in harnesses:
             whole = await sessions(harness, runtime, tasks)
@@ -244,11 +240,15 @@ async def show(name: str, harnesses: Sequence[str], count: int, tasks: int, resu
             trusted = [each.evaluation.trust for each in (*whole, *cut) if each.evaluation is not None]
             expected = "low" if name in MACHINES else "high"
             result.check(HONEST, [f"{name} {harness}: {trusted}"] if set(trusted) != {expected} else [])
-    broken = [f"{name}, {law}: {problem}" for law, problem in found.items() if problem]
+    broken = [f"{name}, {law}: {found[law]}" for law in ISOLATION if found[law]]
     result.check(APART, [] if name == "local" else broken)
+    if options.laws:
+        kept = [law for law in found if law not in (*ISOLATION, *WITHOUT.get(name, ()))]
+        result.check(PROMISED, [f"{name}, {law}: {found[law]}" for law in kept if found[law]])
     said = "only its gateway" if not broken else "NOTHING is isolated"
     p50, p99 = (later[min(len(later) - 1, int(len(later) * part))] for part in (0.5, 0.99))
-    return [name, said, f"{first:.1f}", f"{p50:.2f}", f"{p99:.2f}", *(cell for both in cells.values() for cell in both)]
+    figures = (f"{first:.1f}", f"{p50:.2f}", f"{p99:.2f}")
+    return [name, said, *figures, *(cell for both in cells.values() for cell in both)], found
 
 
 def counts(episode: Episode) -> tuple[int, int]:
@@ -264,28 +264,33 @@ def told(episodes: Sequence[Episode]) -> str:
     return f"{' or '.join(rewards)} ({' + '.join(f'{mean:.0f}' for mean in means)} s)"
 
 
-async def show_all(options: Any, result: Result) -> Table:
+async def show_all(options: Any, result: Result) -> list[Table]:
+    """Return the table of rewards and starts, and that of the laws of a sandbox."""
     columns = [part for harness in options.harness for part in (harness, f"{harness}, cut")]
     heads = ("provider", "sandbox reaches", "first start (s)", "p50", "p99", *columns)
-    table = Table(*heads, title="Rewards (seconds of preparation + run + grading), start-up with Pi", show_lines=True)
+    rewards = Table(*heads, title="Rewards (seconds of preparation + run + grading), start-up with Pi", show_lines=True)
+    tried = []
     with tempfile.TemporaryDirectory() as directory, sandbox_provider.installed(Path(directory) / "installed"):
         for name in options.provider:
-            table.add_row(*await show(name, options.harness, options.starts, options.tasks, result))
-    return table
+            row, found = await show(name, options, result)
+            rewards.add_row(*row)
+            tried.append((name, found))
+    return [rewards, table(tried)]
 
 
 def main() -> int:
     parser = make_parser(
         "remote",
         __doc__,
-        quick="sessions of the tests' provider, apptainer, local, codex, a second task, and most starts",
+        quick="sessions of the tests' provider, apptainer, local, codex, a second task, most starts, and most laws",
     )
     parser.add_argument("--provider", action="append", choices=PLACES, help="only this one; may be given repeatedly")
     parser.add_argument("--harness", action="append", choices=HARNESS, help="only this one; may be given repeatedly")
     parser.add_argument("--starts", type=int, default=21, help="sandboxes to start (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=2, help="tasks of the demo (default: %(default)s)")
+    parser.add_argument("--laws", action=BooleanOptionalAction, default=True, help="try all laws of a sandbox")
     parser.set_defaults(provider=list(PLACES), harness=HARNESS)
-    quick = {"provider": ["routed", "docker", "ssh"], "harness": ["pi"], "starts": 4, "tasks": 1}
+    quick = {"provider": ["routed", "docker", "ssh"], "harness": ["pi"], "starts": 4, "tasks": 1, "laws": False}
     options = parse(parser, quick=quick)
     if not installed(VERSION):
         parser.error(f"NeMo Gym {VERSION} is missing; install it with: {INSTALL}")
@@ -294,8 +299,9 @@ def main() -> int:
         hidden = ("unshare", "--mount", "sh", "-c", HIDE, "sh") if "local" in options.provider else ("env",)
         environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
         os.execvpe(hidden[0], [*hidden, python, "-m", "tests.show.remote", *sys.argv[1:]], environment)
-    result = Result("remote", LAWS, options)
-    Console(width=160).print(asyncio.run(show_all(options, result)))
+    result = Result("remote", LAWS if options.laws else LAWS[:-1], options)
+    for each in asyncio.run(show_all(options, result)):
+        Console(width=160).print(each)
     return result.finish()
 
 
