@@ -21,6 +21,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.runtimes import HOME, Command, Mount, SandboxError, scratch_directory
+from polar_gym.runtimes.conformance import examine
 from polar_gym.runtimes.relay.websocket import TOKEN
 from polar_gym.runtimes.remote.layers import LARGE, put
 from polar_gym.runtimes.remote.sandbox import HANDLE, RemoteSandbox
@@ -263,7 +264,7 @@ async def test_a_gateway_that_starts_again_ends_what_expired_or_cannot_say_that_
     runtime = make("remote", provider="boxes", scratch=tmp_path)
     for until, said in ((time.time() - 1, None), (time.time() + 600, "sandboxes of s could not be ended: KeyError")):
         scratch = scratch_directory.make("s", tmp_path)
-        (scratch / HANDLE).write_text(json.dumps({"handle": {}, "until": until}))
+        (scratch / HANDLE).write_text(json.dumps({"handle": {}, "until": until, "taken": []}))
         if said is None:
             assert await runtime.reap(["s"]) == 0
             assert not scratch.exists()
@@ -301,6 +302,14 @@ def host() -> Iterator[Host]:
         yield host
 
 
+async def test_a_killed_gateways_successor_frees_the_machine_at_once(host: Host) -> None:
+    """It once found nothing to end, and the machine's paths were taken for ten minutes."""
+    options = {"name": "remote", "provider": "ssh", "config": host.config, "workspace": {"path": WORKSPACE}}
+    law = "nor does a killed gateway"
+    for _ in range(2):
+        assert await examine(RuntimeSpec.model_validate(options), [law]) == {law: ""}
+
+
 async def test_a_user_of_another_machine(host: Host, tmp_path: Path) -> None:
     """What a sandbox leaves on a machine that stays: no file and no process, nor those of a killed gateway."""
     (tmp_path / "tool").write_text("7")
@@ -309,8 +318,8 @@ async def test_a_user_of_another_machine(host: Host, tmp_path: Path) -> None:
     mounts = [Mount(tmp_path / "tool", "/opt/polar-gym/bin/tool")]
     for _ in range(2):
         async with started(runtime, spec=spec, serve=gateway("hello"), mounts=mounts) as sandbox:
-            networks = "tail -n +3 /proc/net/dev | cut -d: -f1"
-            script = f"id -u; pwd; echo $FROM_TASK; cat /opt/polar-gym/bin/tool -; touch ~/left; {networks}"
+            look = "id -u; pwd; echo $FROM_TASK; cat /opt/polar-gym/bin/tool -; tail -n +3 /proc/net/dev | cut -d: -f1"
+            script = f"{look}; mkdir -p ~/left/deep; chmod 0 ~/left"
             told = await sh(sandbox, script, stdin=b"x\n")
             assert told.stdout.decode().split() == [str(UID), WORKSPACE, "yes", "7x", "lo"]
             assert await ask_gateway(sandbox) == "hello"

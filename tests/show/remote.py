@@ -49,18 +49,23 @@ REWARDED, UNDISTURBED, CUT, APART, HONEST, PROMISED = LAWS = (
     "requests and answers of model calls were cut in their midst",
     "a sandbox reaches nothing but its gateway, and its agent has no rights, unless its provider isolates nothing",
     "where a provider isolates nothing, every evaluation says so",
-    "all laws of a sandbox hold, but for limits that a provider has not",
+    "all laws of a sandbox hold, but for those that a provider cannot keep",
 )
 ISOLATION = ("reaches nothing else", "no rights")
 HARNESS = ("pi", "codex")
 MACHINES = ("ssh", "local")
-"""Providers whose sandboxes are a user of a machine. They are tried under the laws of `ISOLATION` alone."""
+"""Providers whose sandboxes are a user of a machine."""
+LIMITS = {"processes are limited", "memory is limited"}
+OF_A_MACHINE = {*LIMITS, "sandboxes are apart", "mounts are read-only", "stop leaves nothing"}
 WITHOUT = {
     "boxes": {"processes are limited"},
     "routed": {"processes are limited"},
-    "apptainer": {"processes are limited", "memory is limited"},
+    "apptainer": LIMITS,
+    "ssh": OF_A_MACHINE,
+    "local": {*OF_A_MACHINE, "nor does a killed gateway"},
 }
-"""The laws that cannot hold: the protocol has no such limit, and apptainer's needs systemd's control groups."""
+"""The laws that cannot hold: the protocol limits no processes, apptainer's memory needs systemd's control groups, and a
+machine that is shared has one sandbox at a time, whose user owns its mounts and shares /tmp."""
 VERSION = "0.7.0"
 HIDE = f"""
 set -e
@@ -219,7 +224,7 @@ async def show(name: str, options: Any, result: Result) -> tuple[list[str], dict
     with PLACES[name]() as place:
         runtime = {"name": "remote", **place}
         spec = RuntimeSpec.model_validate(runtime)
-        found = await examine(spec, ISOLATION if name in MACHINES or not options.laws else tuple(SANDBOX_LAWS))
+        found = await examine(spec, tuple(SANDBOX_LAWS) if options.laws else ISOLATION)
         first, *later = await starts(spec, count)
         later.sort()
         figures = result.figures[name] = {"laws": found, "first start": first, "starts": later}

@@ -121,10 +121,9 @@ class Remote:
         found = ["limits and the network are the provider's; its protocol limits no number of processes"]
         if not self.confined:
             found.append(f"runtime.provider={self.options.provider} {NOT_ISOLATED}")
-        if self._close_all is None:
-            which = (
-                "whose creation was not answered" if isinstance(self._provider, Connectable) else "of a dead gateway"
-            )
+        found_again = isinstance(self._provider, Connectable)
+        if self._close_all is None and (self.confined or not found_again):
+            which = "whose creation was not answered" if found_again else "of a dead gateway"
             found.append(
                 f"a sandbox {which} lives until runtime.ttl_seconds, where the provider keeps to that: "
                 f"{self.options.provider} cannot find it again"
@@ -232,11 +231,11 @@ class Remote:
             raise SandboxError(f"sandboxes of {', '.join(session_ids)} could not be ended: {error}") from error
         return ended
 
-    async def _end(self, handle: Mapping[str, Any], until: float) -> bool:
+    async def _end(self, handle: Mapping[str, Any], until: float, taken: Sequence[str]) -> bool:
         """End the sandbox that another gateway described, and return whether it was there."""
         assert isinstance(self._provider, Connectable)
         try:
-            await self._provider.close(await self._provider.connect(handle))
+            await end(self._provider, await self._provider.connect(handle), taken)
         except Exception:
             if time.time() < until:
                 raise

@@ -41,7 +41,8 @@ from polar_gym.runtimes.threads import finish, to_its_end
 
 SUBREAPER = Path(__file__).parents[1] / "in_sandbox" / "subreaper.py"
 HANDLE = "handle.json"
-"""The file in the scratch directory by which a later gateway finds the sandbox: its handle, and its deadline."""
+"""The file in the scratch directory by which a later gateway ends the sandbox: its handle, its deadline, and the paths
+that it has taken of a shared machine."""
 
 SILENT_SECONDS = 1.0
 """A sandbox that was not heard for so long is asked whether it lives, before it is connected to again."""
@@ -53,6 +54,7 @@ set -e
 mark=/tmp/polar-gym-taken-$(id -u)
 old=$(find "$mark" -user "$(id -u)" -mmin +10 2> /dev/null || true)
 if [ -n "$old" ] && ! kill -0 "$(cat "$mark")" 2> /dev/null; then
+    chmod -R u+rwX "$@" 2> /dev/null || true
     for each; do [ ! -d "$each" ] || find "$each" -mindepth 1 -delete; done
 fi
 for each; do
@@ -72,6 +74,7 @@ relay=$(cat "$1")
 while kill "$relay" 2> /dev/null; do sleep 0.05; done
 rm -f "$1"
 shift
+chmod -R u+rwX "$@" 2> /dev/null
 for each; do find "$each" -mindepth 1 -delete; rmdir "$each" 2> /dev/null; done
 true
 """
@@ -121,9 +124,7 @@ class RemoteSandbox(LastingSandbox):
 
     async def start(self, connect: Connect, web: int) -> None:
         """Fill the sandbox and start its relay, which listens for streams on the port `web`. Raises `SandboxError`."""
-        if isinstance(self._provider, Connectable):
-            described = {"handle": await self._provider.serialize_handle(self._handle), "until": self._until}
-            (self._scratch / HANDLE).write_text(json.dumps(described))
+        await self._describe()
         self._directory, uid = (await self._shell.run(SETUP, problem="it needs python3 and mktemp")).split()
         if uid != "0" and not self._shared:
             raise SandboxError(
@@ -215,9 +216,7 @@ class RemoteSandbox(LastingSandbox):
             return
         if self._tether is not None:
             await self._tether.close()
-        if self._taken:
-            await self._shell.run(LEAVE, *self._taken)
-        await end(self._provider, self._handle)
+        await end(self._provider, self._handle, self._taken)
         self._ended = True
 
     async def remove(self) -> None:
@@ -226,6 +225,12 @@ class RemoteSandbox(LastingSandbox):
             self._turn.release()
             self._turn = None
 
+    async def _describe(self) -> None:
+        if isinstance(self._provider, Connectable):
+            handle = await self._provider.serialize_handle(self._handle)
+            described = {"handle": handle, "until": self._until, "taken": self._taken}
+            (self._scratch / HANDLE).write_text(json.dumps(described))
+
     async def _prepare(self) -> None:
         """Make the agent's directories, and its user where it has one of its own."""
         paths = [HOME, self._request.spec.workspace.path]
@@ -233,13 +238,16 @@ class RemoteSandbox(LastingSandbox):
             paths.append(TOOLCHAIN)
             mark = await self._shell.run(TAKE, *paths, problem="these paths must be empty, and this user's to write")
             self._taken = [mark, *paths, self._directory]
+            await self._describe()
             await self._shell.send(SUBREAPER.read_bytes(), f"{self._directory}/subreaper.py")
         else:
             await self._shell.run(agent.PREPARE, *paths, str(self.claim.uid), *agent.accounts(self.claim.uid).values())
 
 
-async def end(provider: Provider, handle: Handle) -> None:
-    """End a sandbox. Raises `SandboxError`."""
+async def end(provider: Provider, handle: Handle, taken: Sequence[str] = ()) -> None:
+    """End a sandbox, and leave what it has `taken` of a shared machine. Raises `SandboxError`."""
+    if taken:
+        await Shell(provider, handle, None).run(LEAVE, *taken)
     try:
         with as_os_errors():
             await finish(provider.close(handle))

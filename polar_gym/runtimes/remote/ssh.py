@@ -89,6 +89,12 @@ class SshProvider:
     async def status(self, handle: SshHandle) -> str:
         return "running" if (await self.exec(handle, "true", timeout_s=60)).return_code == 0 else "unknown"
 
+    async def serialize_handle(self, handle: SshHandle, *, scope: str | None = None) -> dict[str, Any]:
+        return {"sandbox_id": handle.sandbox_id}
+
+    async def connect(self, descriptor: dict[str, Any]) -> SshHandle:
+        return SshHandle(descriptor["sandbox_id"])
+
     async def close(self, handle: SshHandle) -> None:
         """Do nothing: the machine stays."""
 
