@@ -127,14 +127,20 @@ class Events:
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
-        self._pending = b""
+        self._pending: list[bytes] = []
+        """The parts of a line whose end has not come."""
 
     async def read(self) -> list[bytes] | None:
         """Return the data of the events that came, perhaps of none yet; None at the response's end."""
         chunk = await self._content.readany()
         if not chunk:
             return None
-        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        whole, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            self._pending.append(rest)
+            return []
+        lines = b"".join((*self._pending, whole)).split(b"\n")
+        self._pending = [rest]
         return [line[len(b"data:") :].strip() for line in lines if line.startswith(b"data:")]
 
 
