@@ -7,12 +7,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import builder, group, node, peers, proxy_cases, stages, trainer_cost
+from benchmarks import builder, group, large_call, node, peers, proxy_cases, stages, trainer_cost
 from benchmarks.report import Benchmark, write
 
 BENCHMARKS: dict[str, Benchmark] = {
     "proxy": proxy_cases.measure,
     "peers": peers.measure,
+    "large_call": large_call.measure,
     "builder": builder.measure,
     "stages": stages.measure,
     "trainer_cost": trainer_cost.measure,

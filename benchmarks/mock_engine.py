@@ -98,7 +98,8 @@ class Answer:
         ]
         arguments = {"name": "bash", "arguments": '{"command": "ls -la"}'}
         self.call = {"id": "chatcmpl-tool-0123456789abcdef", "type": "function", "function": arguments}
-        chosen = {"index": 0, "token_ids": self.ids, "logprobs": {"content": self.entries}, "finish_reason": "stop"}
+        named = [entry | {"token": f"token_id:{each}"} for entry, each in zip(self.entries, self.ids, strict=True)]
+        chosen = {"index": 0, "token_ids": self.ids, "logprobs": {"content": named}, "finish_reason": "stop"}
         self.generated = orjson.dumps({"request_id": "0", "choices": [chosen]})
         """The answer to a prompt of ids, without chat around it."""
         self._with_calls, self._without = self._choice(called=True), self._choice(called=False)

@@ -40,6 +40,7 @@ ADDED = 60
 """Prompt tokens of the first turn, and tokens that each later turn adds beside the answer."""
 START_SECONDS = 120.0
 MOST_SESSIONS = 20_000
+VERIFIERS = ("verifiers==0.4.0",)
 REFERENCE_TEXT = "I look at the file and then I run the tests again. "
 
 
@@ -56,8 +57,13 @@ class Peer:
     """The peer tokenises, with the tokenizer of the benchmark, and asks the engine for ids."""
 
     @property
+    def environment(self) -> Path:
+        """Return the directory of the virtual environment, which peers of one package share."""
+        return CACHE / re.split(r"[\[=]", self.requirements[0])[0]
+
+    @property
     def python(self) -> Path:
-        return CACHE / self.name / "bin" / "python"
+        return self.environment / "bin" / "python"
 
 
 def _litellm(python: Path, port: int, url: str, folder: Path) -> list[str]:
@@ -89,6 +95,16 @@ def _agentlightning(python: Path, port: int, url: str, folder: Path) -> list[str
     return [str(python), str(script), "--engine", url, "--port", str(port)]
 
 
+def _verifiers(python: Path, port: int, url: str, folder: Path) -> list[str]:
+    script = ROOT / "benchmarks" / "peer_verifiers.py"
+    return [str(python), str(script), "--engine", url, "--port", str(port), "--sessions", str(MOST_SESSIONS)]
+
+
+def _verifiers_training(python: Path, port: int, url: str, folder: Path) -> list[str]:
+    own = ("--tokenizer", str(EMBEDDED / "tokenizer.json"), "--template", str(EMBEDDED / "chat_template.jinja"))
+    return [*_verifiers(python, port, url, folder), *own]
+
+
 PEERS = (
     Peer(name="litellm", requirements=("litellm[proxy]==1.100.0",), token_in=False, command=_litellm),
     Peer(
@@ -112,6 +128,8 @@ PEERS = (
         command=_agentlightning,
         path="/rollout/{session}/v1/chat/completions",
     ),
+    Peer(name="verifiers, relay", requirements=VERIFIERS, token_in=False, command=_verifiers),
+    Peer(name="verifiers, training", requirements=VERIFIERS, token_in=True, command=_verifiers_training, own_ids=True),
 )
 SESSION = re.compile(rb"^session: (\S+)$", re.MULTILINE)
 """Matches the line in which a peer that names sessions itself prints the name."""
@@ -119,9 +137,9 @@ SESSION = re.compile(rb"^session: (\S+)$", re.MULTILINE)
 
 def install() -> None:
     """Prepare the environments that are missing."""
-    for peer in PEERS:
+    for peer in {each.environment: each for each in PEERS}.values():
         if not peer.python.exists():
-            subprocess.run([sys.executable, "-m", "venv", str(CACHE / peer.name)], check=True)
+            subprocess.run([sys.executable, "-m", "venv", str(peer.environment)], check=True)
         done = subprocess.run([str(peer.python), "-m", "pip", "install", "-q", *peer.requirements], check=False)
         print(f"{peer.name}: {'installed' if done.returncode == 0 else 'did not install'}")
 
