@@ -162,6 +162,16 @@ async def test_commands_are_exact_and_outlive_a_cut(box: Box) -> None:
     await tethered.close()
 
 
+async def test_output_and_errors_at_the_same_time_do_not_mix(box: Box) -> None:
+    """Guards against a piece of one in the middle of the other, where both wait for room: the output was wrong, or the
+    command without an end."""
+    tethered = Tether(box.connect, None)
+    for _ in range(4):
+        code, said, content = await run(tethered, "sh", "-c", "head -c 8000000 /dev/urandom | tee /dev/stderr")
+        assert (code, len(said), said == content) == (0, 8000000, True)
+    await tethered.close()
+
+
 @pytest.mark.parametrize("way", ["asked", "cancelled"])
 async def test_a_killed_command_is_over(box: Box, way: str) -> None:
     tethered, marked = Tether(box.connect, None), Marked()

@@ -61,6 +61,7 @@ class Connection:
         self.gone = asyncio.Event()
         """Set once the connection is reset."""
         self._changed = asyncio.Event()
+        self._one_write = asyncio.Lock()
 
     async def read(self) -> bytes:
         """Return the next bytes; none at the end."""
@@ -77,16 +78,17 @@ class Connection:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, as fast as the other end uses them up."""
+        """Send bytes, as fast as the other end uses them up, and none of another write between them."""
         multiplexer, start = self._link.multiplexer, 0
-        while start < len(data):
-            room = multiplexer.room(self._number)
-            if room:
-                multiplexer.send(self._number, data[start : start + room])
-                self._link.wake()
-                start += room
-            else:
-                await self._link.moved.wait()
+        async with self._one_write:
+            while start < len(data):
+                room = multiplexer.room(self._number)
+                if room:
+                    multiplexer.send(self._number, data[start : start + room])
+                    self._link.wake()
+                    start += room
+                else:
+                    await self._link.moved.wait()
 
     def end(self) -> None:
         """Send no more."""
