@@ -57,6 +57,7 @@ def install(harness: Harness, cache: Path) -> Path:
         make = partial(_npm_install, npm=_npm()) if harness.npm_package else partial(_pip_install, pip=_pip())
         target.parent.mkdir(parents=True, exist_ok=True)
         make_once(target, partial(make, harness=harness))
+    _check_program(target, harness)
     return target / _programs(harness)
 
 
@@ -169,7 +170,7 @@ def _npm_install(scratch: Path, harness: Harness, npm: str) -> Path:
     ready = scratch / "ready"
     ready.mkdir(mode=0o755)
     (scratch / "node_modules").rename(ready / "node_modules")
-    return _whole(ready, harness, wanted)
+    return ready
 
 
 def _pip_install(scratch: Path, harness: Harness, pip: Sequence[str]) -> Path:
@@ -186,7 +187,7 @@ def _pip_install(scratch: Path, harness: Harness, pip: Sequence[str]) -> Path:
         if script.is_file():
             script.write_bytes(_SHEBANG.sub(_RELOCATABLE, script.read_bytes(), count=1))
             script.rename(ready / "bin" / script.name)
-    return _whole(ready, harness, wanted)
+    return ready
 
 
 def _run(command: Sequence[str], wanted: str) -> None:
@@ -207,19 +208,19 @@ def _run(command: Sequence[str], wanted: str) -> None:
         raise InstallError(f"{name} failed (exit code {done.returncode}):\n{said}")
 
 
-def _whole(ready: Path, harness: Harness, wanted: str) -> Path:
-    """Return the installation. Raises `InstallError` where it lacks the harness's program."""
-    if not (ready / _programs(harness) / _program(harness)).is_file():
+def _check_program(target: Path, harness: Harness) -> None:
+    """Raise `InstallError` where an installation lacks the harness's program."""
+    if not (target / _programs(harness) / _program(harness)).is_file():
+        wanted = f"{harness.package}{'@' if harness.npm_package else '=='}{harness.version}"
         named = "native_programs" if harness.native_programs else f"script={harness.script!r}"
-        offered = ", ".join(_offered(ready, harness)) or "none"
+        offered = ", ".join(_offered(target, harness)) or "none"
         raise InstallError(f"{wanted} has no {_program(harness)}: mend {named}; programs of the package: {offered}")
-    return ready
 
 
-def _offered(ready: Path, harness: Harness) -> list[str]:
+def _offered(target: Path, harness: Harness) -> list[str]:
     """Return the values for `script` that the package offers."""
     if not harness.npm_package:
-        return sorted(path.name for path in (ready / "bin").iterdir() if not path.name.startswith("python"))
-    described = json.loads((ready / "node_modules" / harness.npm_package / "package.json").read_text("utf-8"))
+        return sorted(path.name for path in (target / "bin").iterdir() if not path.name.startswith("python"))
+    described = json.loads((target / "node_modules" / harness.npm_package / "package.json").read_text("utf-8"))
     programs = described.get("bin") or {}
     return [programs] if isinstance(programs, str) else sorted(set(programs.values()))

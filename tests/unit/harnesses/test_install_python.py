@@ -129,16 +129,18 @@ async def test_it_is_installed_once_by_many(index: Index, tmp_path: Path) -> Non
             rf"\npolar-gym runs on Python {RUNS_ON}; other versions: >=4\.1$",
         ),
         (replace(TINY, version="2.0"), r"pip install tiny-agent==2\.0 failed \(exit code 1\)"),  # a source only
-        (
-            replace(TINY, script="gone"),
-            r"1\.2\.3 has no gone: mend script='gone'; programs of the package: tiny$",
-        ),
     ],
 )
 async def test_a_failure_says_why_and_leaves_nothing(harness: Harness, message: str, index: Index, tmp_path: Path):
     with pytest.raises(InstallError, match=message):
         await asyncio.to_thread(install, harness, tmp_path)
     assert [path.suffix for path in (tmp_path / "harnesses").iterdir()] == [".lock"]
+
+
+async def test_a_script_that_the_package_lacks_is_named_also_where_it_is_installed(index: Index, tmp_path: Path):
+    await asyncio.to_thread(install, TINY, tmp_path)
+    with pytest.raises(InstallError, match=r"1\.2\.3 has no gone: mend script='gone'; programs of the package: tiny$"):
+        await asyncio.to_thread(install, replace(TINY, script="gone"), tmp_path)
 
 
 def test_a_python_without_pip_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
