@@ -31,7 +31,7 @@ from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
-from polar_gym.runtimes import HOME, RUNTIMES, TOOLCHAIN, Command, agent, remote, skeleton
+from polar_gym.runtimes import HOME, RUNTIMES, TOOLCHAIN, Command, SandboxError, agent, remote, skeleton
 from polar_gym.runtimes.conformance import examine, table
 from polar_gym.runtimes.laws import LAWS as SANDBOX_LAWS
 from polar_gym.runtimes.laws import Trial
@@ -277,7 +277,11 @@ async def show_all(options: Any, result: Result) -> list[Table]:
     tried = []
     with tempfile.TemporaryDirectory() as directory, sandbox_provider.installed(Path(directory) / "installed"):
         for name in options.provider:
-            row, found = await show(name, options, result)
+            try:
+                row, found = await show(name, options, result)
+            except SandboxError as error:
+                result.check(REWARDED, [f"{name}: {error}"])
+                continue
             rewards.add_row(*row)
             tried.append((name, found))
     return [rewards, table(tried)]
