@@ -69,11 +69,19 @@ machine that is shared has one sandbox at a time, whose user owns its mounts and
 VERSION = "0.7.0"
 HIDE = f"""
 set -e
-mkdir -p {HOME} {TOOLCHAIN}
-for each in {HOME} {TOOLCHAIN}; do mount -t tmpfs -o mode=0755 tmpfs $each; done
-exec "$@"
+made=
+for each in {HOME} {TOOLCHAIN}; do
+    [ -d $each ] || {{ mkdir -p $each; made="$made $each"; }}
+    mount -t tmpfs -o mode=0755 tmpfs $each
+done
+code=0
+"$@" || code=$?
+umount {HOME} {TOOLCHAIN}
+[ -z "$made" ] || rmdir $made
+exit $code
 """
-"""The script that runs a program for which the directories are empty that a sandbox on this machine must find empty."""
+"""The script that runs a program for which the directories are empty that a sandbox on this machine must find empty. It
+leaves none that it made: `runtime=unconfined` would not start there."""
 
 
 class Cuts:
