@@ -75,10 +75,10 @@ SECURITY = ("no-new-privileges", f"seccomp={seccomp.profile()}")
 
 COPY_SECONDS = 120
 """How long a copy of the files that an agent left may take."""
-EXIT_POLLS = 200
+POLLS = 200
+"""How often the daemon is asked, each 0.05 s, for an end that it may learn of a moment later."""
 DYING = (126, 137)
 """The exit codes that Docker gives a command in a container that is dying, until its daemon learns of the death."""
-LIFE_POLLS = 200
 REMOVE_SECONDS = 30
 
 
@@ -303,7 +303,7 @@ class DockerSandbox(LastingSandbox):
 
     async def _exit_code(self, exec_id: str) -> int | None:
         """Return the exit code of a command whose streams have ended; the daemon may learn it a moment later."""
-        for _ in range(EXIT_POLLS):
+        for _ in range(POLLS):
             if self.stopped:
                 return None
             state = await self._daemon.call(lambda client: client.api.exec_inspect(exec_id))
@@ -318,7 +318,7 @@ class DockerSandbox(LastingSandbox):
         Return where a command succeeds; also where none does for a while and the container lives, as where its files
         in memory leave no memory for processes.
         """
-        for _ in range(LIFE_POLLS):
+        for _ in range(POLLS):
             if self.stopped:
                 return
             await self._daemon.call(self._check_runs)

@@ -231,8 +231,9 @@ class Remote:
             raise SandboxError(f"sandboxes of {', '.join(session_ids)} could not be ended: {error}") from error
         return ended
 
-    async def _end(self, handle: Mapping[str, Any], until: float, taken: Sequence[str]) -> bool:
-        """End the sandbox that another gateway described, and return whether it was there."""
+    async def _end(self, handle: Mapping[str, Any], until: float, taken: Sequence[str] = ()) -> bool:
+        """End the sandbox that another gateway described, and return whether it was there. A gateway of an earlier
+        version described nothing that is `taken`."""
         assert isinstance(self._provider, Connectable)
         try:
             await end(self._provider, await self._provider.connect(handle), taken)
