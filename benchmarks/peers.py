@@ -141,7 +141,7 @@ def install() -> None:
         if not peer.python.exists():
             subprocess.run([sys.executable, "-m", "venv", str(peer.environment)], check=True)
         done = subprocess.run([str(peer.python), "-m", "pip", "install", "-q", *peer.requirements], check=False)
-        print(f"{peer.name}: {'installed' if done.returncode == 0 else 'did not install'}")
+        print(f"{peer.environment.name}: {'installed' if done.returncode == 0 else 'did not install'}")
 
 
 # The load -------------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Stage:
     until: float | None = None
     """At one rate instead, until names are recalled with this probability."""
     choices_only: bool = False
-    """Of a row, only the careless agent's own choices count."""
+    """Train on no words of a row but the careless agent's own choices."""
 
 
 STAGES = (

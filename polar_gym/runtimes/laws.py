@@ -64,7 +64,7 @@ chmod +x plain && chmod -x run && rm -r gone folder && echo file > folder && mkd
 ln -sfn plain link && ln -s nowhere new/dangling && printf 'a\\0b\\377\\r\\n' > new/binary && printf end > "new/$1"
 head -c 3000000 /dev/urandom > big && rm -rf .git
 """
-"""What an agent does to its workspace; the argument is the name of a file."""
+"""The script by which an agent changes its workspace; the argument is the name of a file."""
 
 TREE = """
 import hashlib, os, pathlib

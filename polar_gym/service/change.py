@@ -40,7 +40,7 @@ class Change:
 
     task: Task | None = None
     new: bool = False
-    """Whether the task is not on the disk yet."""
+    """This change writes the task for the first time."""
     samples: list[Sample] = field(default_factory=list)
     """The samples of `task` that changed."""
     events: list[Event] = field(default_factory=list)

@@ -169,6 +169,10 @@ async def test_container_has_labels_and_no_rights(docker_host: str):
     await runtime.close()
 
 
+RUNNING = {"oom": ALLOCATE, "kill": "import time; time.sleep(1000)"}
+"""Python programs that run when their container dies; the first is the cause of the death."""
+
+
 @pytest.mark.parametrize(
     ("kill", "reason"),
     [
@@ -187,17 +191,13 @@ async def test_a_command_in_a_container_that_dies_is_an_error(docker_host: str, 
                 (container,) = client.containers.list(filters={"label": f"{SESSION_LABEL}=dying"})
             first = container.attrs["State"]["Pid"]
             Path(f"/proc/{first}/oom_score_adj").write_text("1000")  # the kernel's first choice
-            running = asyncio.create_task(sandbox.exec(Command(argv=["python3", "-c", HOLD[kill]])))
+            running = asyncio.create_task(sandbox.exec(Command(argv=["python3", "-c", RUNNING[kill]])))
             if kill == "kill":
                 await asyncio.wait({running}, timeout=1)
                 os.kill(first, signal.SIGKILL)
             with pytest.raises(SandboxError, match=f"the sandbox is gone: {reason}"):
                 await running
     await runtime.close()
-
-
-HOLD = {"oom": ALLOCATE, "kill": "import time; time.sleep(1000)"}
-"""Python programs that run when their container dies; the first is the cause of the death."""
 
 
 async def test_a_command_of_a_living_container_keeps_its_exit_code(docker_host: str):

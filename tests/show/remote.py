@@ -49,7 +49,7 @@ REWARDED, UNDISTURBED, CUT, APART, HONEST, PROMISED = LAWS = (
     "requests and answers of model calls were cut in their midst",
     "a sandbox reaches nothing but its gateway, and its agent has no rights, unless its provider isolates nothing",
     "where a provider isolates nothing, every evaluation says so",
-    "all laws of a sandbox hold, but for those that a provider cannot keep",
+    "every law of a sandbox holds, except those that a provider cannot keep",
 )
 ISOLATION = ("reaches nothing else", "no rights")
 HARNESS = ("pi", "codex")
