@@ -7,6 +7,7 @@ connection early, which stops the engine's work on it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import aiohttp
 import orjson
 import tenacity
 
+from polar_gym.chat import LONG
 from polar_gym.engines import UNREACHABLE, EngineError
 from polar_gym.http.failures import reason
 
@@ -139,6 +141,8 @@ class Http:
         connection."""
         assert self._session is not None, "call start() first"
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        if data is not None and len(data) > LONG:
+            await asyncio.sleep(0)  # aiohttp copies the body in one go
         sent = {"Content-Type": "application/json", **(headers or {})}
         try:
             async with self._session.request(method, self.url + path, data=data, headers=sent) as response:

@@ -14,6 +14,7 @@ Histories are compared by running digests, so a known call costs a few bytes how
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,12 @@ from typing import Any
 
 import orjson
 
+from polar_gym.chat import LONG
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
 Digest = bytes
+LINE = orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+"""How a message is written: JSON text has no newline of its own, so that no message can spell the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,15 @@ class Conversations:
             self._by_text[(known.history, known.text)].remove(call_id)
 
     def continuation(
-        self, messages: Sequence[Message], tools: Sequence[ToolDefinition], origins: Mapping[int, str]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition],
+        origins: Mapping[int, str],
+        long: Mapping[int, bytes] | None = None,
     ) -> Continuation:
         """Return which known call the messages continue. `origins`: index of an assistant message -> the call that its
-        reasoning carrier names."""
-        walk = self._walk(messages, origins)
+        reasoning carrier names. `long`: the `identities_of_long` messages, where they are known."""
+        walk = self._walk(messages, origins, long or {})
         cause: str | None = None
         for index, known, history in reversed(walk.linked):
             problem = self._problem(known, history, messages, index, tools)
@@ -139,7 +147,7 @@ class Conversations:
             return "partial_turn"
         return None if _digest_of(tools) == known.tools else "tools"
 
-    def _walk(self, messages: Sequence[Message], origins: Mapping[int, str]) -> _Walk:
+    def _walk(self, messages: Sequence[Message], origins: Mapping[int, str], long: Mapping[int, bytes]) -> _Walk:
         """Return the linked turns of a history, and its digest.
 
         In the digest, a linked turn with tool calls counts by its call and not by its words. A turn without tool calls
@@ -150,7 +158,7 @@ class Conversations:
         running = hashlib.blake2b(digest_size=16)
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
-                running.update(canonical(message))
+                running.update(long.get(index) or _identity(message))
                 continue
             history = running.digest()
             candidates = self._candidates(message, history, origins.get(index))
@@ -158,7 +166,7 @@ class Conversations:
                 walk.linked.append((index, candidates[0], history))
             else:
                 walk.unlinked = "ambiguous" if candidates else "unknown_turn"
-            running.update(candidates[0].identity if candidates else canonical(message))
+            running.update(candidates[0].identity if candidates else _identity(message))
         walk.history = running.digest()
         return walk
 
@@ -182,11 +190,33 @@ class _Walk:
     """Why the last assistant turn that has no link has none: `ambiguous` or `unknown_turn`."""
 
 
+async def identities_of_long(messages: Sequence[Message]) -> dict[int, bytes]:
+    """Return the bytes that stand for each long message in the digest of a history, by its index. They are made in a
+    thread: their hash takes most of the time, and releases the interpreter's lock."""
+    long = [index for index, message in enumerate(messages) if _characters(message.get("content")) > LONG]
+    return {index: await asyncio.to_thread(_identity, messages[index]) for index in long}
+
+
+def _characters(value: Any) -> int:
+    """Return the length of all texts in a message's content."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict | list):
+        return sum(map(_characters, value.values() if isinstance(value, dict) else value))
+    return 0
+
+
+def _identity(message: Message) -> bytes:
+    """Return the bytes that stand for a message in the digest of a history."""
+    data = canonical(message)
+    return data if len(data) <= LONG else hashlib.sha256(data).digest()
+
+
 def canonical(message: Message) -> bytes:
     """Return the bytes of a message, which differ only where a chat template could tell two messages apart: key order
     does not count, one text block is its string, cache markers and empty fields are left out."""
     if isinstance(message.get("content"), str) and "cache_control" not in message and all(message.values()):
-        return orjson.dumps(message, option=orjson.OPT_SORT_KEYS) + b"\0"  # the same bytes as below, in less time
+        return orjson.dumps(message, option=LINE)  # the same bytes as below, in less time
     slim: dict[str, Any] = {key: value for key, value in message.items() if value not in (None, [], {})}
     content = slim.get("content", "")
     if isinstance(content, list):
@@ -195,7 +225,7 @@ def canonical(message: Message) -> bytes:
         content = parts[0]["text"] if is_text else parts
     slim["content"] = content
     slim.pop("cache_control", None)
-    return orjson.dumps(slim, option=orjson.OPT_SORT_KEYS) + b"\0"
+    return orjson.dumps(slim, option=LINE)
 
 
 def _meanings(functions: Mapping[str, dict[str, Any]]) -> dict[str, tuple[str, Any]]:

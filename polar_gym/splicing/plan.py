@@ -16,7 +16,7 @@ from polar_gym.chat import ChatRequest, has_media
 from polar_gym.chat.ids import EngineIds
 from polar_gym.engines import Engine, EngineError
 from polar_gym.schema import Message, ModelCall
-from polar_gym.splicing.conversation import Conversations
+from polar_gym.splicing.conversation import Conversations, identities_of_long
 from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
 from polar_gym.splicing.recording import Recording
 
@@ -118,7 +118,8 @@ class Splicer:
     ) -> Plan:
         """Return how `asked`, which is `request` in the engine's terms, is put to the engine. `recording`: the record
         that the session started from, whose messages the model has seen."""
-        continuation = memory.conversations.continuation(request.messages, request.tools, request.origins)
+        long = await identities_of_long(request.messages)
+        continuation = memory.conversations.continuation(request.messages, request.tools, request.origins, long)
         parent = continuation.parent
         plan = Plan(request=asked, cause=continuation.cause, history=continuation.history)
         if parent is None:

@@ -128,7 +128,7 @@ class Journal:
 
     def _write(self, line: dict[str, Any]) -> None:
         """Append a line, where the disk is full in space of the reserve. Raises `OSError`."""
-        data = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        data = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
         if self._closed:
             raise ValueError(f"{self.path}: the journal is closed; its session has ended")
         if self._file is None or self._reserve is None:

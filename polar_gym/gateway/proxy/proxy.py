@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from polar_gym.chat import ChatRequest, Completion, Delta, sampling_deviations
+from polar_gym.chat import LONG, ChatRequest, Completion, Delta, sampling_deviations
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
@@ -394,7 +394,7 @@ async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
         raise CallRefusedError(
             408, "invalid_request", f"the body did not come within {BODY_SECONDS:g} seconds"
         ) from error
-    return request_body(raw)
+    return request_body(raw) if len(raw) <= LONG else await asyncio.to_thread(request_body, raw)
 
 
 def _error(provider: Provider, status: int, kind: str, message: str) -> web.Response:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from polar_gym.chat import LONG
 from polar_gym.schema import Message, ModelCall, ToolDefinition
-from polar_gym.splicing.conversation import Continuation, Conversations, canonical
+from polar_gym.splicing.conversation import Continuation, Conversations, canonical, identities_of_long
 from tests.support.calls import make_call
 
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
@@ -222,3 +223,18 @@ def test_a_turn_that_the_harness_made_up_counts_by_its_words(session: Session) -
     changed = copy.deepcopy(session.history)
     changed[2]["content"] = "Got it."
     assert session.ask([*changed, turn, result("a")]).cause == "history"
+
+
+async def test_long_messages_count_the_same_when_their_identities_are_known(session: Session) -> None:
+    """Guards against a conversation that is not found again, or found for another one, because of a long message."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * LONG}}
+    long: list[Message] = [{"role": "user", "content": "0123 " * LONG}, {"role": "user", "content": [image]}]
+    session.history = [SYSTEM, USER, *long]
+    call = session.answered("Done.")
+    asked = [*session.history, {"role": "assistant", "content": "Done."}, USER]
+    identities = await identities_of_long(asked)
+    assert list(identities) == [2, 3]
+    for known in (identities, {}):
+        assert session.known.continuation(asked, TOOLS, {}, known).parent is call
+    asked[3] = {"role": "user", "content": [{**image, "image_url": {"url": image["image_url"]["url"] + "B"}}]}
+    assert session.known.continuation(asked, TOOLS, {}, await identities_of_long(asked)).parent is None
