@@ -42,7 +42,7 @@ def messages_of(body: dict[str, Any]) -> list[Message]:
     conversation = _Conversation()
     contents = body.get("contents")
     if isinstance(contents, str):
-        body = {"contents": {"parts": [{"text": contents}]}}
+        body = {**body, "contents": {"parts": [{"text": contents}]}}
     for path, content in messages_at(body, "contents"):
         role = optional(content, "role", str, path) or "user"
         parts = messages_at(content, "parts", path)

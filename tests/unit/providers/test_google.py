@@ -85,6 +85,8 @@ def test_a_conversation():
 )
 def test_forms_of_the_system_instruction(instruction: Any):
     assert shape(parse(GO, systemInstruction=instruction)) == ["system be good", "user go"]
+    asked = PROVIDER.parse({"model": "m", "contents": "go", "systemInstruction": instruction})
+    assert shape(asked) == ["system be good", "user go"]
 
 
 def test_both_spellings_of_a_field_and_what_is_somebody_elses_data():
