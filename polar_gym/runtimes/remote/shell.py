@@ -31,7 +31,7 @@ class Shell:
         except OSError as error:
             raise SandboxError(f"the sandbox {self._handle.sandbox_id} runs no command: {error}") from error
         if result.return_code != 0 or result.error_type:
-            said = " ".join(f"{result.stdout or ''} {result.stderr or ''}".split())
+            said = " ".join(f"{result.stdout or ''} {result.stderr or ''}".split()) or f"exit code {result.return_code}"
             raise SandboxError(f"the sandbox {self._handle.sandbox_id} could not be prepared ({said}): {problem}")
         return (result.stdout or "").strip()
 
