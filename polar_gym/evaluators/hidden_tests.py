@@ -41,15 +41,22 @@ LIST_MODULES = r"""
 list='import sys
 sys.path[:] = filter(None, sys.path)  # not the workspace
 import os, pkgutil
-names = {each[1] for each in pkgutil.iter_modules()}.union(sys.builtin_module_names)
+names = {each[1] for each in pkgutil.iter_modules()}.union(sys.builtin_module_names, sys.argv[1:])
 for root in filter(os.path.isdir, (".", "src", "lib")):
     names -= {name.partition(".")[0] for name in os.listdir(root)}
 print("\n".join(names))'
 for python in "$(command -v python3)" "$(command -v python)" /opt/miniconda3/envs/*/bin/python .venv/bin/python; do
-    [ ! -x "$python" ] || "$python" -c "$list" || exit 1
+    [ ! -x "$python" ] || "$python" -c "$list" "$@" || exit 1
 done
 """
-"""Prints the top-level modules that Python finds outside of the pristine workspace."""
+"""Prints the top-level modules that Python finds outside of the pristine workspace, and those of its arguments that the
+workspace lacks."""
+
+_OF_RUNNERS = (
+    *("unittest", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli"),
+    *("pygments", "xdist", "execnet", "nose", "nose2", "coverage", "pytest_cov", "polar_gym_witness"),
+)
+"""Modules that a test runner imports where they are, installed or not."""
 
 _KILL_LEFTOVERS = """
 polar_gym_pid=$$ polar_gym_keep=" "
@@ -93,8 +100,11 @@ async def read(sandbox: Sandbox, files: Collection[str]) -> dict[str, bytes]:
 
 
 async def importable_modules(sandbox: Sandbox) -> list[str]:
-    """Return the top-level modules that Python finds outside of a pristine workspace. Raises `EvaluatorError`."""
-    return (await _shell(sandbox, "Python does not list its modules", LIST_MODULES)).decode().split()
+    """Return the top-level modules that Python finds, or that runners look for, outside of a pristine workspace.
+
+    Raises `EvaluatorError`.
+    """
+    return (await _shell(sandbox, "Python does not list its modules", LIST_MODULES, *_OF_RUNNERS)).decode().split()
 
 
 async def write(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) -> None:
@@ -115,16 +125,22 @@ async def changed(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) 
     return found
 
 
-def eval_script(script: str, workspace: str, texts: Mapping[str, bytes]) -> str:
-    """Return swebench's script with other texts of the test files.
+def under_witness(directory: str) -> str:
+    """Return the line of a script after which Python processes run under the witness in this directory."""
+    return f'export PYTHONPATH="{directory}${{PYTHONPATH:+:$PYTHONPATH}}"'
+
+
+def eval_script(script: str, workspace: str, texts: Mapping[str, bytes], witness: str) -> str:
+    """Return swebench's script with other texts of the test files, and the tests under the witness in a directory.
 
     Lines before the tests end the processes that are left and write the files. A line after the tests prints the
     tests' exit code.
     """
     lines = []
-    for line in script.strip().splitlines():
+    for line in script.strip().split("\n"):  # not `splitlines`: a patch may hold any other line separator
         if START in line:
-            lines += ["{ set +x; } 2> /dev/null", _KILL_LEFTOVERS, *_writing(workspace, texts), "set -x"]
+            prepared = [_KILL_LEFTOVERS, *_writing(workspace, texts), under_witness(witness)]
+            lines += ["{ set +x; } 2> /dev/null", *prepared, "set -x"]
         if END in line:
             lines += ["POLAR_GYM_EXIT_CODE=$?", line, f'echo "{EXIT_CODE}: $POLAR_GYM_EXIT_CODE"']
         else:

@@ -29,12 +29,6 @@ _CONFIGURATION = re.compile(
 )
 """Matches a part of a path. Python's metadata is found in any case of letters."""
 _MODULES = frozenset({"conftest", "sitecustomize", "usercustomize"})
-_RUNNER_MODULES = frozenset(
-    {
-        *("unittest", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli"),
-        *("pygments", "xdist", "execnet", "nose", "nose2", "coverage", "pytest_cov", "polar_gym_witness"),
-    }
-)
 _BUILDS = {
     r"g?make": r"(gnu)?makefile(\..*)?|.*\.ma?k",
     r"cmake|ctest": r"cmakelists\.txt|.*\.cmake|cmake(user)?presets\.json",
@@ -57,7 +51,6 @@ def steers(change: FileChange, path: PurePosixPath, programs: Collection[str]) -
     return (
         path.name.partition(".")[0] in _MODULES
         or any(part in _MODULES or _CONFIGURATION.fullmatch(part) for part in path.parts)
-        or (change.new and path.parts[0].partition(".")[0] in _RUNNER_MODULES)
         or any(re.fullmatch(_built_by(programs), part, re.IGNORECASE) for part in (*path.parts, f"./{path}"))
         or (path.name in ("go.mod", "go.work") and _REPLACES_A_MODULE.search(change.section) is not None)
     )

@@ -36,15 +36,16 @@ from polar_gym.evaluators.twins import Twins, draw_twins, of_tests, rounds, weak
 from polar_gym.evaluators.verdict import Verdict, read_reports
 from polar_gym.evaluators.witness import Testimony, Witness
 from polar_gym.registry import Names, Options
-from polar_gym.runtimes import Command, ExecResult, Sandbox
+from polar_gym.runtimes import HOME, Command, ExecResult, Sandbox
 from polar_gym.runtimes.files import write_files
-from polar_gym.schema import EvaluationResult
+from polar_gym.schema import EvaluationResult, TaskRequest
 
-_ENVIRONMENT = {"PYTHONPYCACHEPREFIX": "/tmp/polar-gym-pycache", "PYTHONNOUSERSITE": "1"}
+_ENVIRONMENT = {"PYTHONPYCACHEPREFIX": f"{HOME}/.pycache", "PYTHONNOUSERSITE": "1"}
 """Python looks for compiled files only here, never beside the sources: a compiled file in the diff could replace a
-hidden test."""
+hidden test. They do not lie in /tmp: where that is the machine's, the next sandbox would run the hidden tests of this
+one, whose files have the same time, and often the same size."""
 
-_UNDER_WITNESS = 'export PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"; shift; exec "$@"'
+_APPLIES = re.compile(r"^\s*git\b.*\bapply\b", re.MULTILINE)
 
 _NEW_FILE = b"\nnew file mode "
 """In a diff, the line of a file that the base commit does not have."""
@@ -109,6 +110,8 @@ class SweOptions(Options):
             raise ValueError("eval_type: fail_only needs one of swebench's log parsers")
         if self.eval_script and not (START in self.eval_script and END in self.eval_script):
             raise ValueError(f"eval_script does not print {START!r} and {END!r}")
+        if _APPLIES.search(self.eval_script) and not self.test_patch.strip():
+            raise ValueError("test_patch is empty, and eval_script applies a patch; set test_patch to this patch, too")
         if self.min_trust == "high" and (weak := weak_tests(self.twins, self.FAIL_TO_PASS)):
             cure = "run: polar-gym tasks twins FILE --out FILE, or let the test expect a checksum"
             raise ValueError(f"min_trust: high, but {weak[0]} hides too few bits; {cure}")
@@ -209,8 +212,7 @@ class Swe:
             await witness.place(sandbox)
             if problem := await carry(context, sandbox, files.protects):
                 return self._worthless(problem)
-            script = options.test_command or hidden_tests.eval_script(options.eval_script, workspace, twins.texts)
-            result = await self._execute(sandbox, script, witness, context.request.evaluator.timeout_seconds)
+            result = await self._execute(sandbox, twins.texts, witness, context.request)
             testimony = await witness.hear(sandbox, context.progress.counted)
             # An eval script puts the files of the base commit back after the tests.
             changed = [] if options.eval_script else await hidden_tests.changed(sandbox, workspace, twins.texts)
@@ -222,12 +224,17 @@ class Swe:
         options = self._options
         return options.canary == "auto" and options.eval_type == "pass_and_fail" and runs_whole_files(options.command)
 
-    async def _execute(self, sandbox: Sandbox, script: str, witness: Witness, timeout: float) -> ExecResult:
-        run = ["sh", "-c", script]
-        if self._options.eval_script:
-            await write_files(sandbox, {f"{witness.directory}/eval.sh": script})
-            run = ["bash", "-c", 'exec bash "$1" 2>&1', "bash", f"{witness.directory}/eval.sh"]
-        argv = ["sh", "-c", _UNDER_WITNESS, "sh", witness.directory, *run]
+    async def _execute(
+        self, sandbox: Sandbox, texts: Mapping[str, bytes], witness: Witness, request: TaskRequest
+    ) -> ExecResult:
+        """Run the tests. An eval script prepares them first by programs that are not to take the witness's key."""
+        options, directory = self._options, witness.directory
+        argv = ["sh", "-c", f"{hidden_tests.under_witness(directory)}; {options.test_command}"]
+        if options.eval_script:
+            script = hidden_tests.eval_script(options.eval_script, request.runtime.workspace.path, texts, directory)
+            await write_files(sandbox, {f"{directory}/eval.sh": script})
+            argv = ["bash", "-c", 'exec bash "$1" 2>&1', "bash", f"{directory}/eval.sh"]
+        timeout = request.evaluator.timeout_seconds
         return await sandbox.exec(Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout))
 
     async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED, SKIPPED
-from polar_gym.runtimes import Sandbox, SandboxError
+from polar_gym.runtimes import HOME, Sandbox, SandboxError
 from polar_gym.runtimes.files import read_file, write_files
 
 _IN_SANDBOX = Path(__file__).parent / "in_sandbox"
@@ -77,7 +77,7 @@ class Witness:
     """The witness of one grading: call `place`, run the tests with its directory on PYTHONPATH, then call `hear`."""
 
     def __init__(self) -> None:
-        self.directory = f"/tmp/polar-gym-{secrets.token_hex(8)}"
+        self.directory = f"{HOME}/.polar-gym-{secrets.token_hex(8)}"
         """The witness's directory inside the sandbox. The tests need it on PYTHONPATH."""
         self._key = secrets.token_bytes(32)
 

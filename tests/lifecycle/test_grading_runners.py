@@ -188,9 +188,11 @@ sys.stderr.write(LOG)
 sys.stderr.flush()
 os._exit(0)
 """
-REMOVE = (
-    "import glob, shutil\nfor path in glob.glob('/tmp/polar-gym-*'):\n    shutil.rmtree(path, ignore_errors=True)\n"
-)
+REMOVE = """
+import glob, shutil
+for path in glob.glob("/home/agent/.polar-gym-*"):
+    shutil.rmtree(path, ignore_errors=True)
+"""
 
 
 def forged(task: Task) -> str:

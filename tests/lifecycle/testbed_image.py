@@ -1,6 +1,7 @@
 """A small image that looks like those of SWE-bench: `/testbed` with a git repository, and an environment `testbed`.
 
-Made of this machine's own bash, git and Python, with a stand-in for conda's `activate`.
+Made of this machine's own bash, git and Python, with a stand-in for conda's `activate`, which runs a Python program as
+conda's does.
 """
 
 import contextlib
@@ -20,7 +21,12 @@ from tests.lifecycle.images import BUSYBOX
 from tests.support.requirements import need
 
 CONDA = "opt/miniconda3"
-ACTIVATE = f'conda() {{ export CONDA_DEFAULT_ENV="$2" PATH="/{CONDA}/envs/$2/bin:$PATH"; }}\n'
+ACTIVATE = f'conda() {{ eval "$(/{CONDA}/bin/conda shell.posix "$@")"; }}\n'
+ACTIVATED = f"""\
+#!/{CONDA}/envs/testbed/bin/python
+import sys
+print(f'export CONDA_DEFAULT_ENV={{sys.argv[-1]}} PATH="/{CONDA}/envs/{{sys.argv[-1]}}/bin:$PATH"')
+"""
 PYTEST = f"""\
 #!/{CONDA}/envs/testbed/bin/python
 import sys
@@ -32,6 +38,7 @@ _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
     "etc/group": "root:x:0:\n",
     f"{CONDA}/bin/activate": ACTIVATE,
+    f"{CONDA}/bin/conda": ACTIVATED,
     f"{CONDA}/envs/testbed/bin/pytest": PYTEST,
     f"{CONDA}/envs/testbed/pyvenv.cfg": "home = /usr/bin\ninclude-system-site-packages = false\n",
 }

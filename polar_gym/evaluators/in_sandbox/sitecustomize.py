@@ -16,7 +16,7 @@ def _begin():
             words = file.read().split(b"\0")
     except OSError:
         return
-    if not any(b"test" in word for word in words[1:]) or any(word.endswith(b"pip") for word in words):
+    if not any(b"test" in word for word in words[1:]) or any(word.endswith((b"pip", b"conda")) for word in words):
         return
     path = os.path.join(directory, "key")
     try:

@@ -26,7 +26,7 @@ if os.fork() == 0:
 """
 OVERWRITE_RECORD = """
 import glob, hashlib, hmac, json
-for path in glob.glob("/tmp/polar-gym-*/record"):
+for path in glob.glob("/home/agent/.polar-gym-*/record"):
     with open(path, "wb") as file:
         for line in ({"begin": "3"}, {"end": "unittest", "altered": []}):
             said = json.dumps(line).encode()
@@ -42,7 +42,7 @@ for each in gc.get_objects():
 REMOVE_RECORD = """
 import atexit, glob, shutil
 def remove():
-    for path in glob.glob("/tmp/polar-gym-*"):
+    for path in glob.glob("/home/agent/.polar-gym-*"):
         shutil.rmtree(path, ignore_errors=True)
 remove()
 atexit.register(remove)

@@ -178,6 +178,7 @@ def test_test_lists_as_swebench_has_them():
     [
         ({}, "either test_command or eval_script"),
         ({"test_command": "x", "eval_script": SCRIPT}, "either test_command or eval_script"),
+        ({"eval_script": f"git apply -v - < x\n{SCRIPT}"}, "test_patch is empty, and eval_script applies a patch"),
         ({"eval_script": "pytest"}, "does not print"),
         ({"test_command": "x", "log_parser": "nope"}, "unknown log parser 'nope'"),
         ({"test_command": "x", "log_parser": "parse_log_nope"}, "unknown log parser 'parse_log_nope'"),
