@@ -68,9 +68,14 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
 
 
 async def _attempt(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
-    """Return the evaluator's result, with rewards of calls in the order of the calls."""
+    """Return the evaluator's result, with rewards of calls in the order of the calls. Raises `MaskedError` for a number
+    that is not finite: JSON has none, so that the episode could not be delivered."""
     async with asyncio.timeout(deadline_seconds):
         result = await evaluator.evaluate(context)
+    named = {"reward": result.reward, **{f"components[{name!r}]": each for name, each in result.components.items()}}
+    if wrong := {name: value for name, value in named.items() if not math.isfinite(value)}:
+        told = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        raise MaskedError(f"{result.evaluator}: {told}: not a finite number")
     rewards, order = result.call_rewards, [call.call_id for call in sorted(context.calls, key=attrgetter("index"))]
     for call_id, reward in rewards.items():
         if call_id not in order or not math.isfinite(reward):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import MaskedError, judge
@@ -18,7 +19,9 @@ CALLS = [make_call(1, [1], [2]), make_call(0, [1], [2])]
 
 
 class RatingOptions(Options):
-    call_rewards: dict[str, float]
+    call_rewards: dict[str, float] = Field(default_factory=dict)
+    reward: float = 0.5
+    style: float = 0.25
 
 
 class Rating:
@@ -32,7 +35,9 @@ class Rating:
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         context.progress.carried = True  # a harness's diff is in its sandbox: the harness could be at fault
         rewards = {} if context.control else self._options.call_rewards
-        return EvaluationResult(evaluator="rating", reward=0.5, components={"style": 0.25}, call_rewards=rewards)
+        own = self._options
+        components = {"style": own.style}
+        return EvaluationResult(evaluator="rating", reward=own.reward, components=components, call_rewards=rewards)
 
 
 def rating(**call_rewards: float) -> dict[str, Any]:
@@ -56,6 +61,19 @@ async def test_a_bad_reward_of_a_call_masks(rewards: dict[str, float], says: str
     """Guards against a control run that puts an evaluator's fault down to the harness: reward 0."""
     with pytest.raises(MaskedError, match=says):
         await grade(**rating(**rewards))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"reward": float("nan")}, "rating: reward=nan: not a finite number"),
+        ({"style": float("inf")}, r"rating: components\['style'\]=inf: not a finite number"),
+    ],
+)
+async def test_a_reward_that_is_no_number_masks(wrong: dict[str, float], says: str) -> None:
+    """Guards against an episode that no server takes, since JSON has no such number: its task never ended."""
+    with pytest.raises(MaskedError, match=says):
+        await grade(name=f"{__name__}:Rating", **wrong)
 
 
 async def test_rewards_of_calls_are_in_the_order_of_the_calls() -> None:
