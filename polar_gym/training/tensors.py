@@ -95,7 +95,8 @@ def _turn_rewards(row: Row) -> np.ndarray:
 
 
 def _versions(row: Row, numbers: Mapping[str, int]) -> np.ndarray:
-    return _spread(row.weight_versions, [numbers[span.version] for span in row.weight_versions], _nowhere(row))
+    values = [-1 if span.until else numbers[span.version] for span in row.weight_versions]
+    return _spread(row.weight_versions, values, _nowhere(row))
 
 
 def _nowhere(row: Row) -> np.ndarray:

@@ -58,6 +58,13 @@ def test_a_session_that_a_budget_ended_has_the_reward_that_was_asked_for(
     assert batch.counts.holds
 
 
+def test_the_version_of_a_token_whose_call_saw_an_update_is_not_known() -> None:
+    """Guards against tokens of new weights that pass for tokens of the old ones."""
+    span = WeightVersion(version="7", start=0, end=2, estimated=True, until="8")
+    batch = make_batch([make_episode("a", 1.0, [make_call(0, [1], [2, 3], weight_versions=[span])])])
+    assert padded(batch.rows, pad_id=0)["weight_versions"].tolist() == [[-1, -1, -1]]
+
+
 def test_an_unknown_treatment_of_sessions_that_a_budget_ended_is_refused() -> None:
     with pytest.raises(ValueError, match="truncated='drop': unknown; known: 'keep', 'zero', 'mask'"):
         make_batch([], truncated="drop")  # pyright: ignore[reportArgumentType]
