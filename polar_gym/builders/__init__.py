@@ -39,4 +39,9 @@ def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajector
     by_id = {call.call_id: call for call in ordered}
     for trace in traces:
         trace.routed_experts = routed_experts(by_id[trace.call_ids[-1]], by_id)
-    return Trajectory(builder=spec.name, traces=traces, fidelity=fidelity(ordered, traces, excluded))
+    return Trajectory(
+        builder=spec.name,
+        traces=traces,
+        fidelity=fidelity(ordered, traces, excluded),
+        delivered=[call.call_id for call in ordered if call.outcome == "delivered"],
+    )

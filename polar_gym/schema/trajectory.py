@@ -127,5 +127,7 @@ class Trajectory(Record):
     builder: str
     traces: list[Trace]
     fidelity: Fidelity
+    delivered: list[str] = Field(default_factory=list)
+    """The ids of the calls whose answers the harness got, in order; those that were replayed, too."""
     tool_attempts: list[ToolAttempt] = Field(default_factory=list)
     """The tool calls that the policy attempted, in order; none where the session was cancelled or its node died."""

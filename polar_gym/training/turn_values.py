@@ -22,7 +22,7 @@ class StateValue:
     calls: int
     """How many delivered calls of the session come before the state; 0: its start."""
     before: frozenset[str]
-    """The ids of those calls that are in traces."""
+    """The ids of those calls that are in the session's traces."""
     value: float
     standard_error: float
     """Of `value`: the standard deviation of the rewards (n - 1) over the root of `samples`; NaN with one sample."""
@@ -41,7 +41,8 @@ def state_values(episodes: Sequence[Episode]) -> dict[str, list[StateValue]]:
 
     `episodes`: sessions, and those that branched from them. The first state of a session is the one that it was sampled
     from, where it has a value: by the others of its task, or by its siblings. Not samples: sessions without a reward,
-    and branches that may have left the record (`when_divergent=live`) or have all of it (`calls=null`).
+    and branches that may have left the record (`when_divergent=live`) or have all of it (`calls=null`). Raises
+    `ValueError` for a session that was branched from and whose episode does not name its delivered calls.
     """
     sampled: dict[str, list[Episode]] = {}
     branches: dict[str, dict[int, list[Episode]]] = {}
@@ -64,10 +65,15 @@ def _states(
     siblings = [other for other in sampled.get(origin(episode), []) if other is not episode]
     found[first] = siblings + found.get(first, [])
     states: list[StateValue] = []
-    before: frozenset[str] = frozenset()
+    delivered = episode.trajectory.delivered
     for calls, others in sorted(found.items()):
         if others and calls >= first:
-            before |= own & frozenset[str]().union(*map(_calls, others)) if calls else before
+            if len(delivered) < calls:
+                raise ValueError(
+                    f"session {episode.session.session_id}: others branched after {calls} calls, and its episode names "
+                    f"{len(delivered)} delivered ones; play it again, if it is of an earlier version"
+                )
+            before = own & frozenset(delivered[:calls])
             states.append(_value(calls, before, [other.reward for other in others if other.reward is not None]))
     return states
 

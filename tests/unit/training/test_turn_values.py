@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.schema import Episode, ModelCall, Replayed, StartFrom
+from polar_gym.builders import build_trajectory
+from polar_gym.schema import BuilderSpec, Episode, ModelCall, Replayed, StartFrom
 from polar_gym.training import make_batch, padded
 from polar_gym.training.turn_values import state_values, turn_advantages
 from tests.support.calls import make_call
@@ -80,6 +81,37 @@ def test_calls_before_the_first_valued_state_have_the_sessions_advantage() -> No
     (row, _) = make_batch([base("a", 1.0, 2), branch("c", 0.5, "a", 1, 2)], turn_values=True).rows
     assert row.call_advantages == {"a1": 0.5}
     assert row.advantage == 0.0, "it is alone in its group"
+
+
+@pytest.mark.parametrize("builder", ["prefix_merging", "per_request"])
+def test_a_sub_agent_that_had_ended_before_a_state_comes_before_it(builder: str) -> None:
+    """Guards against an advantage of the wrong sign: the branches' traces leave out a sub-agent that was replayed."""
+    main = chain("a", 3)
+    helper = [make_call(9, [7], [8]).model_copy(update={"call_id": "a-helper"})]
+    spec = BuilderSpec(name=builder)
+
+    def session(calls: list[ModelCall]) -> list[ModelCall]:
+        return [call.model_copy(update={"index": place}) for place, call in enumerate(calls)]
+
+    played = session([main[0], *helper, *main[1:]])
+    replayed = Replayed(session_id="a", owned=False)
+    shared = [call.model_copy(update={"replayed": replayed}) for call in played[:3]]
+    own = make_call(3, [*main[2].prompt_ids.tolist(), 9], [5]).model_copy(update={"call_id": "b3"})
+    episodes = [
+        make_episode("a", 0.0, played, trajectory=build_trajectory(played, spec)),
+        make_episode("b", 1.0, [*shared, own], trajectory=build_trajectory([*shared, own], spec)),
+    ]
+    episodes[1].request.start_from = StartFrom(record="/state/sessions/a", calls=3)
+    episodes.append(base("c", 0.0, 1))
+    values = state_values(episodes)["a"]
+    assert turn_advantages(episodes[0], values) == {"a0": 1.0, "a-helper": 1.0, "a1": 1.0, "a2": -1.0}
+
+
+def test_an_episode_that_does_not_name_its_calls_is_refused() -> None:
+    episodes = [base("a", 1.0, 3), branch("b", 0.0, "a", 2, 3)]
+    episodes[0].trajectory.delivered = []
+    with pytest.raises(ValueError, match="session a: others branched after 2 calls, and its episode names 0"):
+        state_values(episodes)
 
 
 def test_equal_rewards_teach_nothing() -> None:
