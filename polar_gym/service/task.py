@@ -201,8 +201,9 @@ class Task:
 
     def withdraw(self, session_id: str) -> None:
         """Let a sample wait again as the next attempt, because its node does not answer the order to run it. The node
-        may have this attempt. No retry is used up."""
-        self._again(self.samples[session_id])
+        may have this attempt. No retry is used up, and a record to resume from stays."""
+        sample = self.samples[session_id]
+        self._again(sample, record_at=sample.record_at)
 
     def refuse(self, session_id: str, why: str) -> Ending:
         """End a sample because a node says that no node can run its request."""

@@ -30,3 +30,15 @@ async def test_a_session_that_was_placed_elsewhere_while_a_loss_is_written_is_no
     assert first.placements() == []
     assert second.placements() == [elsewhere]
     await store.close()
+
+
+def test_a_session_whose_next_node_does_not_take_it_is_still_resumed() -> None:
+    """Guards against calls that are sampled again although the server has their record."""
+    task = Task.new(make_request("a"), 0.0)
+    (session_id,) = task.samples
+    task.place(session_id, "first", "i")
+    assert task.lose(session_id, "it died") is None
+    task.place(session_id, "second", "i")
+    task.withdraw(session_id)
+    task.place(session_id, "third", "i")
+    assert task.samples[session_id].record_at == "first"
