@@ -10,7 +10,7 @@ masked episode.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -102,14 +102,16 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         infos = self._prepare({place: task_ids[place] for place in places}, {}, given)
         return self._batched(), infos
 
-    def step(self, actions: Sequence[Action]) -> Stepped:
-        """Run every harness to its end, all at once. A sub-environment that autoreset makes due is reset instead.
+    def step(self, actions: Sequence[Action | None]) -> Stepped:
+        """Run every harness to its end, all at once. A sub-environment that autoreset makes due is reset instead. One
+        whose action is None is left alone.
 
         The reward of a failed session is 0.0, with its place in `infos["failure"]` set: mask it.
         """
-        due = np.flatnonzero(self._done).tolist() if self.autoreset_mode is AutoresetMode.NEXT_STEP else []
-        places = [place for place in range(self.num_envs) if place not in due]
-        self._apply(actions, places)
+        acting = self._acting(actions)
+        due = [place for place in acting if self._done[place] and self.autoreset_mode is AutoresetMode.NEXT_STEP]
+        places = [place for place in acting if place not in due]
+        self._apply({place: action for place, action in enumerate(actions) if action is not None and place in places})
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations, truncations = (np.zeros(self.num_envs, dtype=np.bool_) for _ in range(2))
         infos: dict[str, Any] = {}
@@ -144,16 +146,20 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
             infos = self._add_info(infos, told(life.session), place)
         return infos
 
-    def _apply(self, actions: Sequence[Action], places: Collection[int]) -> None:
-        """Apply the actions to the sessions of these places. Raises before any session has begun to run."""
+    def _acting(self, actions: Sequence[Action | None]) -> list[int]:
+        """Return the places that have an action."""
         if not _one_each(actions, self.num_envs):
             raise ValueError(
                 f"actions must be a sequence of {self.num_envs} dictionaries, e.g. [{{}}] * {self.num_envs}, "
                 f"got {actions!r}"
             )
-        for place in places:
-            check_action(actions[place], self.single_action_space, f" of sub-environment {place}")
-        lives = {place: self._sessions.open(place) for place in places}
+        return [place for place, action in enumerate(actions) if action is not None]
+
+    def _apply(self, actions: Mapping[int, Action]) -> None:
+        """Apply the actions to the sessions of their places. Raises before any session has begun to run."""
+        for place, action in actions.items():
+            check_action(action, self.single_action_space, f" of sub-environment {place}")
+        lives = {place: self._sessions.open(place) for place in actions}
         if missing := [place for place, life in lives.items() if life is None]:
             raise gym.error.ResetNeeded(f"call reset() before step(): sub-environments {missing} have no episode")
         for place, life in lives.items():

@@ -56,9 +56,10 @@ def roll_out(envs: Any, task_ids: Sequence[str], action: dict[str, Any]) -> Iter
     """Yield an episode for each id, as many at once as the vector environment has places."""
     for start in range(0, len(task_ids), envs.num_envs):
         ids = list(task_ids[start : start + envs.num_envs])
+        idle = envs.num_envs - len(ids)
         mask = np.arange(envs.num_envs) < len(ids)
-        envs.reset(options={"task_id": ids + ids[:1] * (envs.num_envs - len(ids)), "reset_mask": mask})
-        *_, infos = envs.step([action] * envs.num_envs)
+        envs.reset(options={"task_id": ids + ids[:1] * idle, "reset_mask": mask})
+        *_, infos = envs.step([action] * len(ids) + [None] * idle)
         yield from infos["trajectory"][: len(ids)]
 
 

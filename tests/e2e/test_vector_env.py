@@ -173,6 +173,21 @@ def test_without_autoreset_the_mask_says_who_is_reset(silence: None) -> None:
         envs.close()
 
 
+def test_a_sub_environment_without_an_action_is_left_alone(silence: None) -> None:
+    """Guards against sessions that no trainer asked for, where a batch does not fill all places."""
+    envs = make_vec("polar/task", 2, **task())
+    try:
+        envs.reset(options={"reset_mask": np.array([True, False])})
+        for _ in range(2):
+            *_, infos = envs.step(({}, None))
+            assert infos["_trajectory"].tolist() == [True, False]
+            envs.reset(options={"reset_mask": np.array([True, False])})
+        with pytest.raises(gym.error.ResetNeeded, match=r"sub-environments \[1\]"):
+            envs.step(({}, {}))
+    finally:
+        envs.close()
+
+
 def test_each_sub_environment_may_branch_an_episode(silence: None) -> None:
     """Each may branch another one, or all the same one. Where it says None, the task begins anew."""
     envs = make_vec("polar/task", 2, **task())
