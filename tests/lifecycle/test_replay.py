@@ -213,6 +213,21 @@ async def test_the_agents_time_is_its_own_and_not_that_of_the_replay(tmp_path: P
         assert timing.running >= timing.replay + 4 - used
 
 
+async def test_a_resumed_session_is_as_old_as_its_first_token(tmp_path: Path) -> None:
+    """Guards against tokens of old weights that count as fresh, because a resumed session trains them."""
+    need_bubblewrap()
+    request = task()
+    async with node(tmp_path) as local:
+        local.set_weight_version("1")
+        first = await local.rollout(request)
+        assert first.artifacts.journal is not None
+        local.set_weight_version("7")
+        record = str(Path(first.artifacts.journal).parent)
+        starts = [StartFrom(record=record, owned=owned) for owned in (True, False)]
+        again = [await local.rollout(request.model_copy(update={"start_from": start})) for start in starts]
+    assert [episode.session.weight_version for episode in (first, *again)] == ["1", "1", "7"]
+
+
 async def test_a_request_that_differs_ends_the_session(tmp_path: Path) -> None:
     _, _, directory = await session(tmp_path, REQUEST, 2, "0.006")
     node = Node(listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state")

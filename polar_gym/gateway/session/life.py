@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from polar_gym.engines.weights import INITIAL
 from polar_gym.evaluators import Environment, EvaluationContext, Evaluator, EvaluatorError
 from polar_gym.evaluators.blame import judge
 from polar_gym.gateway.proxy.capture import SessionCapture
@@ -199,7 +200,7 @@ class SessionLife:
     # RUNNING ----------------------------------------------------------------------------------------------------------
 
     async def run(self, ready: Ready) -> None:
-        self.session.weight_version = self._around.proxy.engine.weight_version
+        self.session.weight_version = self._first_version()
         self.enter(Status.RUNNING)
         started = time.monotonic()
         self.session.timing.ready = started - ready.since
@@ -222,6 +223,15 @@ class SessionLife:
                 self.session.timing.running = time.monotonic() - started
             if (failure := await harness.blame(output)) is not None:
                 self.fail(failure.stage, failure.kind, failure.message)
+
+    def _first_version(self) -> str | None:
+        """Return the version of the weights that sample the session's first token: a resumed session's, as recorded."""
+        recording = self.capture.recording
+        calls = recording.calls if recording is not None and recording.owned else []
+        versions = [span.version for call in calls if call.frozen is None for span in call.weight_versions]
+        if not versions:
+            return self._around.proxy.engine.weight_version
+        return None if versions[0] == INITIAL else versions[0]
 
     async def prewarm(self, ready: Ready) -> None:
         """Make a sandbox for grading while the harness runs, where the evaluator says that it will need one."""
