@@ -56,7 +56,7 @@ class Limits(Record):
     """How much disk fetched episodes may use before the oldest are deleted."""
     refuse_bytes: int = Field(default=200 * 2**30, gt=0)
     """The server refuses new tasks while it stores this many bytes."""
-    journal_bytes: int = Field(default=32 * 2**20, ge=0)
+    journal_bytes: int = Field(default=32 * 2**20, ge=0, le=48 * 2**20)
     """How much of its journals nodes send of each running session, in bytes, so that the session goes on where its node
     is gone for good; 0: none."""
 
@@ -356,6 +356,8 @@ class RolloutService:
         urls = {name: member.heartbeat.url for name, member in self.fleet.members.items()}
         answers = await asyncio.gather(*map(tell, urls.values()), return_exceptions=True)
         state = GenerationState(generation=self.generation, weight_version=self.weights.current)
+        unheard = [node for node in self._orphans if node not in urls]
+        state.unreached |= dict.fromkeys(unheard, "not heard of since the server's restart; it has sessions")
         for node, answer in zip(urls, answers, strict=True):
             if isinstance(answer, GenerationAnswer):
                 state.nodes[node] = answer

@@ -70,7 +70,11 @@ async def test_a_restarted_server_keeps_running_sessions_where_they_are(tmp_path
         await server.stop(signal.SIGKILL)
         await server.start()
         assert (await client.task("t")).sessions[0].node == "a"
+        state = await client.pause()
+        assert set(state.unreached) == {"a"}, "calls may be under way there"
+        assert not state.settled
         answer = await node.beat()
+        assert (await client.pause()).settled
         assert (answer.known, answer.cancel) == (True, [])
         assert (answer.generation.paused, answer.weight_version) == (True, "v7"), "what the trainer set still holds"
         assert await node.finish(order)
