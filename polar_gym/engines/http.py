@@ -66,6 +66,9 @@ class Http:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
+        """Open the client session. One that is open stays: to close it would leave its calls waiting for ever."""
+        if self._session is not None:
+            return
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),

@@ -37,7 +37,11 @@ T = TypeVar("T")
 
 
 class Server(Engine, Protocol):
-    """An engine behind one URL."""
+    """An engine behind one URL.
+
+    Its `start` is called again where the server may have begun anew. It leaves `http` open, also where it fails: calls
+    may be in flight.
+    """
 
     http: Http
 
@@ -57,7 +61,7 @@ class Replica:
     """When its process began; None: not known."""
     up: bool = True
     named: asyncio.Event = field(default_factory=_set)
-    """Set while its weights are those of its version. A replica that began anew waits until a trainer names them."""
+    """Clear where it began anew with weights that are not known: it waits until a trainer names or brings some."""
 
 
 @dataclass(slots=True)
@@ -221,26 +225,34 @@ class Replicas:
             try:
                 await self._take_back(replica)
             except EngineError as error:
-                log.debug("%s is still away: %s", replica.engine.http.url, error.message)
+                level = logging.DEBUG if error.kind == UNREACHABLE else logging.WARNING
+                log.log(level, "%s is not taken back yet: %s", replica.engine.http.url, error.message)
+            except Exception:  # nobody else would ask the replica again
+                log.warning("%s is not taken back yet", replica.engine.http.url, exc_info=True)
 
     async def _take_back(self, replica: Replica) -> None:
         engine, began = replica.engine, await replica.engine.http.began()
-        anew = began is None or began != replica.began
-        if anew:
-            await engine.close()
+        if began is None or began != replica.began:
+            if engine.weight_version is not None:
+                engine.weight_version = None
+                replica.named.clear()
             await engine.start()
             self._check_alike(replica)
             replica.began = began
-            if engine.weight_version is not None:
-                replica.named.clear()
-        if self._weights is not None and (anew or engine.weight_version != self._version):
-            await self._update(replica, self._weights, str(self._version))
-        if not replica.named.is_set():
-            log.warning("%s is back with unknown weights; it waits until its version is set", engine.http.url)
-            await replica.named.wait()
+        while not self._is_current(replica):  # a trainer may bring other weights during an update
+            if self._weights is None:
+                log.warning("%s is back with unknown weights; it waits until its version is set", engine.http.url)
+                await replica.named.wait()
+            else:
+                await self._update(replica, self._weights, str(self._version))
         log.warning("%s is back", engine.http.url)
         replica.up = True
         self._back.set()
+
+    def _is_current(self, replica: Replica) -> bool:
+        if self._weights is None:
+            return replica.named.is_set()
+        return replica.engine.weight_version == self._version
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
@@ -264,6 +276,8 @@ class Replicas:
         """Give the replicas new weights, one after another: see `polar_gym.engines.Updating`. One that is away gets
         them when it is back."""
         self._version, self._weights = version, weights
+        for each in self.replicas:
+            each.named.set()  # wakes one that waits to be named: it gets the weights instead
         for each in self.replicas:
             if each.up or len(self.replicas) == 1:
                 try:

@@ -49,16 +49,13 @@ class SglangEngine:
         self._model_root: str | None = None
 
     async def start(self) -> None:
+        """See `polar_gym.engines.replicas.Server`."""
         self.http.open()
-        try:
-            entry = await served_model(self.http, self._options.model)
-            self.model, self._model_root = entry["id"], entry.get("root")
-            self.max_model_len = context_length(self.http, entry, self._options.max_model_len)
-            await self.template([{"role": "user", "content": "ping"}], [])
-            warn_of_unknown_grammar(self.http.url, "SGLang has no route for that")
-        except BaseException:
-            await self.close()
-            raise
+        entry = await served_model(self.http, self._options.model)
+        self.model, self._model_root = entry["id"], entry.get("root")
+        self.max_model_len = context_length(self.http, entry, self._options.max_model_len)
+        await self.template([{"role": "user", "content": "ping"}], [])
+        warn_of_unknown_grammar(self.http.url, "SGLang has no route for that")
 
     @property
     def info(self) -> EngineInfo:

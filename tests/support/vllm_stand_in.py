@@ -125,7 +125,7 @@ class LeavingServer:
         self.orders.append((request.path, await request.json()))
         return web.Response()
 
-    async def _chat(self, request: web.Request) -> web.Response:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.set()
         self.chats.append({**body, "headers": dict(request.headers)})

@@ -116,19 +116,16 @@ class VllmEngine:
         self._tokenizer: Tokenizer | None = None
 
     async def start(self) -> None:
+        """See `polar_gym.engines.replicas.Server`."""
         self.http.open()
-        try:
-            if self.takes_prefix_only:
-                await self._start_with_nemo_rl()
-                return
-            entry = await served_model(self.http, self._options.model)
-            self.model, self._base = entry["id"], entry.get("parent")
-            self._model_root = (await served_model(self.http, self._base) if self._base else entry).get("root")
-            self.max_model_len = context_length(self.http, entry, self._options.max_model_len)
-            await self._probe()
-        except BaseException:
-            await self.close()
-            raise
+        if self.takes_prefix_only:
+            await self._start_with_nemo_rl()
+            return
+        entry = await served_model(self.http, self._options.model)
+        self.model, self._base = entry["id"], entry.get("parent")
+        self._model_root = (await served_model(self.http, self._base) if self._base else entry).get("root")
+        self.max_model_len = context_length(self.http, entry, self._options.max_model_len)
+        await self._probe()
 
     async def _start_with_nemo_rl(self) -> None:
         if not self.model:

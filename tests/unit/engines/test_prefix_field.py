@@ -78,8 +78,8 @@ async def started(server: NemoRl, **options: Any) -> AsyncIterator[VllmEngine]:
         url = str(front.make_url("/"))
         given: dict[str, Any] = {"url": url, "model": "m", "tokenizer": str(TOKENIZER_FILE), **options}
         engine = VllmEngine(VllmOptions(prefix_field="required_prefix_token_ids", **given))
-        await engine.start()
         try:
+            await engine.start()
             yield engine
         finally:
             await engine.close()

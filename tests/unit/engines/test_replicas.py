@@ -12,20 +12,65 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.engines import EngineError, replicas
+from polar_gym.engines import UNREACHABLE, EngineError, replicas
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.vllm import ENGINE, VllmOptions
 from polar_gym.schema import Sampling
-from tests.support.vllm_stand_in import REQUEST, LeavingServer
+from tests.support.vllm_stand_in import REQUEST, LeavingServer, answer, streamed
+
+RPC = "/collective_rpc"
+"""The route of the order to read weights."""
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "FIRST_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(replicas, "LONGEST_WAIT_SECONDS", 0.1)
+
+
+class TroubledServer(LeavingServer):
+    """A server that refuses a request once, or keeps its answer back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals: dict[str, web.Response] = {}
+        """What the next request to a path is answered with."""
+        self.held: dict[str, asyncio.Event] = {}
+        """What the next request to a path waits for."""
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if request.path in self.refusals:
+            return self.refusals.pop(request.path)
+        return await super()._models(request)
+
+    async def _order(self, request: web.Request) -> web.Response:
+        await super()._order(request)
+        if (held := self.held.pop(request.path, None)) is not None:
+            await held.wait()
+        return self.refusals.pop(request.path) if request.path in self.refusals else web.Response()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        if (held := self.held.pop(request.path, None)) is None:
+            return await super()._chat(request)
+        whole = streamed(answer([5, 6], 2)).body
+        assert isinstance(whole, bytes)
+        first, rest = whole.split(b"\n\n", 1)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(first + b"\n\n")
+        self.asked.set()
+        await held.wait()
+        await response.write(rest)
+        return response
+
+    @property
+    def read(self) -> list[str]:
+        """The directories whose weights it was told to read."""
+        return [body["kwargs"]["weights_path"] for path, body in self.orders if path == RPC]
 
 
 @asynccontextmanager
@@ -160,6 +205,7 @@ async def test_a_server_that_began_anew_has_no_version_until_a_trainer_names_its
             engine.weight_version = "1"  # as in each heartbeat
             await asyncio.sleep(0.2)
             assert not engine.replicas[0].up
+            assert engine.versions == {servers[0].url: None, servers[1].url: "1"}
             engine.name_weights("1", servers[0].url)
         await until(lambda: engine.replicas[0].up)
         assert engine.versions == dict.fromkeys((each.url for each in servers), "1")
@@ -182,6 +228,90 @@ async def test_a_server_that_missed_an_update_gets_the_weights_before_it_is_take
         assert {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}} in [
             body for _, body in servers[0].orders
         ]
+
+
+async def test_weights_that_come_while_a_server_is_updated_reach_it_before_it_is_taken_back(tmp_path: Path) -> None:
+    """Guards against tokens of the last but one weights: an update came while a server that was back read older ones,
+    and passed it by because it was not up."""
+    servers = TroubledServer(), TroubledServer()
+    async with started(*servers) as engine:
+        await engine.set_weights(tmp_path / "1", "1")
+        await leave(engine, servers[0], 0)
+        servers[0].began = 2.0
+        servers[0].held[RPC] = release = asyncio.Event()
+        await servers[0].up()
+        await until(lambda: len(servers[0].read) == 2)
+        await engine.set_weights(tmp_path / "2", "2")
+        release.set()
+        await until(lambda: engine.replicas[0].up)
+        assert engine.versions == dict.fromkeys((each.url for each in servers), "2")
+        assert servers[0].read == [str(tmp_path / version) for version in "112"]
+
+
+async def test_a_server_whose_update_failed_once_is_updated_again(tmp_path: Path) -> None:
+    """Guards against the loss of a server: it began anew, its update failed, and it then had its old version's name, so
+    that the update was not repeated."""
+    servers = TroubledServer(), TroubledServer()
+    async with started(*servers) as engine:
+        await engine.set_weights(tmp_path, "1")
+        await leave(engine, servers[0], 0)
+        servers[0].began = 2.0
+        servers[0].refusals[RPC] = web.Response(status=500)
+        await servers[0].up()
+        await until(lambda: engine.replicas[0].up)
+        assert servers[0].read == [str(tmp_path)] * 3
+
+
+async def test_a_server_that_waits_for_its_name_takes_weights_instead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a server that waits for ever: new weights came by `set_weights`, which did not wake it."""
+    servers = TroubledServer(), TroubledServer()
+    async with started(*servers) as engine:
+        engine.weight_version = "1"
+        await leave(engine, servers[0], 0)
+        servers[0].began = 2.0
+        await servers[0].up()
+        await until(lambda: f"{servers[0].url} is back with unknown weights" in caplog.text)
+        await engine.set_weights(tmp_path, "2")
+        await until(lambda: engine.replicas[0].up)
+        assert servers[0].read == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("refusal", [{"status": 500}, {"text": "{}"}])
+async def test_a_server_whose_start_failed_once_is_started_again(
+    caplog: pytest.LogCaptureFixture, refusal: dict[str, Any]
+) -> None:
+    """Guards against the loss of a server, and calls that raise AssertionError: a failed start left no HTTP session,
+    and the next error ended the task that waits for the server."""
+    servers = TroubledServer(), TroubledServer()
+    async with started(*servers) as engine:
+        await leave(engine, servers[0], 0)
+        servers[0].began = 2.0
+        servers[0].refusals["/v1/models"] = web.Response(**refusal)
+        await servers[0].up()
+        await until(lambda: engine.replicas[0].up)
+        await leave(engine, servers[1], 1)
+        assert (await engine.chat(REQUEST, Sampling())).response_ids.tolist() == [5, 6]
+        assert f"{servers[0].url} is not taken back yet" in caplog.text
+        await servers[1].up()
+
+
+async def test_an_answer_under_way_ends_whole_though_its_server_seems_to_have_begun_anew() -> None:
+    """Guards against answers that hang: another call's connection failed once, the server does not tell when it began,
+    and the HTTP session was closed while answers came over it."""
+    servers = TroubledServer(), TroubledServer()
+    servers[0].began = None
+    async with started(*servers) as engine:
+        servers[0].asked.clear()
+        servers[0].held["/v1/chat/completions"] = release = asyncio.Event()
+        asking = asyncio.create_task(engine.replicas[0].engine.chat(REQUEST, Sampling()))
+        await servers[0].asked.wait()
+        failed = EngineError(503, "cannot be reached (Temporary failure in name resolution)", kind=UNREACHABLE)
+        assert await engine.moved(engine.replicas[0].engine, failed)
+        await until(lambda: engine.replicas[0].up)
+        release.set()
+        assert (await asyncio.wait_for(asking, 60)).response_ids.tolist() == [5, 6]
 
 
 async def test_a_version_may_be_that_of_one_server() -> None:

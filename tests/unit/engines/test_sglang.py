@@ -119,3 +119,4 @@ async def test_a_server_that_gives_no_ids_is_refused_at_the_start(stand_in: tupl
     engine = SglangEngine(ServerOptions(url=stand_in[1]))
     with pytest.raises(EngineError, match=r"without token ids.*router.*worker"):
         await engine.start()
+    await engine.close()

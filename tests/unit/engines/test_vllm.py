@@ -191,6 +191,7 @@ async def test_nobody_there() -> None:
         with pytest.raises(EngineError, match=f"vLLM at {url} cannot be reached") as failure:
             async with asyncio.timeout(60):
                 await engine.start()
+        await engine.close()
     assert (failure.value.status, failure.value.kind) == (503, "unreachable")
 
 

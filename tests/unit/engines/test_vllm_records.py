@@ -78,10 +78,12 @@ def test_a_path_that_tells_no_records_is_refused(field: dict[str, Any]) -> None:
 
 
 async def test_a_server_without_the_flag_is_refused_at_the_start() -> None:
-    engine = StandIn(records=False)
-    await engine.start()
+    server = StandIn(records=False)
+    await server.start()
+    engine = VllmEngine(VllmOptions(url=server.url, record=BOTH))
     try:
         with pytest.raises(EngineError, match="start vLLM with --enable-return-routed-experts"):
-            await VllmEngine(VllmOptions(url=engine.url, record=BOTH)).start()
+            await engine.start()
     finally:
-        await engine.stop()
+        await engine.close()
+        await server.stop()
