@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from polar_gym.runtimes import PROXY_PORT, Command, ExecResult, SandboxError, SandboxRequest, agent
 from polar_gym.runtimes.kernel.uids import Claim
 from polar_gym.runtimes.output import Output
+
+log = logging.getLogger(__name__)
 
 KILL_ATTEMPTS = 10
 
@@ -102,7 +105,10 @@ class LastingSandbox(ABC):
             if self.stopped:
                 await asyncio.wait({running})
                 return
-            await self.kill_agent()
+            try:
+                await self.kill_agent()
+            except SandboxError as error:
+                log.warning("session %s: a command could not be killed yet: %s", self._request.session_id, error)
             await asyncio.wait({running}, timeout=1)
             if running.done():
                 return

@@ -6,11 +6,14 @@ This module runs inside sandboxes too: from Python 3.9 on, with the standard lib
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from polar_gym.runtimes.relay.multiplex import Data, Ended, Event, Multiplexer, Opened
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -148,7 +151,7 @@ class Link:
         finally:
             if self._carrying is own:
                 self._carrying = None
-            await stream.close()
+            await _close(stream)
 
     def wake(self) -> None:
         """Have the stream carry what there is to send."""
@@ -212,7 +215,7 @@ class Link:
                 except asyncio.TimeoutError:
                     self.multiplexer.ping()
         except OSError:
-            await stream.close()
+            await _close(stream)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Opened):
@@ -227,6 +230,14 @@ class Link:
             connection.told_end()
         else:
             connection.reset()
+
+
+async def _close(stream: Stream) -> None:
+    """Close a stream. What goes wrong is logged: it must not take the place of a cancellation."""
+    try:
+        await stream.close()
+    except OSError as error:
+        log.warning("a stream could not be closed: %s", error)
 
 
 async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:

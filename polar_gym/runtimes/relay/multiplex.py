@@ -32,7 +32,7 @@ LARGEST = 32 * 1024
 """The longest content of a frame."""
 
 CONNECTIONS = 1024
-"""Connections that may be open at a time; more are reset."""
+"""Connections of one opener at a time; more are reset. So an end with many never keeps the other from opening one."""
 
 HELLO, ACK, PING, OPEN, DATA, CREDIT, END, RESET = range(8)
 
@@ -93,7 +93,8 @@ class Multiplexer:
         self._next = 1 if inside else 2
         self._last_opened = 0
         """The highest number that the other end has opened."""
-        self._connections: dict[int, _Connection] = {}
+        self._connections: tuple[dict[int, _Connection], dict[int, _Connection]] = ({}, {})
+        """By the parity of their numbers, which tells the end that opened them."""
         self._kept: deque[bytes] = deque()
         """The counted frames that were not acknowledged, and from which offset on."""
         self._kept_size = 0
@@ -161,10 +162,11 @@ class Multiplexer:
 
     def open(self) -> int:
         """Open a connection, and return its number. Raises `ConnectionResetError` where too many are open."""
-        if len(self._connections) >= CONNECTIONS:
+        number, own = self._next, self._connections[self._inside]
+        if len(own) >= CONNECTIONS:
             raise ConnectionResetError(f"{CONNECTIONS} connections are open")
-        number, self._next = self._next, self._next + 2
-        self._connections[number] = _Connection()
+        self._next += 2
+        own[number] = _Connection()
         self._send(OPEN, number)
         return number
 
@@ -182,7 +184,7 @@ class Multiplexer:
 
     def used(self, number: int, size: int) -> None:
         """Note that so many bytes of a connection were used up, so that the other end may send more."""
-        connection = self._connections.get(number)
+        connection = self._connections[number % 2].get(number)
         if connection is None:
             return
         connection.unread -= size
@@ -193,7 +195,7 @@ class Multiplexer:
 
     def end(self, number: int) -> None:
         """Send no more bytes on a connection. Does nothing where that is over already."""
-        connection = self._connections.get(number)
+        connection = self._connections[number % 2].get(number)
         if connection is not None and not connection.ended:
             connection.ended = True
             self._send(END, number)
@@ -201,11 +203,11 @@ class Multiplexer:
 
     def reset(self, number: int) -> None:
         """Give a connection up. Does nothing where it is over already."""
-        if self._connections.pop(number, None) is not None:
+        if self._connections[number % 2].pop(number, None) is not None:
             self._send(RESET, number)
 
     def _open_connection(self, number: int) -> _Connection:
-        connection = self._connections.get(number)
+        connection = self._connections[number % 2].get(number)
         if connection is None or connection.ended:
             raise ConnectionResetError(f"connection {number} is closed")
         return connection
@@ -232,7 +234,7 @@ class Multiplexer:
     def _counted(self, kind: int, number: int, content: bytes) -> list[Event]:
         if kind == OPEN:
             return self._opened(number)
-        connection = self._connections.get(number)
+        connection = self._connections[number % 2].get(number)
         if connection is None:  # this end has given it up
             return []
         if kind == CREDIT:
@@ -241,7 +243,7 @@ class Multiplexer:
                 raise MultiplexError(f"connection {number} got more credit than was used")
             return []
         if kind == RESET:
-            del self._connections[number]
+            del self._connections[number % 2][number]
             return [Reset(number)]
         if connection.other_ended:
             raise MultiplexError(f"connection {number} goes on after its end")
@@ -258,15 +260,16 @@ class Multiplexer:
         if number % 2 == self._inside or number <= self._last_opened:
             raise MultiplexError(f"connection {number} is not the other end's to open")
         self._last_opened = number
-        if len(self._connections) >= CONNECTIONS:
+        theirs = self._connections[not self._inside]
+        if len(theirs) >= CONNECTIONS:
             self._send(RESET, number)
             return []
-        self._connections[number] = _Connection()
+        theirs[number] = _Connection()
         return [Opened(number)]
 
     def _forget_ended(self, number: int, connection: _Connection) -> None:
         if connection.ended and connection.other_ended:
-            del self._connections[number]
+            del self._connections[number % 2][number]
 
 
 def _frame(kind: int, number: int, content: bytes = b"") -> bytes:

@@ -16,7 +16,8 @@ from polar_gym.runtimes.relay.multiplex import MultiplexError
 log = logging.getLogger(__name__)
 
 LOST_SECONDS = 60.0
-"""How long a sandbox may be out of reach before it is given up."""
+"""How long after a first failed attempt to reach a sandbox it is given up, where all that follow fail too. Silence
+alone does not count: the gateway itself may have stood still."""
 
 RETRY_SECONDS = 0.5
 SAID_LIMIT = 2000
@@ -87,8 +88,9 @@ class Tether:
 
     async def _keep_up(self) -> None:
         """Carry the link over one stream after another, until none can be had for long."""
-        loop, problem = asyncio.get_running_loop(), ""
-        while loop.time() - self.link.heard < LOST_SECONDS:
+        loop, failing_since = asyncio.get_running_loop(), None
+        while True:
+            heard = self.link.heard
             try:
                 await self.link.carry(await self._connect())
                 problem = "its stream ended"
@@ -99,6 +101,12 @@ class Tether:
                 break
             except SandboxError as error:
                 problem = str(error)
+                break
+            if self.link.heard != heard:
+                failing_since = None
+            elif failing_since is None:
+                failing_since = loop.time()
+            elif loop.time() - failing_since >= LOST_SECONDS:
                 break
             await asyncio.sleep(RETRY_SECONDS)
         self._lost = f"cannot be reached any more: {problem}"

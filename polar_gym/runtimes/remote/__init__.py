@@ -10,6 +10,7 @@ harness's connections over a stream that the gateway opens. So a sandbox can do 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -137,30 +138,25 @@ class Remote:
         if request.spec.network == "full":
             raise SandboxError("runtime.network=full: runtime=remote opens no network; set runtime.network=gateway")
         layers = await pack(request.mounts)
-        if self._turn is not None:
-            await self._turn.acquire()
-        scratch = scratch_directory.make(request.session_id, self.options.scratch)
         lifetime = self.options.ttl_seconds or request.lifetime_seconds
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            if self._turn is not None:
+                await undo.enter_async_context(self._turn)
+            scratch = scratch_directory.make(request.session_id, self.options.scratch)
+            undo.push_async_callback(to_its_end, scratch_directory.remove, scratch)
             kept = await self._filled(request, layers)
             until = time.time() + lifetime
             handle = await self._create(request, kept, lifetime)
-        except BaseException:
-            await to_its_end(scratch_directory.remove, scratch)
-            if self._turn is not None:
-                self._turn.release()
-            raise
-        sandbox = RemoteSandbox(self._provider, handle, request, layers, scratch, self._turn, until)
-        try:
+            sandbox = RemoteSandbox(self._provider, handle, request, layers, scratch, self._turn, until)
+            undo.pop_all()
+            undo.push_async_callback(sandbox.give_up)
             await sandbox.start(*self._stream)
             image = str(request.spec.image)
             await self._node_check.check(
                 request, image, image, lambda argv: sandbox.exec(Command(argv=argv, workdir="/"))
             )
-        except BaseException:
-            await sandbox.stop()
-            raise
-        return sandbox
+            undo.pop_all()
+            return sandbox
 
     async def _filled(self, request: SandboxRequest, layers: Sequence[Layer]) -> Mapping[str, Any]:
         """Return the `provider_options` that give a sandbox the layers that the provider keeps, once it has them."""

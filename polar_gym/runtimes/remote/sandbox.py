@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -39,6 +40,8 @@ from polar_gym.runtimes.remote.shell import Shell
 from polar_gym.runtimes.remote.streams import Connect, as_os_errors
 from polar_gym.runtimes.threads import finish, to_its_end
 
+log = logging.getLogger(__name__)
+
 SUBREAPER = Path(__file__).parents[1] / "in_sandbox" / "subreaper.py"
 HANDLE = "handle.json"
 """The file in the scratch directory by which a later gateway ends the sandbox: its handle, its deadline, and the paths
@@ -46,6 +49,9 @@ that it has taken of a shared machine."""
 
 SILENT_SECONDS = 1.0
 """A sandbox that was not heard for so long is asked whether it lives, before it is connected to again."""
+
+GIVE_UP_SECONDS = 120.0
+"""The time for the removal of a sandbox that did not start."""
 
 SETUP = "command -v python3 > /dev/null && mktemp -d /tmp/polar-gym-XXXXXXXX && id -u"
 
@@ -71,14 +77,15 @@ minutes."""
 
 LEAVE = """
 relay=$(cat "$1")
-while kill "$relay" 2> /dev/null; do sleep 0.05; done
+while kill "$relay" 2> /dev/null && ! grep -q '^State:.Z' "/proc/$relay/status" 2> /dev/null; do sleep 0.05; done
 rm -f "$1"
 shift
 chmod -R u+rwX "$@" 2> /dev/null
 for each; do find "$each" -mindepth 1 -delete; rmdir "$each" 2> /dev/null; done
 true
 """
-"""The script that ends the relay and empties these paths; the arguments are the mark, and the paths."""
+"""The script that ends the relay and empties these paths; the arguments are the mark, and the paths. A relay is a
+zombie, which `kill` still finds, where the machine's first process does not wait for it."""
 
 
 LIVES = """
@@ -221,6 +228,24 @@ class RemoteSandbox(LastingSandbox):
 
     async def remove(self) -> None:
         await to_its_end(scratch_directory.remove, self._scratch)
+        self._release_turn()
+
+    async def give_up(self) -> None:
+        """Stop a sandbox that did not start, and release its turn also where that fails.
+
+        Then the scratch directory stays, by which a later gateway may end the sandbox, and the next sandbox on a
+        shared machine takes the paths (TAKE), or says that they are not empty.
+        """
+        try:
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await self.stop()
+        except (SandboxError, OSError) as error:
+            session_id = self._request.session_id
+            log.error("session %s: a sandbox that did not start could not be removed: %r", session_id, error)
+        finally:
+            self._release_turn()
+
+    def _release_turn(self) -> None:
         if self._turn is not None:
             self._turn.release()
             self._turn = None

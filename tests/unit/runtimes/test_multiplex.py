@@ -228,3 +228,23 @@ def test_who_opens_without_end_is_reset_and_then_refused() -> None:
         inside.open()
     with pytest.raises(ConnectionResetError, match="1024 connections are open"):
         inside.open()
+
+
+@pytest.mark.parametrize("opener", [0, 1], ids=["inside", "outside"])
+def test_the_connections_of_one_end_do_not_keep_the_other_from_opening(opener: int) -> None:
+    """Guards against an agent whose many connections left the gateway none by which to kill its command."""
+    ends = linked()
+    many, other = ends[opener], ends[1 - opener]
+    for _ in range(multiplex.CONNECTIONS):
+        many.open()
+    assert len(other.feed(many.take())) == multiplex.CONNECTIONS
+    number = other.open()
+    assert many.feed(other.take()) == [Opened(number)]
+    for each in (many, other):
+        each.reset(number)
+    with pytest.raises(ConnectionResetError, match="1024 connections are open"):
+        many.open()
+    extra = multiplex._frame(multiplex.OPEN, 2 * multiplex.CONNECTIONS + 1 + opener)
+    other.take()
+    assert other.feed(extra) == []
+    assert multiplex._frame(multiplex.RESET, 2 * multiplex.CONNECTIONS + 1 + opener) in other.take()

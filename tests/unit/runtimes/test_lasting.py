@@ -1,0 +1,58 @@
+"""A command at its time limit is killed, or its sandbox ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from polar_gym.runtimes import Command, SandboxError, SandboxRequest, agent, lasting
+from polar_gym.runtimes.kernel.uids import Claim
+from polar_gym.runtimes.lasting import LastingSandbox
+from polar_gym.runtimes.output import Output
+from polar_gym.schema import RuntimeSpec
+
+
+class Stubborn(LastingSandbox):
+    """A sandbox whose command runs until it is killed, which fails at first."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(SandboxRequest(session_id="s", spec=RuntimeSpec(name="any"), workspace=None), Claim(agent.UID))
+        self._failures = failures
+        self._killed = asyncio.Event()
+        self.ended = False
+
+    async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
+        await self._killed.wait()
+        return 137
+
+    async def kill_agent(self) -> None:
+        self._failures -= 1
+        if self._failures >= 0:
+            raise SandboxError("1024 connections are open")
+        self._killed.set()
+
+    async def end(self) -> None:
+        self.ended = True
+        self._killed.set()
+
+    async def remove(self) -> None: ...
+
+
+COMMAND = Command(argv=["sleep", "1000"], timeout_seconds=0.01)
+
+
+async def test_a_kill_that_fails_is_tried_again() -> None:
+    """Guards against a command that outlived its limit because the first attempt to kill it failed."""
+    sandbox = Stubborn(failures=1)
+    assert (await sandbox.exec(COMMAND)).timed_out
+    assert not sandbox.ended
+
+
+async def test_where_no_kill_succeeds_the_sandbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an agent that kept its sandbox, and its command, by making every kill fail."""
+    monkeypatch.setattr(lasting, "KILL_ATTEMPTS", 2)
+    sandbox = Stubborn(failures=2)
+    with pytest.raises(SandboxError, match="could not be killed at its time limit; its sandbox was ended"):
+        await sandbox.exec(COMMAND)
+    assert sandbox.ended
