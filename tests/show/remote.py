@@ -59,13 +59,14 @@ LIMITS = {"processes are limited", "memory is limited"}
 OF_A_MACHINE = {*LIMITS, "sandboxes are apart", "mounts are read-only", "stop leaves nothing"}
 WITHOUT = {
     "boxes": {"processes are limited"},
-    "routed": {"processes are limited"},
+    "routed": {"processes are limited", "nor does a killed gateway"},
     "apptainer": LIMITS,
     "ssh": OF_A_MACHINE,
     "local": {*OF_A_MACHINE, "nor does a killed gateway"},
 }
-"""The laws that cannot hold: the protocol limits no processes, apptainer's memory needs systemd's control groups, and a
-machine that is shared has one sandbox at a time, whose user owns its mounts and shares /tmp."""
+"""The laws that cannot hold: the protocol limits no processes, `routed` and `local` find no sandbox of another process,
+apptainer's memory needs systemd's control groups, and a machine that is shared has one sandbox at a time. Its user owns
+its mounts and shares /tmp."""
 VERSION = "0.7.0"
 HIDE = f"""
 set -e
