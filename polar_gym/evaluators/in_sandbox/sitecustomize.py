@@ -8,6 +8,19 @@ Any Python can parse this file; it takes effect from Python 3.5 on.
 import os
 import sys
 
+LAUNCHERS = {b"pip", b"conda", b"mamba", b"poetry", b"pipenv", b"pdm", b"hatch", b"nox"}
+# They run no tests themselves, whatever their arguments say, such as `conda activate testbed` and `poetry run pytest`.
+
+
+def _program(words):
+    """Return the name of the script or module that these words of a command line run, without a version."""
+    for place, word in enumerate(words[1:], 2):
+        if word == b"-m":
+            return b"".join(words[place : place + 1])
+        if not word.startswith(b"-"):
+            return os.path.basename(word).rstrip(b"0123456789.")
+    return b""
+
 
 def _begin():
     directory = os.path.dirname(os.path.abspath(__file__))
@@ -16,7 +29,7 @@ def _begin():
             words = file.read().split(b"\0")
     except OSError:
         return
-    if not any(b"test" in word for word in words[1:]) or any(word.endswith((b"pip", b"conda")) for word in words):
+    if not any(b"test" in word for word in words[1:]) or _program(words) in LAUNCHERS:
         return
     path = os.path.join(directory, "key")
     try:
