@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,7 @@ def ssh_host() -> Iterator[Host]:
             try:
                 assert process.stderr is not None
                 assert f"Server listening on 127.0.0.1 port {PORT}" in process.stderr.readline()
+                threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would block sshd
                 (program := directory / "ssh").write_text(
                     f'#!/bin/sh\nexec nsenter --target {process.pid} --net -- ssh "$@"\n'
                 )
