@@ -30,7 +30,10 @@ class Shell:
                 result = await self._provider.exec(self._handle, command, timeout_s=SECONDS, user=self._user)
         except OSError as error:
             raise SandboxError(f"the sandbox {self._handle.sandbox_id} runs no command: {error}") from error
-        if result.return_code != 0 or result.error_type:
+        if result.error_type:
+            said = f"{result.error_type}, exit code {result.return_code}: {(result.stderr or '').strip()}"
+            raise SandboxError(f"the sandbox {self._handle.sandbox_id} runs no command: {said}")
+        if result.return_code != 0:
             said = " ".join(f"{result.stdout or ''} {result.stderr or ''}".split()) or f"exit code {result.return_code}"
             raise SandboxError(f"the sandbox {self._handle.sandbox_id} could not be prepared ({said}): {problem}")
         return (result.stdout or "").strip()
