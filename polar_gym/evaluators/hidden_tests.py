@@ -41,12 +41,20 @@ LIST_MODULES = r"""
 list='import sys
 sys.path[:] = filter(None, sys.path)  # not the workspace
 import os, pkgutil
-names = {each[1] for each in pkgutil.iter_modules()}.union(sys.builtin_module_names, sys.argv[1:])
+names = {each[1] for each in pkgutil.iter_modules()}.union(sys.builtin_module_names)
 for root in filter(os.path.isdir, (".", "src", "lib")):
     names -= {name.partition(".")[0] for name in os.listdir(root)}
 print("\n".join(names))'
 for python in "$(command -v python3)" "$(command -v python)" /opt/miniconda3/envs/*/bin/python .venv/bin/python; do
-    [ ! -x "$python" ] || "$python" -c "$list" "$@" || exit 1
+    [ ! -x "$python" ] || "$python" -c "$list" || exit 1
+done
+for module; do
+    for root in . src lib; do
+        for found in "$root/$module" "$root/$module".*; do
+            [ ! -e "$found" ] || continue 3
+        done
+    done
+    echo "$module"
 done
 """
 """Prints the top-level modules that Python finds outside of the pristine workspace, and those of its arguments that the

@@ -149,6 +149,16 @@ def test_modules_that_python_finds_outside_of_the_workspace(tmp_path):
     assert not {"pkgutil", "calendar", "pygments"} & names, "the workspace has modules of these names"
 
 
+def test_modules_of_runners_are_named_without_a_python_on_the_path(tmp_path):
+    """Guards against a `pytest.py` of the agent's, where the command names its Python by a path of its own."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "coverage.py").touch()
+    argv = ["/bin/sh", "-c", LIST_MODULES, "sh", "pytest", "coverage"]
+    done = subprocess.run(argv, cwd=tmp_path, env={"PATH": "/none"}, capture_output=True, text=True, check=True)
+    assert "pytest" in done.stdout.split()
+    assert "coverage" not in done.stdout.split()
+
+
 def test_module_of_the_base_commit_may_have_the_name_of_an_installed_one():
     assert not FILES.protects(FileChange(b"attr.py", False, b""))
 
