@@ -111,7 +111,7 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         acting = self._acting(actions)
         due = [place for place in acting if self._done[place] and self.autoreset_mode is AutoresetMode.NEXT_STEP]
         places = [place for place in acting if place not in due]
-        self._apply({place: action for place, action in enumerate(actions) if action is not None and place in places})
+        self._apply({place: acting[place] for place in places})
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations, truncations = (np.zeros(self.num_envs, dtype=np.bool_) for _ in range(2))
         infos: dict[str, Any] = {}
@@ -146,14 +146,14 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
             infos = self._add_info(infos, told(life.session), place)
         return infos
 
-    def _acting(self, actions: Sequence[Action | None]) -> list[int]:
-        """Return the places that have an action."""
+    def _acting(self, actions: Sequence[Action | None]) -> dict[int, Action]:
+        """Return the actions by place, without the places that have none. Raises `ValueError` for a wrong number."""
         if not _one_each(actions, self.num_envs):
             raise ValueError(
                 f"actions must be a sequence of {self.num_envs} dictionaries, e.g. [{{}}] * {self.num_envs}, "
                 f"got {actions!r}"
             )
-        return [place for place, action in enumerate(actions) if action is not None]
+        return {place: action for place, action in enumerate(actions) if action is not None}
 
     def _apply(self, actions: Mapping[int, Action]) -> None:
         """Apply the actions to the sessions of their places. Raises before any session has begun to run."""
