@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from polar_gym.schema import Message, OwnGrammar, SamplingMask, ToolDefinition, WeightVersion
 
 LONG = 1_000_000
-"""Bytes from which a body or a message is long: each step over it takes milliseconds, in which no other call of the
-node goes on. So other calls get their turn between such steps, and during those that release the interpreter's lock."""
+"""Bytes from which a body or a message is long. Each step over a long one takes milliseconds, in which no other call of
+the node goes on. So other calls run between these steps, and during steps that release the interpreter's lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ class Http:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Open the client session. One that is open stays: to close it would leave its calls waiting for ever."""
+        """Open the client session. An open session stays as it is, because closing it would hang its calls."""
         if self._session is not None:
             return
         self._session = aiohttp.ClientSession(

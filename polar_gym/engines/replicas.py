@@ -39,8 +39,8 @@ T = TypeVar("T")
 class Server(Engine, Protocol):
     """An engine behind one URL.
 
-    Its `start` is called again where the server may have begun anew. It leaves `http` open, also where it fails: calls
-    may be in flight.
+    `start` is called again where the server may have begun anew. A failed `start` leaves `http` open, because calls may
+    be in flight.
     """
 
     http: Http
@@ -61,7 +61,7 @@ class Replica:
     """When its process began; None: not known."""
     up: bool = True
     named: asyncio.Event = field(default_factory=_set)
-    """Clear where it began anew with weights that are not known: it waits until a trainer names or brings some."""
+    """Cleared when the replica began anew with unknown weights: it waits until a trainer names or sends weights."""
 
 
 @dataclass(slots=True)
@@ -227,7 +227,7 @@ class Replicas:
             except EngineError as error:
                 level = logging.DEBUG if error.kind == UNREACHABLE else logging.WARNING
                 log.log(level, "%s is not taken back yet: %s", replica.engine.http.url, error.message)
-            except Exception:  # nobody else would ask the replica again
+            except Exception:  # an error would end the only task that asks the replica again
                 log.warning("%s is not taken back yet", replica.engine.http.url, exc_info=True)
 
     async def _take_back(self, replica: Replica) -> None:
@@ -277,7 +277,7 @@ class Replicas:
         them when it is back."""
         self._version, self._weights = version, weights
         for each in self.replicas:
-            each.named.set()  # wakes one that waits to be named: it gets the weights instead
+            each.named.set()  # a replica that waits to be named gets the weights instead
         for each in self.replicas:
             if each.up or len(self.replicas) == 1:
                 try:

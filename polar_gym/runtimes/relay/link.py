@@ -233,7 +233,7 @@ class Link:
 
 
 async def _close(stream: Stream) -> None:
-    """Close a stream. What goes wrong is logged: it must not take the place of a cancellation."""
+    """Close a stream. An error is logged and not raised, because it would replace a cancellation."""
     try:
         await stream.close()
     except OSError as error:

@@ -38,9 +38,9 @@ class TroubledServer(LeavingServer):
     def __init__(self) -> None:
         super().__init__()
         self.refusals: dict[str, web.Response] = {}
-        """What the next request to a path is answered with."""
+        """Path -> the answer to the next request."""
         self.held: dict[str, asyncio.Event] = {}
-        """What the next request to a path waits for."""
+        """Path -> the event that the next request waits for."""
 
     async def _models(self, request: web.Request) -> web.Response:
         if request.path in self.refusals:
@@ -265,7 +265,7 @@ async def test_a_server_whose_update_failed_once_is_updated_again(tmp_path: Path
 async def test_a_server_that_waits_for_its_name_takes_weights_instead(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guards against a server that waits for ever: new weights came by `set_weights`, which did not wake it."""
+    """Guards against a server that waits for ever, because `set_weights` did not wake it."""
     servers = TroubledServer(), TroubledServer()
     async with started(*servers) as engine:
         engine.weight_version = "1"
