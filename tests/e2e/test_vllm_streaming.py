@@ -20,7 +20,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmOptions
 from polar_gym.schema import ModelCall, Sampling
 from tests.e2e.guided_engine import SEEDED, TWO_CALLS, GuidedEngine, without_ids
-from tests.e2e.vllm_server import VllmServer
+from tests.e2e.vllm_server import INSTALL, VllmServer, run_server, vllm_python
 from tests.e2e.vllm_work import (
     ENDLESS,
     LONG_MESSAGE,
@@ -30,12 +30,18 @@ from tests.e2e.vllm_work import (
     slow_engine,
     wait_until,
 )
+from tests.support.requirements import need
 from tests.support.sessions import running_session
 from tests.support.tools import ASK, BASH
 
 UNCLOSED = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls}\n</tool_call>'
 NAME_LAST = '<tool_call>\n{"arguments": {"command": "ls"}, "name": "bash"}\n</tool_call>'
 SURROGATE = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls \\ud83d"}}\n</tool_call>'
+NAMELESS = (
+    "<tool_call>\n<function=>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+)
+"""Two calls in the form of Qwen3-Coder, of which the first has no name."""
 
 
 @asynccontextmanager
@@ -86,6 +92,20 @@ async def test_a_lone_surrogate_in_a_call_costs_no_token(
         answer = await engine.chat(ChatRequest(model="m", messages=ASK, tools=[BASH], max_tokens=300), Sampling(seed=5))
     assert answer.engine_tokens == len(answer.response_ids) > 10
     assert SURROGATE in (answer.message["content"] or SURROGATE)
+
+
+async def test_a_call_without_a_name_costs_no_token(tmp_path: Path) -> None:
+    """Guards against vLLM's newer parsers, which count calls that they do not tell: the answer was in no record."""
+    python = vllm_python()
+    need(python, "a real vLLM", INSTALL)
+    assert python is not None
+    with run_server(python, tmp_path, flags=("--tool-call-parser", "qwen3_coder")) as server:
+        async with started_engine(server) as engine:
+            engine.says = NAMELESS
+            request = ChatRequest(model="m", messages=ASK, tools=[BASH], max_tokens=300)
+            answer = await engine.chat(request, Sampling(seed=5))
+    assert without_ids(answer)["tool_calls"] == [{"name": "bash", "arguments": '{"command": "ls"}'}]
+    assert answer.engine_tokens == len(answer.response_ids) > 10
 
 
 @pytest.mark.parametrize(

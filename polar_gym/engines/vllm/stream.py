@@ -158,6 +158,9 @@ class StreamedAnswer:
         self._on_delta = on_delta
         self._received = Received()
         self._new: _New | None = None
+        self._places: dict[int, int] = {}
+        """The server's index of a tool call -> its place among the calls that have a name. Some of vLLM's parsers count
+        calls, too, of which they then tell nothing."""
         self._begun = False
         self.finish_reason: str | None = None
         self.stop_sequence: str | None = None
@@ -273,7 +276,11 @@ class StreamedAnswer:
         new.reasoning += reasoning
         new.content += content
         for fragment in said.get("tool_calls") or []:
-            new.add_fragment({**fragment, "function": dict(fragment.get("function") or {})})
+            function = dict(fragment.get("function") or {})
+            if function.get("name"):
+                self._places.setdefault(fragment["index"], len(self._places))
+            if (place := self._places.get(fragment["index"])) is not None:  # else of a call that never had a name
+                new.add_fragment({**fragment, "index": place, "function": function})
 
 
 @dataclass(slots=True)

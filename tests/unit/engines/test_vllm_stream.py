@@ -88,6 +88,25 @@ async def test_chunks_become_deltas_and_an_answer() -> None:
     assert [delta.prompt_ids is not None for delta in deltas] == [True] + [False] * (len(deltas) - 1)
 
 
+async def test_calls_keep_their_order_where_the_server_skips_an_index() -> None:
+    """Guards against an IndexError: vLLM counts calls of which it tells no name, or nothing at all."""
+    chunks = [
+        ROLE,
+        chunk([5], tool_calls=[call(0, "lost")]),
+        chunk([6], tool_calls=[call(2, "", name="run")]),
+        chunk([7], tool_calls=[call(2, "{}"), call(5, "{}", name="look")]),
+        chunk([8], finish="tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 4}},
+    ]
+    deltas: list[Delta] = []
+    async with started(streaming(*chunks)) as engine:
+        completion = await engine.chat(REQUEST, Sampling(), deltas.append)
+    calls = [each["function"] for each in completion.message["tool_calls"]]
+    assert calls == [{"name": "run", "arguments": "{}"}, {"name": "look", "arguments": "{}"}]
+    assert {fragment["index"] for delta in deltas for fragment in delta.tool_calls} == {0, 1}
+    assert completion.response_ids.tolist() == [5, 6, 7, 8]
+
+
 FAULTS: dict[str, tuple[Handler, str, int]] = {
     "an error event": (
         streaming(ROLE, chunk([5], content="a"), {"error": {"message": "engine died"}}),
