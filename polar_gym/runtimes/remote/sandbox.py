@@ -53,6 +53,9 @@ SILENT_SECONDS = 1.0
 GIVE_UP_SECONDS = 120.0
 """The time for the removal of a sandbox that did not start."""
 
+CLOSE_SECONDS = 300.0
+"""The time that a provider has to remove a sandbox. After that the removal has failed, and is tried again later."""
+
 SETUP = "command -v python3 > /dev/null && mktemp -d /tmp/polar-gym-XXXXXXXX && id -u"
 
 TAKE = """
@@ -275,6 +278,14 @@ async def end(provider: Provider, handle: Handle, taken: Sequence[str] = ()) -> 
         await Shell(provider, handle, None).run(LEAVE, *taken)
     try:
         with as_os_errors():
-            await finish(provider.close(handle))
+            await finish(_close(provider, handle))
     except OSError as error:
         raise SandboxError(f"the sandbox {handle.sandbox_id} could not be removed: {error}") from error
+
+
+async def _close(provider: Provider, handle: Handle) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await provider.close(handle)
+    except TimeoutError as error:
+        raise TimeoutError(f"not done within {CLOSE_SECONDS:g} seconds") from error

@@ -6,12 +6,14 @@ import asyncio
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polar_gym.runtimes import SandboxError, SandboxRequest
 from polar_gym.runtimes.remote import Remote, RemoteOptions, sandbox
 from polar_gym.runtimes.remote.sandbox import HANDLE, LEAVE
+from polar_gym.runtimes.remote.ssh import SshHandle, SshProvider
 from polar_gym.schema import RuntimeSpec
 
 SSH = """#!/bin/sh
@@ -71,6 +73,23 @@ async def test_a_sandbox_that_neither_starts_nor_ends_does_not_keep_the_machine(
     await fails(runtime, "b", "/work is not empty")
     assert await runtime.reap(["a"]) == 1
     assert not any((tmp_path / "scratch").iterdir())
+
+
+async def test_a_provider_that_does_not_end_a_removal_does_not_keep_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against a session that waited for ever for its sandbox's removal, and kept its place."""
+
+    class Hangs(SshProvider):
+        async def close(self, handle: SshHandle) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(sandbox, "CLOSE_SECONDS", 0.01)
+    provider: Any = Hangs(host="user@host")
+    handle: Any = SshHandle("a")
+    async with asyncio.timeout(20):
+        with pytest.raises(SandboxError, match=r"sandbox a could not be removed: .*not done within 0\.01 seconds"):
+            await sandbox.end(provider, handle)
 
 
 async def test_a_scratch_directory_that_cannot_be_made_does_not_keep_the_machine(tmp_path: Path) -> None:
