@@ -2,7 +2,8 @@
 
     advantage    GRPO's advantage, over sessions
     turn_values  values of the states before calls, from branches, and the advantages of calls by them
-    batch        traces as rows, what becomes of rows that do not fit or teach nothing, and the counts of both
+    row          a trace as one sequence to train
+    batch        the rows of a step, those left out because they do not fit or teach nothing, and the counts of both
     tensors      rows as padded arrays
     arrow        rows as columns, in a form that is mapped into memory
     forest       rows with the prefixes that they share once
@@ -20,7 +21,8 @@ Arrays are numpy's until `to_torch`, which alone needs torch. This room uses `po
 root, and no other room uses it: it is for the user's training script. It has no plug-ins.
 """
 
-from polar_gym.training.batch import Batch, BatchCounts, Row, make_batch
+from polar_gym.training.batch import Batch, BatchCounts, make_batch
+from polar_gym.training.row import Row
 from polar_gym.training.tensors import padded, to_torch
 
 __all__ = ["Batch", "BatchCounts", "Row", "make_batch", "padded", "to_torch"]

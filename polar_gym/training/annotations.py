@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from polar_gym.training.batch import Row
+from polar_gym.training.row import Row
 
 
 def write_annotations(

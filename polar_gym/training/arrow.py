@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from polar_gym.arrow import lists, nested_list
 from polar_gym.record import Record
-from polar_gym.training.batch import Row
+from polar_gym.training.row import Row
 from polar_gym.training.tensors import NEUTRAL, as_sampled, token_advantages
 
 PER_TOKEN: dict[str, Callable[[Row], np.ndarray]] = {

@@ -13,14 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polar_gym.record import LossMask, RoutedExperts, TokenIds, common_prefix
-from polar_gym.schema import Episode, Kind, SamplingMask, Trace, Turn, WeightVersion
+from polar_gym.schema import Episode, Trace
 from polar_gym.training.advantage import Scale, advantages, call_advantages, without_variance
+from polar_gym.training.row import Row, first_tokens, inert_row, parents_of, row_of
 from polar_gym.training.turn_values import origin, state_values, turn_advantages
 
 Overlong = Literal["drop", "truncate", "mask"]
@@ -37,74 +36,6 @@ Truncated = Literal["keep", "zero", "mask"]
 Weighting = Literal["token", "session"]
 """`token`: all trainable tokens of a batch weigh the same (DAPO's token mean). `session`: all sessions weigh the same,
 and so do all tokens of one session (GRPO's mean of means, over sessions instead of rows)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Row:
-    """One training sequence.
-
-    Invariant: the four arrays have one length; `logprobs` and `weights` are 0.0 where `loss_mask` is 0.
-    """
-
-    token_ids: TokenIds
-    prompt_length: int
-    """How many of the tokens are the prompt of the first call."""
-    loss_mask: LossMask
-    logprobs: NDArray[np.float32]
-    """Log-probabilities as captured when the tokens were sampled."""
-    weights: NDArray[np.float32]
-    advantage: float
-    reward: float
-    group_id: str
-    """The task; empty in an inert row."""
-    session_id: str
-    trace_id: str
-    sampling: dict[str, Any] = field(default_factory=dict)
-    """See `Episode.sampled_with`; empty in an inert row."""
-    routed_experts: RoutedExperts | None = None
-    """The experts at each position that was run, for router replay; the last token's is missing."""
-    sampling_mask: SamplingMask | None = None
-    """The tokens that each trained token was drawn from; empty sets elsewhere."""
-    session_tokens: int = 0
-    """How many tokens of the session are trained, in all rows of the batch: a sequence-level ratio is over these."""
-    kind: Kind = "main"
-    """The purpose of the trace's calls."""
-    finish_reason: str | None = None
-    """Why the last answer of the trace ended; `length`: it was cut off."""
-    truncated_by: str | None = None
-    """The budget that ended the session (`time`, `calls`, `tokens`), if one did."""
-    components: dict[str, float] = field(default_factory=dict)
-    """The parts of the session's reward, as the evaluator named them."""
-    turns: list[Turn] = field(default_factory=list)
-    """The spans of `token_ids` that each call sampled, also those that are not trained here."""
-    weight_versions: list[WeightVersion] = field(default_factory=list)
-    """The spans of `token_ids` that each version of the weights sampled."""
-    parent_trace_id: str | None = None
-    """The earlier trace of the session with which the row shares its longest prefix; None where it shares no token."""
-    shared_prefix: int = 0
-    """The length of that prefix."""
-    call_advantages: dict[str, float] = field(default_factory=dict)
-    """Call id -> the advantage of the call's tokens, for calls of the session with rewards or values of their own. All
-    other tokens have `advantage`."""
-
-    @property
-    def trainable_tokens(self) -> int:
-        return int(self.loss_mask.sum())
-
-    @property
-    def inert(self) -> bool:
-        """Return whether the row only fills up the batch."""
-        return not self.trace_id
-
-    @property
-    def one_advantage(self) -> float:
-        """Return the advantage of all tokens. Raises `ValueError` where calls have advantages of their own."""
-        if self.call_advantages:
-            raise ValueError(
-                f"trace {self.trace_id}: this form has one advantage for a row; "
-                "set turn_reward_weight=0, turn_values=False"
-            )
-        return self.advantage
 
 
 @dataclass(slots=True)
@@ -183,17 +114,14 @@ def make_batch(
         raise ValueError(
             "turn_values=True: advantages are differences of values; set turn_reward_weight=0, scale='none'"
         )
-    rewards, groups = rewards_and_groups(episodes)
-    if turn_values:
-        groups = [origin(episode) for episode in episodes]
-    of_sessions = advantages(rewards, groups, scale=scale).tolist()
-    of_calls = _of_values(episodes) if turn_values else _of_calls(episodes, of_sessions, scale, turn_reward_weight)
+    groups, of_sessions, of_calls = _advantages(episodes, scale, turn_reward_weight, turn_values=turn_values)
+    rewards = [episode.reward for episode in episodes]
     flat = without_variance(rewards, groups)
     flat -= {group for group, own in zip(groups, of_calls, strict=True) if any(own.values())}
     counts = replace(begin_counts(rewards, groups), zero_variance_groups=len(flat))
     rows: list[Row] = []
     for episode, group, advantage, own in zip(episodes, groups, of_sessions, of_calls, strict=True):
-        parents = _parents(episode.trajectory.traces)
+        parents = parents_of(episode.trajectory.traces)
         for trace, (parent, shared) in zip(episode.trajectory.traces, parents, strict=True):
             counts.traces += 1
             counts.trainable_tokens += trace.trainable_tokens
@@ -201,7 +129,7 @@ def make_batch(
             if reason is not None:
                 counts.leave_out(reason, traces=1, tokens=trace.trainable_tokens)
                 continue
-            whole = replace(_row(episode, trace, advantage), parent_trace_id=parent, shared_prefix=shared)
+            whole = replace(row_of(episode, trace, advantage), parent_trace_id=parent, shared_prefix=shared)
             row = _fitted(replace(whole, call_advantages=own), max_tokens, overlong)
             left = row.trainable_tokens if row is not None else 0
             if (lost := trace.trainable_tokens - left) or row is None:
@@ -218,6 +146,19 @@ def regarded(episode: Episode, truncated: Truncated) -> Episode:
     if truncated == "keep" or not episode.truncated or episode.reward is None:
         return episode
     return episode.model_copy(update={"reward": 0.0 if truncated == "zero" else None})
+
+
+def _advantages(
+    episodes: Sequence[Episode], scale: Scale, turn_reward_weight: float, *, turn_values: bool
+) -> tuple[list[str], list[float], list[dict[str, float]]]:
+    """Return for each session its group, its advantage and those of its calls that have advantages of their own."""
+    rewards, groups = rewards_and_groups(episodes)
+    if turn_values:
+        groups = [origin(episode) for episode in episodes]
+    of_sessions = advantages(rewards, groups, scale=scale).tolist()
+    if turn_values:
+        return groups, of_sessions, _of_values(episodes)
+    return groups, of_sessions, _of_calls(episodes, of_sessions, scale, turn_reward_weight)
 
 
 def _of_calls(
@@ -297,60 +238,6 @@ def _no_row(episode: Episode, trace: Trace, *, flat: bool) -> str | None:
     return "zero_variance" if flat else None
 
 
-def _row(episode: Episode, trace: Trace, advantage: float) -> Row:
-    before = len(trace.prompt_ids)
-    assert episode.reward is not None
-    return Row(
-        token_ids=np.concatenate([trace.prompt_ids, trace.response_ids]),
-        prompt_length=before,
-        loss_mask=np.concatenate([np.zeros(before, np.int8), trace.loss_mask]),
-        logprobs=np.concatenate([np.zeros(before, np.float32), trace.logprobs]),
-        weights=np.zeros(before + len(trace.response_ids), np.float32),
-        advantage=advantage,
-        reward=episode.reward,
-        group_id=episode.session.task_id,
-        session_id=episode.session.session_id,
-        trace_id=trace.trace_id,
-        sampling=episode.sampled_with(trace),
-        routed_experts=trace.routed_experts,
-        sampling_mask=trace.whole_mask,
-        kind=trace.kind,
-        finish_reason=trace.finish_reason,
-        truncated_by=episode.session.truncated_by,
-        components={} if episode.evaluation is None else episode.evaluation.components,
-        turns=_moved(trace.turns, before),
-        weight_versions=_moved(trace.weight_versions, before),
-    )
-
-
-def _parents(traces: Sequence[Trace]) -> list[tuple[str | None, int]]:
-    """Return for each trace the earlier one with which it shares its longest prefix, and the length of that prefix."""
-    sequences = [np.concatenate([trace.prompt_ids, trace.response_ids]) for trace in traces]
-    parents: list[tuple[str | None, int]] = []
-    for place, own in enumerate(sequences):
-        parent, longest = None, 0
-        for earlier in reversed(range(place)):
-            other = sequences[earlier]
-            # The token after the longest prefix so far decides nearly always: whole prefixes are compared rarely.
-            if min(len(own), len(other)) > longest and own[longest] == other[longest]:
-                length = common_prefix(own, other)
-                if length > longest:
-                    parent, longest = traces[earlier].trace_id, length
-        parents.append((parent, longest))
-    return parents
-
-
-Span = TypeVar("Span", Turn, WeightVersion)
-
-
-def _moved(spans: Sequence[Span], by: int) -> list[Span]:
-    return [span.model_copy(update={"start": span.start + by, "end": span.end + by}) for span in spans]
-
-
-def _first(spans: Sequence[Span], tokens: int) -> list[Span]:
-    return [span.model_copy(update={"end": min(span.end, tokens)}) for span in spans if span.start < tokens]
-
-
 def _fitted(row: Row, max_tokens: int | None, overlong: Overlong) -> Row | None:
     """Return the row cut to `max_tokens`. None: the trace gets no row.
 
@@ -364,23 +251,6 @@ def _fitted(row: Row, max_tokens: int | None, overlong: Overlong) -> Row | None:
     if overlong == "mask":
         return replace(cut, loss_mask=np.zeros_like(cut.loss_mask), logprobs=np.zeros_like(cut.logprobs))
     return cut if cut.trainable_tokens else None
-
-
-def first_tokens(row: Row, tokens: int) -> Row:
-    """Return the row cut to its first `tokens`."""
-    return replace(
-        row,
-        token_ids=row.token_ids[:tokens],
-        prompt_length=min(row.prompt_length, tokens),
-        loss_mask=row.loss_mask[:tokens],
-        logprobs=row.logprobs[:tokens],
-        weights=row.weights[:tokens],
-        routed_experts=None if row.routed_experts is None else row.routed_experts[:tokens],
-        sampling_mask=None if row.sampling_mask is None else row.sampling_mask.first(tokens),
-        turns=_first(row.turns, tokens),
-        weight_versions=_first(row.weight_versions, tokens),
-        shared_prefix=min(row.shared_prefix, tokens),
-    )
 
 
 def weighted(rows: Sequence[Row], weighting: Weighting) -> list[Row]:
@@ -401,19 +271,3 @@ def weighted(rows: Sequence[Row], weighting: Weighting) -> list[Row]:
         )
         for row in rows
     ]
-
-
-def inert_row() -> Row:
-    """Return a row that only fills up: one token, which attention needs, and nothing to train."""
-    return Row(
-        token_ids=np.zeros(1, np.int32),
-        prompt_length=1,
-        loss_mask=np.zeros(1, np.int8),
-        logprobs=np.zeros(1, np.float32),
-        weights=np.zeros(1, np.float32),
-        advantage=0.0,
-        reward=0.0,
-        group_id="",
-        session_id="",
-        trace_id="",
-    )

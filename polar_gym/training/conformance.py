@@ -26,7 +26,8 @@ from typing import Any, get_args
 import numpy as np
 
 from polar_gym.schema import Turn
-from polar_gym.training.batch import Row, Weighting, first_tokens, inert_row, weighted
+from polar_gym.training.batch import Weighting, weighted
+from polar_gym.training.row import Row, first_tokens, inert_row
 from polar_gym.training.tensors import padded, to_torch
 
 CLIP = 0.2

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.record import TokenIds
-from polar_gym.training.batch import Row
+from polar_gym.training.row import Row
 
 NO_EXPERTS = 0
 UNKNOWN = -1

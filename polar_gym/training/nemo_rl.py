@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from polar_gym.training.batch import Row
+from polar_gym.training.row import Row
 from polar_gym.training.tensors import padded
 
 Message = dict[str, Any]

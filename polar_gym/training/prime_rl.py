@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from polar_gym.training.batch import Row
+from polar_gym.training.row import Row
 from polar_gym.training.tensors import as_sampled, token_advantages
 
 

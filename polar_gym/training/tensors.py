@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from polar_gym.schema import Sampling, Turn, WeightVersion
-from polar_gym.training.batch import Row
+from polar_gym.training.row import Row
 
 NEUTRAL = Sampling().model_dump(include={"temperature", "top_p", "top_k"})
 """The sampling fields that become arrays, with their values in inert rows."""

@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 
 from polar_gym.schema import Episode, Trace
-from polar_gym.training.batch import BatchCounts, Row, begin_counts, check_logprobs, rewards_and_groups
+from polar_gym.training.batch import BatchCounts, begin_counts, check_logprobs, rewards_and_groups
+from polar_gym.training.row import Row
 from polar_gym.training.tensors import stable_number
 
 NOTHING_ID = 0

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polar_gym.training.batch import Row
+from polar_gym.training.row import Row
 
 
 def agent_loop_outputs(rows: Sequence[Row], global_steps: tuple[int, int]) -> list[dict[str, Any]]:

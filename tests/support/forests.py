@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from polar_gym.training import Row, to_torch
-from polar_gym.training.batch import inert_row
 from polar_gym.training.conformance import Step, train_arrays
 from polar_gym.training.forest import forest, packed
+from polar_gym.training.row import inert_row
 
 
 def row_of(token_ids: npt.ArrayLike, **fields: Any) -> Row:

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from polar_gym.training import Row, padded, to_torch
-from polar_gym.training.batch import inert_row
 from polar_gym.training.conformance import CLIP, KL_COEFFICIENT, LOSSES, TRUNCATE_AT, Step, token_logprobs
 from polar_gym.training.forest import forest
 from polar_gym.training.prime_rl import training_samples
+from polar_gym.training.row import inert_row
 from polar_gym.training.trl import rollout_samples
 
 
