@@ -9,9 +9,9 @@ nowhere.
 
 The diff carries the content, mode and deletion of every file in the workspace, and symbolic links as links. It does not
 carry empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), and the
-content of a submodule that the base commit has. Nor does it carry the files that running Python leaves (bytecode,
-pytest's cache), and everything outside of the workspace. `left_behind` lists the files of these that may be the agent's
-work.
+content of a submodule that the base commit has; that of `history.pack_baseline` has plain files in the place of
+submodules. Nor does it carry the files that running Python leaves (bytecode, pytest's cache), and everything outside of
+the workspace. `left_behind` lists the files of these that may be the agent's work.
 
 Where no diff can be taken, that is the agent's doing: the same steps work on the workspace as it was before the agent.
 """

@@ -6,6 +6,9 @@ may also be an object that nothing names any more. So before anything else runs 
 by one that holds the commit at HEAD and its ancestors. These are fetched into a new repository, which therefore never
 held anything else. The files of the workspace stay as they are.
 
+A submodule's own repository has a history too, and goes. Its files become plain files of the workspace, whose changes
+are in the diff. For git, the directory is then a submodule that is not initialized.
+
 Where a bug is to be planted, the image does not have the base commit, and it is made first. This commit has no parent:
 the diff to a parent would be the solution.
 """
@@ -28,13 +31,19 @@ here init -q --bare --template=
 here config core.bare false
 here config core.logAllRefUpdates false
 here symbolic-ref HEAD refs/heads/main
-here fetch -q --no-tags --update-shallow --update-head-ok \
+here fetch -q --no-tags --no-recurse-submodules --update-shallow --update-head-ok \
     --upload-pack "git -c safe.directory='*' upload-pack" "$PWD" HEAD:refs/heads/main
 rm -f "$new/FETCH_HEAD"
 mkdir -p "$new/info"
 [ ! -f .git/info/exclude ] || cp .git/info/exclude "$new/info/exclude"
 rm -rf .git
 mv "$new" .git
+# What is left of submodules' repositories: files that name a directory in the old `.git`, or whole repositories.
+find . -path ./.git -prune -o -name .git -type f -exec rm -f {} +
+git -c safe.directory='*' -c core.quotePath=false ls-tree -r HEAD | sed -n 's/^160000 [^\t]*\t//p' |
+    while IFS= read -r submodule; do
+        [ ! -d "$submodule" ] || find "./$submodule" -name .git -prune -exec rm -rf {} +
+    done
 git -c safe.directory='*' read-tree HEAD
 git -c safe.directory='*' update-index -q --refresh || true
 """
@@ -67,6 +76,14 @@ if [ -e .git ]; then
         "file://$PWD/.git" HEAD:refs/heads/main
     there symbolic-ref HEAD refs/heads/main
     there read-tree HEAD
+    # The files of a submodule are those that its own `.gitignore` leaves: the workspace's may name some of them.
+    there -c core.quotePath=false ls-files -s | sed -n 's/^160000 [^\t]*\t//p' | while IFS= read -r submodule; do
+        there update-index --force-remove -- "$submodule"
+        [ -d "$submodule" ] || continue
+        files=$(export GIT_INDEX_FILE="$base/alone"; there --work-tree="$PWD/$submodule" add -A && there write-tree)
+        there read-tree --prefix="$submodule/" "$files"
+        rm -f "$base/alone"
+    done
 fi
 there add -A
 there commit -q --allow-empty -m 'The workspace as the image has it'

@@ -29,6 +29,21 @@ echo /tmp/alternate/.git/objects > .git/objects/info/alternates
 commit secret-lost; git reset -q --hard "$base"; git gc -q; git pack-refs --all
 git checkout -q --detach; echo changed > base; echo x > untracked; echo x > ignored
 """
+SUBMODULES = r"""
+set -e
+made() { git init -q "$1" && cd "$1" && git config user.name a && git config user.email a@a; }
+add() { git -c protocol.file.allow=always submodule --quiet add "$@"; }
+commit() { echo "$1" > "$1"; git add -A; git commit -qm "$1"; }
+(made /tmp/deep; commit deep)
+(made /tmp/lib; add /tmp/deep deep; commit old; commit secret-fix)
+made /workspace; add /tmp/lib 'the lib'; add /tmp/lib empty; cd 'the lib'
+git checkout -q HEAD~1; git -c protocol.file.allow=always submodule --quiet update --init; cd ..
+echo old > .gitignore; commit base; git submodule --quiet deinit empty; rm -rf /tmp/deep /tmp/lib
+"""
+AS_OLD_GIT_HAS_THEM = """
+cd 'the lib'; rm .git; mv '../.git/modules/the lib' .git; sed -i /worktree/d .git/config
+cd deep; rm .git; mv ../.git/modules/deep .git; sed -i /worktree/d .git/config
+"""
 SECRETS = (
     "git rev-list --all --reflog --objects; git cat-file --batch-all-objects --batch --unordered;git fsck --unreachable"
 )
@@ -69,6 +84,24 @@ async def test_diff_is_against_the_files_that_the_image_has(cloned):
     await sh(cloned, "git checkout -q HEAD~1; echo x > untracked; echo changed > base")
     await apply_diff(cloned, "/workspace", diff)
     assert (await sh(cloned, "cat untracked")).stdout == b"x\nmore\n"
+
+
+@pytest.mark.parametrize("layout", ["", AS_OLD_GIT_HAS_THEM], ids=["file", "directory"])
+async def test_image_with_filled_submodules(layout: str):
+    """Its `.git` files named repositories that went with the old `.git`: git refused the workspace."""
+    need_bubblewrap()
+    async with started(make("bubblewrap")) as sandbox, started(make("bubblewrap")) as fresh:
+        for each in (sandbox, fresh):
+            done = await sh(each, f"{SUBMODULES}{layout}")
+            assert done.exit_code == 0, done.stderr.decode()
+            await cut_history(each, "/workspace")
+        assert (await sh(sandbox, "git status --porcelain && find . -name .git")).stdout == b"./.git\n"
+        assert b"secret" not in (await sh(sandbox, "git cat-file --batch-all-objects --batch")).stdout
+        git_dir = await pack_baseline(sandbox, "/workspace")
+        assert await snapshot_diff(sandbox, "/workspace", git_dir) == b""
+        await sh(sandbox, "cd 'the lib'; echo more >> old; echo new > deep/new; rm deep/deep; echo new > ../empty/new")
+        await apply_diff(fresh, "/workspace", await snapshot_diff(sandbox, "/workspace", git_dir))
+        assert (await sh(fresh, "cd 'the lib'; cat old; ls deep; ls ../empty")).stdout == b"old\nmore\nnew\nnew\n"
 
 
 async def test_image_without_a_repository(tmp_path: Path):
