@@ -3,8 +3,9 @@
 An image is often built from a full clone, in which `git log --all` shows the fix of the bug. The fix may be a later
 commit, or stand on a branch, under a tag, in the reflog, the stash, another worktree or an alternate object store. It
 may also be an object that nothing names any more. So before anything else runs in a sandbox, the repository is replaced
-by one that holds the commit at HEAD and its ancestors. These are fetched into a new repository, which therefore never
-held anything else. The files of the workspace stay as they are.
+by one that holds the commit at HEAD and its ancestors, and the tags of these, from which packages make their version.
+They are fetched into a new repository, which therefore never held anything else: git fetches by itself the tags of the
+commits that it fetches, and no others. The files of the workspace stay as they are.
 
 A submodule's own repository has a history too, and goes. Its files become plain files of the workspace, whose changes
 are in the diff. For git, the directory is then a submodule that is not initialized.
@@ -31,15 +32,16 @@ here init -q --bare --template=
 here config core.bare false
 here config core.logAllRefUpdates false
 here symbolic-ref HEAD refs/heads/main
-here fetch -q --no-tags --no-recurse-submodules --update-shallow --update-head-ok \
-    --upload-pack "git -c safe.directory='*' upload-pack" "$PWD" HEAD:refs/heads/main
+fetch() { here fetch -q "$@" --no-recurse-submodules --update-shallow --update-head-ok \
+    --upload-pack "git -c safe.directory='*' upload-pack" "$PWD" HEAD:refs/heads/main; }
+fetch 2> /dev/null || fetch --no-tags  # a tag may name an object that is gone
 rm -f "$new/FETCH_HEAD"
 mkdir -p "$new/info"
 [ ! -f .git/info/exclude ] || cp .git/info/exclude "$new/info/exclude"
 rm -rf .git
 mv "$new" .git
 # What is left of submodules' repositories: files that name a directory in the old `.git`, or whole repositories.
-find . -path ./.git -prune -o -name .git -type f -exec rm -f {} +
+find . -path ./.git -prune -o -name .git -type f -exec rm -f {} + || true  # an unreadable directory
 git -c safe.directory='*' -c core.quotePath=false ls-tree -r HEAD | sed -n 's/^160000 [^\t]*\t//p' |
     while IFS= read -r submodule; do
         [ ! -d "$submodule" ] || find "./$submodule" -name .git -prune -exec rm -rf {} +
@@ -102,7 +104,7 @@ async def set_base(sandbox: Sandbox, workspace: Workspace, *, for_agent: bool) -
 
 
 async def cut_history(sandbox: Sandbox, workspace_path: str) -> None:
-    """Remove all of the workspace's git history, except HEAD and its ancestors. Raises `SandboxError`."""
+    """Remove all of the workspace's git history, except HEAD, its ancestors and their tags. Raises `SandboxError`."""
     await _run(sandbox, _CUT, workspace_path, "its git history cannot be cut")
 
 

@@ -16,9 +16,10 @@ CLONE = r"""
 set -e
 git init -q -b trunk . && git config user.name a && git config user.email a@a
 commit() { echo "$1" > "$1"; git add -A; git commit -qm "$1"; }
-commit before; printf 'ignored\n' > .gitignore; commit base
+commit before; git tag v1; printf 'ignored\n' > .gitignore; commit base; git tag -am 'version 2' v2
 base=$(git rev-parse HEAD)
-commit secret-fix; git tag secret-tag; git branch secret-branch; git update-ref refs/remotes/origin/trunk HEAD
+commit secret-fix; git tag secret-tag; git tag -am secret-message secret-annotated
+git branch secret-branch; git update-ref refs/remotes/origin/trunk HEAD
 git notes add -m secret-note
 git reset -q --hard "$base"
 git worktree add -q /tmp/secret-worktree secret-branch
@@ -67,10 +68,42 @@ async def test_nothing_but_the_past_is_left(cloned):
     assert b"unreachable" not in left
     assert (await sh(cloned, "git log --format=%s")).stdout == b"base\nbefore\n"
     assert (await sh(cloned, "git status --porcelain; git rev-parse HEAD")).stdout == status
-    assert (await sh(cloned, "git tag; git stash list; git reflog; git notes list; git remote")).stdout == b""
+    assert (await sh(cloned, "git stash list; git reflog; git notes list; git remote")).stdout == b""
     assert (
         b"secret" not in (await sh(cloned, "cat .git/objects/info/alternates; ls -R .git; cat .git/packed-refs")).stdout
     )
+
+
+async def test_tags_of_the_past_are_kept(cloned):
+    """Packages that make their version from tags could not be installed again."""
+    named = await sh(cloned, "git rev-parse HEAD HEAD~1 v2 secret-tag secret-annotated")
+    base, before, annotated, *later = named.stdout.decode().split()
+    await cut_history(cloned, "/workspace")
+    assert (await sh(cloned, "git for-each-ref --format='%(refname) %(objectname)'")).stdout.decode().splitlines() == [
+        f"refs/heads/main {base}",
+        f"refs/tags/v1 {before}",
+        f"refs/tags/v2 {annotated}",
+    ]
+    assert (await sh(cloned, "git describe --tags; git describe HEAD~1 --tags")).stdout == b"v2\nv1\n"
+    assert [(await sh(cloned, f"git cat-file -e {each}")).exit_code for each in later] == [1, 1]
+
+
+STALE = """
+git -c user.name=a -c user.email=a@a tag -a gone -m gone
+git pack-refs --all
+object=$(git rev-parse gone)
+rm -f ".git/objects/$(echo "$object" | cut -c 1-2)/$(echo "$object" | cut -c 3-)"
+mkdir locked
+chmod 0 locked
+"""
+
+
+async def test_image_with_a_broken_tag_and_a_locked_directory(cloned):
+    """Both ended every start of a sandbox."""
+    done = await sh(cloned, STALE)
+    assert done.exit_code == 0, done.stderr.decode()
+    await cut_history(cloned, "/workspace")
+    assert (await sh(cloned, "git status --porcelain --untracked-files=no && git log --oneline")).exit_code == 0
 
 
 async def test_diff_is_against_the_files_that_the_image_has(cloned):
