@@ -18,6 +18,7 @@ with. That program's knowledge is put into the row once, so that a run needs nei
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from polar_gym.curation.swebench_specs import FIELDS, specifications
 from polar_gym.errors import in_one_line
 from polar_gym.evaluators.swe import SweOptions
 from polar_gym.registry import Options
+from polar_gym.tasks import Task
 from polar_gym.tasks.request import swe_options
 from polar_gym.tasks.rows import (
     IMAGE_NAMES,
@@ -86,11 +88,20 @@ _SWE_GYM = {
         _gym("pytest -rA --color=no {files}"),
     ),
 }
-_SWE_SMITH = Override(test_command="pytest -rA --color=no {files}")
+_SWE_SMITH = {"pydantic/pydantic": Override(test_command="/root/.local/bin/uv run pytest -rA --color=no {files}")}
+_SWE_SMITH_ELSE = Override(test_command="pytest -rA --color=no {files}")
 _IMAGES: dict[Form, str] = {
     "swe_bench": "swebench/sweb.eval.x86_64.{docker_id}:latest",
     "swe_gym": "xingyaoww/sweb.eval.x86_64.{gym_id}:latest",
 }
+_OF_ROOT: dict[str, tuple[str, list[str]]] = {
+    r"go (?:build|run|test|vet)": ("/root/go", ["GOMODCACHE", "GOPATH", "-mod=vendor"]),
+    r"mvnd?|(?:\./)?mvnw": ("/root/.m2", ["-Dmaven.repo.local"]),
+    r"(?:\./)?gradlew?": ("/root/.gradle", ["GRADLE_USER_HOME", "--gradle-user-home"]),
+}
+"""Commands, as a pattern -> what they need that an image has in the home of root, and settings that name another place
+for that."""
+_NOT_READ = "which the user of a sandbox cannot read"
 _OVERRIDE = "say how its tests run in the file of --overrides, as `OWNER/NAME: {test_command: ..., log_parser: ...}`"
 
 
@@ -178,7 +189,7 @@ def _made(place: str, row: Row, form: Form, overrides: Overrides, specification:
     """Return the row with its grading added. Raises `ValueError` that names the place and the field."""
     override = overrides.get(repository(row))
     if form == "swe_smith":
-        return _swe_smith(place, row, override or _SWE_SMITH)
+        return _swe_smith(place, row, override or _SWE_SMITH.get(repository(row), _SWE_SMITH_ELSE))
     if override is not None or form == "swe_gym":
         override = override or _SWE_GYM.get(repository(row))
         if override is None:
@@ -245,7 +256,22 @@ def _text(place: str, row: Row, name: str) -> str:
 def _check(place: str, row: Row, directory: Path) -> None:
     """Raise `ValueError`, with the place and the field, where the loader or the evaluator rejects the row."""
     task = to_task(place, row, directory, FileSelection())
+    if task.image:
+        _check_home(task)
     try:
         SweOptions.model_validate(swe_options(task))
     except ValidationError as error:
         raise ValueError(f"{place}: {in_one_line(error, whole='row')}") from error
+
+
+def _check_home(task: Task) -> None:
+    """Raise `ValueError` where the tests need files in the home of root, which the user of a sandbox cannot read."""
+    name = "eval_script" if task.eval_script else "test_command"
+    commands = (task.eval_script or task.test_command).replace(task.test_patch.strip(), "")
+    if named := re.search(r"(?<![\w.])/root/[\w./+-]+", commands):
+        raise ValueError(f"{task.place}: {name}: names {named[0]}, {_NOT_READ}; {_OVERRIDE}")
+    for program, (path, settings) in _OF_ROOT.items():
+        used = re.search(rf"(?:^|[\s;&|(])({program})\s", commands, re.MULTILINE)
+        if used and not any(setting in commands for setting in settings):
+            cure = f"take an image that has it elsewhere, and name the place with {settings[0]}: {_OVERRIDE}"
+            raise ValueError(f"{task.place}: {name}: {used[1]!r} needs {path}, {_NOT_READ}; {cure}")

@@ -176,6 +176,14 @@ def test_what_cannot_be_turned_round_or_run_is_named(tmp_path):
     assert "--overrides" in prepared.problems[1]
 
 
+def test_pydantics_runner_is_in_the_home_of_root(tmp_path):
+    """Its rows were graded 0: the environment that pytest was looked for in is empty."""
+    pydantic = {**SMITH, "repo": "swesmith/pydantic__pydantic.acb0f10f"}
+    (problem,) = made(tmp_path, pydantic).problems
+    assert "rows.jsonl:1: eval_script: names /root/.local/bin/uv, which the user of a sandbox cannot read" in problem
+    assert made(tmp_path, pydantic, pydantic__pydantic=Override(test_command="uv run pytest {files}")).problems == []
+
+
 # All ------------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +220,31 @@ def test_the_command_writes_all_or_nothing_unless_it_may_skip(tmp_path):
 def test_other_names_of_swebenchs_parsers_are_known():
     """Rows of SWE-bench may name a parser by its repository: `parse_log_flask` is `parse_log_pytest`."""
     assert {"parse_log_flask", "parse_log_astropy", "parse_log_pytest"} <= known_parsers()
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("go test -v ./...", "'go test' needs /root/go"),
+        ("cd a && ./mvnw -q test", "'./mvnw' needs /root/.m2"),
+        ("timeout 9 mvnd test", "'mvnd' needs /root/.m2"),
+        ("./gradlew test", "'./gradlew' needs /root/.gradle"),
+        ("PATH=/root/.cargo/bin:$PATH cargo test", "names /root/.cargo/bin"),
+        ("GOMODCACHE=/go/pkg/mod go test ./...", None),
+        ("mvn -Dmaven.repo.local=/m2 test", None),
+        ("pytest tests/gradle/test_mvn.py /testbed/root/a", None),
+    ],
+)
+def test_what_tests_need_of_roots_home_is_named(tmp_path, command: str, problem: str | None):
+    """Sandboxes run as another user: such tests grade 0 or are masked."""
+    said = made(tmp_path, {**FLASK, "test_command": command, "image": "some/image"}).problems
+    assert [f"rows.jsonl:1: test_command: {problem}, which the user" in each for each in said] == [True] * bool(problem)
+
+
+def test_what_only_the_test_patch_says_of_roots_home_is_data(tmp_path):
+    patch = SECTION.format(path="a_test.go") + "+/root/x go test ./...\n"
+    row = {**FLASK, "test_patch": patch, "eval_script": eval_script("pytest", patch), "image": "some/image"}
+    assert made(tmp_path, row).problems == []
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------
