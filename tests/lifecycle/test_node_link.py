@@ -14,7 +14,7 @@ from aiohttp import web
 
 from polar_gym.gateway.node import link, process
 from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
-from polar_gym.schema import Status
+from polar_gym.schema import Episode, Status
 from tests.lifecycle.nodes import KEY, node_here, order
 from tests.support.listening import listen, stop_listening
 from tests.support.requirements import need_bubblewrap
@@ -137,13 +137,52 @@ async def test_a_server_that_does_not_answer_is_asked_again_within_the_lease(
 async def test_a_server_that_refuses_or_fails_gets_the_episode_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server(refusals=[500, 401, 413])
+    server = Server(refusals=[500, 401, 404])
     async with server.up(), node_here(tmp_path, server=server.url) as (_, node):
         await node.put(order())
         await server.until(lambda: server.deliveries)
     assert server.refusals == []
-    for status in (500, 401, 413):
+    for status in (500, 401, 404):
         assert f"/v1/nodes/here/episodes answered {status}: no" in caplog.text
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_server_that_refuses_for_good_gets_an_episode_without_a_trajectory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setitem(link.FOR_GOOD, status, 0.0)
+    server = Server(refusals=[status])
+    async with server.up(), node_here(tmp_path, server=server.url) as (_, node):
+        await node.put(order())
+        await server.until(lambda: server.deliveries)
+    episode = server.deliveries[0].episode
+    assert (episode.session.session_id, episode.session.status) == ("s", Status.ERROR)
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "gateway_error"
+    assert f"answered {status}: no" in episode.session.failure.message
+    assert (episode.reward, episode.trajectory.traces, episode.artifacts.diff) == (None, [], "")
+    kept = tmp_path / "state" / "sessions" / "s.0" / "episode.json"
+    assert Episode.from_json(kept.read_bytes()).session.status is Status.COMPLETED
+    assert caplog.text.count("answered") == 1
+    assert str(kept) in caplog.text
+
+
+async def test_an_episode_is_sent_again_where_its_substitute_is_refused_too(tmp_path: Path) -> None:
+    """Guards against lost episodes where the server is at fault."""
+    server = Server(refusals=[413, 413, 413, 500])
+    async with server.up(), node_here(tmp_path, server=server.url) as (_, node):
+        await node.put(order())
+        await server.until(lambda: server.deliveries)
+    assert server.deliveries[0].episode.session.status is Status.COMPLETED
+
+
+async def test_an_episode_waits_for_a_server_of_its_version(tmp_path: Path) -> None:
+    """Guards against lost episodes where nodes are replaced before their server, which refuses unknown fields."""
+    server = Server(refusals=[422, 400, 422])
+    async with server.up(), node_here(tmp_path, server=server.url) as (_, node):
+        await node.put(order())
+        await server.until(lambda: server.deliveries)
+    assert server.deliveries[0].episode.session.status is Status.COMPLETED
 
 
 async def test_an_episode_outlives_a_server_that_is_away_and_its_own_process(

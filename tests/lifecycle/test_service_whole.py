@@ -11,12 +11,13 @@ import pytest
 from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskStatus
 from polar_gym.schema import Episode, Status
-from tests.lifecycle.nodes import NodeProcess
+from polar_gym.service import server as server_module
+from tests.lifecycle.nodes import NodeProcess, node_here
 from tests.lifecycle.server_process import ENVIRONMENT, server_process
-from tests.lifecycle.service_fixtures import SERVICE_KEY
+from tests.lifecycle.service_fixtures import SERVICE_KEY, rollout_server
 from tests.support.processes import POLAR_GYM, free_port
 from tests.support.requirements import need_bubblewrap
-from tests.support.sessions import task
+from tests.support.sessions import asking, task
 
 SCRIPTS = "engine.scripts=[{commands: [], final_message: All done.}]"
 
@@ -64,6 +65,27 @@ async def test_cluster_local_serves_the_command_line(tmp_path: Path) -> None:
         assert "task_id='nobody': there is no such task" in wrong
         assert (await command("cancel", "t0", *at))[1].strip() == "t0 had ended before: COMPLETED"
         assert await server.stop() == 0
+
+
+async def test_a_task_ends_whose_episode_the_server_refuses_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The episode was sent again every 30 seconds, and the task never ended."""
+    monkeypatch.setattr(server_module, "MAX_EPISODE_BYTES", 8000)
+    async with (
+        rollout_server(tmp_path / "server") as (_, client),
+        node_here(tmp_path / "node", server=client.url),
+    ):
+        await client.submit(task(task_id="t", agent=asking("print('x' * 8000); ask()")))
+        async with asyncio.timeout(60):
+            state = await client.wait("t")
+        (episode,) = [each async for each in client.episodes("t")]
+    assert (state.status, state.usable) == (TaskStatus.FAILED, 0)
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "gateway_error"
+    assert "answered 413" in episode.session.failure.message
+    assert "one without a trajectory is" in caplog.text
 
 
 async def test_a_killed_gateways_sessions_finish_on_another_node(tmp_path: Path) -> None:

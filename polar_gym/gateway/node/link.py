@@ -1,6 +1,7 @@
 """Keeps a node in touch with its rollout server: sends heartbeats and journals, and delivers episodes.
 
 A server that is away for long costs disk only: each episode stays there until the server has acknowledged the episode.
+Where the server refuses an episode for good, it gets one without a trajectory instead, so that the task can end.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from pathlib import Path
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import aiohttp
@@ -36,6 +39,9 @@ DELIVERIES = 4
 """How many episodes are sent at the same time."""
 REFUSED_AGAIN_SECONDS = 30.0
 """How long to wait before an episode that the server refused is sent again."""
+FOR_GOOD = {413: 0.0, 400: 3600.0, 422: 3600.0}
+"""Statuses that refuse an episode for what it is -> for how many seconds it is sent again all the same: a server that
+is older than the node may be about to be replaced."""
 R = TypeVar("R", bound=Record)
 TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
 """The timeout of a delivery. A heartbeat has half a lease at most: a dead connection must not silence the node."""
@@ -49,6 +55,14 @@ class ServerRefusedError(Exception):
     """The server answered with an error."""
 
 
+class RefusedForGoodError(ServerRefusedError):
+    """The server answered with a status of `FOR_GOOD`."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.patience = FOR_GOOD[status]
+
+
 class Link:
     """Connects one node with its server while `run` runs."""
 
@@ -56,6 +70,8 @@ class Link:
         self._service = service
         self._own_url = url
         self._pause = HEARTBEAT_SECONDS
+        self._refused: dict[Key, float] = {}
+        """Session -> when the server first refused its episode for good."""
         self._server = server
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
@@ -142,7 +158,7 @@ class Link:
         while True:
             key = await self._service.ended.get()
             try:
-                await self._until_reached(http, key)
+                await self._until_taken(http, key)
                 continue
             except ServerRefusedError as error:
                 log.error("session %s: its episode is not taken, and is sent again: %s", key, error)
@@ -150,13 +166,27 @@ class Link:
                 log.exception("session %s: its episode could not be sent, and is sent again", key)
             asyncio.get_running_loop().call_later(REFUSED_AGAIN_SECONDS, self._service.ended.put_nowait, key)
 
+    async def _until_taken(self, http: aiohttp.ClientSession, key: Key) -> None:
+        """Deliver a session's episode, or a substitute where the server refuses it for good. Raises
+        `ServerRefusedError`."""
+        episode = self._service.state.files(key).episode
+        try:
+            await self._until_reached(http, key, episode.read_bytes)
+        except RefusedForGoodError as error:
+            since = self._refused.setdefault(key, time.monotonic())
+            if time.monotonic() - since < error.patience:
+                raise
+            await self._until_reached(http, key, partial(self._service.substitute, key, str(error)))
+            log.error("session %s: its episode %s is not taken, one without a trajectory is: %s", key, episode, error)
+        self._refused.pop(key, None)
+
     @tenacity.retry(
         retry=tenacity.retry_if_exception_type(UnreachableError),
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=15),
     )
-    async def _until_reached(self, http: aiohttp.ClientSession, key: Key) -> None:
-        """Deliver an episode, and try again until the server answers. Raises `ServerRefusedError`."""
-        body = await asyncio.to_thread(_delivery, self._service.state.files(key).episode, key.attempt)
+    async def _until_reached(self, http: aiohttp.ClientSession, key: Key, read: Callable[[], bytes]) -> None:
+        """Deliver the episode that is read, and try again until the server answers. Raises `ServerRefusedError`."""
+        body = b'{"attempt":%d,"episode":%b}' % (key.attempt, await asyncio.to_thread(read))
         await self._service.delivered(key, await self._post(http, DELIVER, body))
 
     async def _post(
@@ -171,12 +201,11 @@ class Link:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnreachableError(f"{url}: {reason(error)}") from error
         if response.status != 200:
-            raise ServerRefusedError(f"{url} answered {response.status}: {error_text(answer)}")
+            told = f"{url} answered {response.status}: {error_text(answer)}"
+            if response.status in FOR_GOOD:
+                raise RefusedForGoodError(told, response.status)
+            raise ServerRefusedError(told)
         try:
             return route.gives.from_json(answer)
         except ValueError as error:
             raise ServerRefusedError(f"{url} answered, but not with a {route.gives.__name__}: {error}") from error
-
-
-def _delivery(episode: Path, attempt: int) -> bytes:
-    return b'{"attempt":%d,"episode":%b}' % (attempt, episode.read_bytes())

@@ -27,7 +27,17 @@ from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.session.life import Plugins, SessionLife
 from polar_gym.gateway.session.transcript import last_lines
 from polar_gym.protocol import DeliveryAnswer, Dispatch, Generation, GenerationAnswer, Heartbeat, Transcript
-from polar_gym.schema import Episode, Session, StartFrom, Status, TaskRequest
+from polar_gym.schema import (
+    Artifacts,
+    Episode,
+    Failure,
+    Fidelity,
+    Session,
+    StartFrom,
+    Status,
+    TaskRequest,
+    Trajectory,
+)
 
 log = logging.getLogger(__name__)
 
@@ -251,6 +261,24 @@ class NodeService:
         self._held.pop(key, None)
         self._finished.add(key)
         self.changed.set()
+
+    def substitute(self, key: Key, why: str) -> bytes:
+        """Return what to deliver instead of an episode that the server refuses for good: no trajectory, no reward, and
+        a failure that says why. Blocks."""
+        manifest, session = self.state.read_manifest(key), self._held[key].session.model_copy()
+        before = f"; before that: {failure.kind}: {failure.message}" if (failure := session.failure) else ""
+        told = f"its episode is refused: {why}{before}"
+        session.failure = Failure(stage=session.status, kind="gateway_error", message=told)
+        if session.status is Status.COMPLETED:
+            session.status = Status.ERROR
+        return Episode(
+            session=session,
+            request=manifest.request,
+            engine=manifest.engine,
+            trajectory=Trajectory(builder=manifest.request.builder.name, traces=[], fidelity=Fidelity()),
+            reward=None,
+            artifacts=Artifacts(journal=str(self.state.files(key).journal)),
+        ).to_json()
 
     async def all_delivered(self) -> None:
         while self._held:
