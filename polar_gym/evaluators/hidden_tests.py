@@ -81,6 +81,13 @@ done
 """
 """Ends the processes that the script started before its tests: they may be the tested code's, and change the tests."""
 
+_COPY = ">>>>> The tests would import an installed copy"
+_BEFORE_COPIES = """
+polar_gym_roots=$("$(command -v python || command -v python3)" {program} {workspace} {mark}) || :
+[ -z "$polar_gym_roots" ] || export PYTHONPATH="$polar_gym_roots${{PYTHONPATH:+:$PYTHONPATH}}"
+"""
+"""Has the tests import the workspace, even if the environment holds a copy of its packages."""
+
 
 async def place(sandbox: Sandbox, test_patch: str, *, apply: bool) -> set[str]:
     """Return the paths that the test patch touches. With `apply`, put the patch into the pristine workspace.
@@ -141,19 +148,30 @@ def under_witness(directory: str) -> str:
 def eval_script(script: str, workspace: str, texts: Mapping[str, bytes], witness: str) -> str:
     """Return swebench's script with other texts of the test files, and the tests under the witness in a directory.
 
-    Lines before the tests end the processes that are left and write the files. A line after the tests prints the
-    tests' exit code.
+    Lines before the tests end the processes that are left, write the files, and put the workspace before a copy that
+    the environment has of it. A line after the tests prints the tests' exit code.
     """
     lines = []
     for line in script.strip().split("\n"):  # not `splitlines`: a patch may hold any other line separator
         if START in line:
-            prepared = [_KILL_LEFTOVERS, *_writing(workspace, texts), under_witness(witness)]
+            first = _workspace_first(workspace, witness)
+            prepared = [_KILL_LEFTOVERS, *_writing(workspace, texts), first, under_witness(witness)]
             lines += ["{ set +x; } 2> /dev/null", *prepared, "set -x"]
         if END in line:
             lines += ["POLAR_GYM_EXIT_CODE=$?", line, f'echo "{EXIT_CODE}: $POLAR_GYM_EXIT_CODE"']
         else:
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def tests_copy(log: str) -> bool:
+    """Return whether a script's log says that its tests could not import the workspace."""
+    return _COPY in log.partition(START)[0]
+
+
+def _workspace_first(workspace: str, witness: str) -> str:
+    program, workspace, mark = map(shlex.quote, (f"{witness}/polar_gym_copies.py", workspace, _COPY))
+    return _BEFORE_COPIES.format(program=program, workspace=workspace, mark=mark)
 
 
 def _writing(workspace: str, texts: Mapping[str, bytes]) -> list[str]:

@@ -238,7 +238,9 @@ class Swe:
         return await sandbox.exec(Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout))
 
     async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:
-        """Return the result of a run. Raises `SuspectError` if no test ran, or if tests pass in a doubtful run.
+        """Return the result of a run.
+
+        Raises `SuspectError` if no test ran, if not the workspace was tested, or if tests pass in a doubtful run.
 
         Reports that only forging can bring about are worth 0, whether or not the grader works without the harness's
         changes. After the first turn only FAIL_TO_PASS counts: the other tests, which may be flaky, have passed.
@@ -253,6 +255,9 @@ class Swe:
             ended += f"; not counted: {', '.join(files[:5])}{', ...' if len(files) > 5 else ''}"
         if result.timed_out or not verdict.statuses:
             problem = ended if result.timed_out else f"{ended} and reported nothing: {log.strip()[-300:]}"
+            raise SuspectError(self._result(verdict, problem, log, ended))
+        if hidden_tests.tests_copy(log):
+            problem = "the tests import the image's copy of the package, not the workspace"
             raise SuspectError(self._result(verdict, problem, log, ended))
         forged = f"hidden tests changed while they ran: {', '.join(run.changed[:5])}" if run.changed else ""
         forged = forged or (verdict.forged if verdict.resolved else "")

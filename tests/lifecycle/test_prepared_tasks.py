@@ -5,8 +5,10 @@ The rows are written by hand, from the fields that the data sets document, about
 
 import json
 import shlex
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 from polar_gym.cli import app
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.validation import validate
+from polar_gym.curation.validation import Verdict, validate
 from polar_gym.engines import ENGINES
 from polar_gym.gateway.node.node import Node
 from polar_gym.paths import cache_dir
@@ -61,13 +63,8 @@ def change(repository: Path, name: str, text: str) -> str:
     return patch
 
 
-def made(path: Path, code: str, tests: str) -> Path:
-    for name, text in {
-        "doubler.py": code,
-        "conftest.py": "",
-        "tests/test_doubler.py": tests,
-        "tests/test_other.py": "def test_true():\n    assert True\n",
-    }.items():
+def made(path: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     git(path.parent, "init", "-q", str(path))
@@ -76,16 +73,21 @@ def made(path: Path, code: str, tests: str) -> Path:
     return path
 
 
+def repository_with(code: str, tests: str) -> dict[str, str]:
+    other = "def test_true():\n    assert True\n"
+    return {"doubler.py": code, "conftest.py": "", "tests/test_doubler.py": tests, "tests/test_other.py": other}
+
+
 @pytest.fixture(scope="module")
 def buggy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As SWE-bench and SWE-Gym have it: with the bug, without the tests."""
-    return made(tmp_path_factory.mktemp("bench") / "repository", WRONG, TEST)
+    return made(tmp_path_factory.mktemp("bench") / "repository", repository_with(WRONG, TEST))
 
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As SWE-smith has it: without a bug, with all tests."""
-    return made(tmp_path_factory.mktemp("smith") / "repository", RIGHT, HIDDEN)
+    return made(tmp_path_factory.mktemp("smith") / "repository", repository_with(RIGHT, HIDDEN))
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +111,12 @@ def prepared(directory: Path, row: dict) -> Task:
     return task
 
 
-def patched(buggy: Path, image: str, **fields: object) -> dict:
+def patched(buggy: Path, image: str, *, code: str = "doubler.py", **fields: object) -> dict:
+    """A row; `code`: the file with the bug."""
     base = git(buggy, "rev-parse", "HEAD").strip()
     return {
         **{"problem_statement": "Three is doubled to five.", "base_commit": base, "image": image},
-        **{"patch": change(buggy, "doubler.py", RIGHT), "test_patch": change(buggy, "tests/test_doubler.py", HIDDEN)},
+        **{"patch": change(buggy, code, RIGHT), "test_patch": change(buggy, "tests/test_doubler.py", HIDDEN)},
         **{"FAIL_TO_PASS": F2P, "PASS_TO_PASS": P2P},
         **fields,
     }
@@ -130,11 +133,15 @@ def planted(healthy: Path, image: str) -> dict:
     }
 
 
-async def proven(task: Task, host: str) -> None:
-    """The reference solution resolves it, and doing nothing does not."""
+async def validated(task: Task, host: str) -> Verdict:
     spec = RuntimeSpec.model_validate({"name": "docker", "host": host})
     async with Bench(spec, cache_dir()) as bench:
-        verdict = await validate(task, bench)
+        return await validate(task, bench)
+
+
+async def proven(task: Task, host: str) -> None:
+    """The reference solution resolves it, and doing nothing does not."""
+    verdict = await validated(task, host)
     assert verdict.problem == "", verdict
     assert verdict.gold is not None
     assert verdict.no_op is not None
@@ -147,6 +154,37 @@ async def test_a_row_of_swe_bench(docker_host: str, tmp_path: Path, buggy: Path,
     row = patched(buggy, buggy_image, instance_id="pallets__flask-1", repo="pallets/flask", version="2.3")
     lists = {name: json.dumps(row[name]) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
     await proven(prepared(tmp_path, {**row, **lists}), docker_host)
+
+
+@contextmanager
+def row_with_a_copy(host: str, directory: Path, root: str, *built: str) -> Iterator[Task]:
+    """A row of a repository that swebench installs by `pip install .`, in an image with such an installation.
+
+    `root`: where in the repository its package is; `built`: modules of the package that only the installation has.
+    """
+    code, installed = f"{root}doubler/__init__.py", directory / "installed"
+    repository = made(directory / "repository", {code: WRONG, "tests/test_doubler.py": TEST})
+    shutil.copytree((repository / code).parent, installed / "doubler")
+    for name in built:
+        (installed / "doubler" / name).touch()
+    with image_with_testbed(host, repository, installed=installed) as image:
+        fields = {"instance_id": "psf__requests-1", "repo": "psf/requests", "version": "2.4"}
+        yield prepared(directory, patched(repository, image, code=code, **fields))
+
+
+@pytest.mark.parametrize("root", ["", "src/", "lib/"])
+async def test_the_workspace_is_tested_where_the_image_has_a_copy(docker_host: str, tmp_path: Path, root: str):
+    """The installation by the script fails, which once left the image's copy to be tested."""
+    with row_with_a_copy(docker_host, tmp_path, root) as task:
+        assert "pip install ." in task.eval_script
+        await proven(task, docker_host)
+
+
+async def test_a_row_is_masked_where_only_the_copy_is_compiled(docker_host: str, tmp_path: Path):
+    with row_with_a_copy(docker_host, tmp_path, "lib/", "_fast.cpython-311-x86_64-linux-gnu.so") as task:
+        verdict = await validated(task, docker_host)
+    told = "the tests import the image's copy of the package, not the workspace"
+    assert verdict.problem == f"{told}; and without the harness's changes: {told}"
 
 
 async def test_a_row_of_swe_gym(docker_host: str, tmp_path: Path, buggy: Path, buggy_image: str):

@@ -46,15 +46,23 @@ _FILES = {
 
 @contextlib.contextmanager
 def image_with_testbed(
-    host: str, repository: Path, requirements: Sequence[str] = ("pytest<9",), tag: str | None = None
+    host: str,
+    repository: Path,
+    requirements: Sequence[str] = ("pytest<9",),
+    tag: str | None = None,
+    installed: Path | None = None,
 ) -> Iterator[str]:
-    """An image with this git repository at `/testbed`, whose modules can be imported; its tag, by default a new one."""
+    """An image with this git repository at `/testbed`, whose modules can be imported; its tag, by default a new one.
+
+    `installed`: the environment has a copy of the packages in this directory, as after `pip install .`. Otherwise it
+    has the repository, as after `pip install -e .`.
+    """
     need(BUSYBOX.exists(), "a static busybox", "apt-get install busybox-static")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, target in (("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64"), ("sbin", "usr/bin")):
             _link(tar, name, target)
-        _add_programs(tar, requirements)
+        _add_programs(tar, requirements, installed)
         for path, text in _FILES.items():
             _write(tar, path, text)
         for name in ("root", "tmp", "var/tmp"):
@@ -74,7 +82,7 @@ def image_with_testbed(
             client.images.remove(tag, force=True)
 
 
-def _add_programs(tar: tarfile.TarFile, requirements: Sequence[str]) -> None:
+def _add_programs(tar: tarfile.TarFile, requirements: Sequence[str], installed: Path | None) -> None:
     """bash, git and Python with its library and packages, all that they are linked with, and busybox for the rest."""
     python = Path(INTERPRETER).resolve()
     library = Path(
@@ -91,7 +99,10 @@ def _add_programs(tar: tarfile.TarFile, requirements: Sequence[str]) -> None:
     tar.add(library, str(library).lstrip("/"), filter=_wanted)
     venv = ensure_venv(list(requirements), cache_dir())
     tar.add(venv / "lib" / library.name / "site-packages", site, filter=_wanted)
-    _write(tar, f"{site}/testbed.pth", "/testbed\n/testbed/src\n")
+    if installed is None:
+        _write(tar, f"{site}/testbed.pth", "/testbed\n/testbed/src\n")
+    for package in installed.iterdir() if installed else ():
+        tar.add(package, f"{site}/{package.name}")
     for name in (f"{CONDA}/envs/testbed/bin/python", "usr/bin/python3"):
         _link(tar, name, str(python))
     tar.add(BUSYBOX, "usr/bin/busybox")

@@ -2,7 +2,10 @@
 
 In the first process that runs tests, two things happen. The runner's modules are imported now, so that no module of the
 workspace can take their place. Then `polar_gym_witness` begins its record. A process that finds no key has no witness.
-Any Python can parse this file; it takes effect from Python 3.5 on.
+Any Python can parse this file; the witness begins from Python 3.5 on.
+
+After that, and in every process, the workspace goes before copies of its packages (`polar_gym_copies`). PYTHONPATH
+would put it before the standard library, and its modules could read the key.
 """
 
 import os
@@ -45,3 +48,9 @@ def _begin():
 
 if sys.version_info >= (3, 5):
     _begin()
+
+roots = os.environ.get("POLAR_GYM_ROOTS")
+if roots:
+    packages = [place for place, path in enumerate(sys.path) if "-packages" in path]
+    place = packages[0] if packages else len(sys.path)
+    sys.path[place:place] = roots.split(os.pathsep)
