@@ -16,6 +16,8 @@ from polar_gym.evaluators import witness
 from polar_gym.evaluators.junit import parse_junit
 from polar_gym.evaluators.swe import SweOptions
 from polar_gym.evaluators.swebench_report import END, START, known_parsers, reports
+from polar_gym.evaluators.twins import Twins
+from polar_gym.evaluators.verdict import read_reports
 from tests.support.requirements import need
 
 
@@ -142,16 +144,18 @@ def swebench() -> None:
     need(importlib.util.find_spec("swebench"), "swebench", how_to_install("swe"))
 
 
+INSTANCE = {
+    **{"instance_id": "a__b-1", "repo": "a/b", "version": "1", "image": "", "eval_script": "x"},
+    **{"log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"},
+    **{"FAIL_TO_PASS": ["t.py::a"], "PASS_TO_PASS": ["t.py::b"]},
+}
+
+
 async def test_swebench_itself_reports():
     swebench()
     assert {"parse_log_pytest", "parse_log_django"} <= known_parsers()
-    instance = {
-        **{"instance_id": "a__b-1", "repo": "a/b", "version": "1", "image": "", "eval_script": "x"},
-        **{"log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"},
-        **{"FAIL_TO_PASS": ["t.py::a"], "PASS_TO_PASS": ["t.py::b"]},
-    }
     good, bad, cut = await reports(
-        instance,
+        INSTANCE,
         [
             f"{START}\nPASSED t.py::a\nPASSED t.py::b\n{END}\n",
             f"{START}\nPASSED t.py::a\nFAILED t.py::b - x\n{END}\n",
@@ -161,6 +165,34 @@ async def test_swebench_itself_reports():
     assert (good.resolved, bad.resolved, cut.resolved) == (True, False, False)
     assert bad.passed == {"t.py::a"}
     assert bad.statuses == {"t.py::a": "PASSED", "t.py::b": "FAILED"}
+
+
+@pytest.mark.parametrize("parser", ["parse_log_pytest", "parse_log_pytest_options", "parse_log_pytest_v2"])
+@pytest.mark.parametrize(
+    ("fail_to_pass", "printed", "witnessed", "resolved"),
+    [
+        ("t.py::a", "t.py::a t.py::b [100%]", "t.py::a t.py::b", True),
+        ("t.py::a", "t.py::a t.py::b", "t.py::a t.py::b", False),
+        ("t.py::a", "t.py::a t.py::b [100%]", "t.py::a", False),
+        ("t.py::a", "t.py::a t.py::b [100%]", "t.py::b", False),
+        ("t.py::a [50%]", "t.py::a t.py::b [50%] [100%]", "t.py::a t.py::b", False),
+    ],
+    ids=["as it is", "not in the log", "no test to keep", "no test to mend", "no witness of a test to mend"],
+)
+async def test_the_log_alone_decides_on_an_id_that_no_witness_can_name(
+    parser: str, fail_to_pass: str, printed: str, witnessed: str, resolved: bool
+) -> None:
+    """Guards against the reward 0 for the solutions of rows of pytest's own repository."""
+    swebench()
+    lists = {"FAIL_TO_PASS": fail_to_pass.split(), "PASS_TO_PASS": ["t.py::b", "[100%]"]}
+    log, record = ("".join(f"PASSED {test}\n" for test in names.split()) for names in (printed, witnessed))
+    tests = dict.fromkeys(witnessed.split(), "PASSED")
+    testimony = witness.Testimony(began=True, ended=True, tests=tests, log=record)
+    no_twins = Twins(texts={}, originals={}, altered=())
+    verdict = await read_reports(
+        {**INSTANCE, **lists, "log_parser": parser}, f"{START}\n{log}{END}\n", testimony, no_twins
+    )
+    assert verdict.resolved == resolved
 
 
 # Options --------------------------------------------------------------------------------------------------------------
