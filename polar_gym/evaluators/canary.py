@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 from polar_gym.evaluators.canary_javascript import MOST, is_javascript_test, javascript_canaries
@@ -42,8 +43,8 @@ _SELECTS = re.compile(
 """Matches a command that skips tests of its files or stops at the first failure. Such a command gets no canary."""
 
 
-def with_canaries(twins: Twins) -> Twins:
-    """Return twins with canaries at the end of each test file that takes some; with no canary where none does."""
+def with_canaries(twins: Twins, files: Collection[str]) -> Twins:
+    """Return twins with canaries at the end of each of these files that takes some; with no canary where none does."""
     draw = random.SystemRandom()
     names = set[str]()
     while len(names) < 4 + MOST:
@@ -53,12 +54,13 @@ def with_canaries(twins: Twins) -> Twins:
     a, b, c = numbers = draw.sample(range(100, 1000), 3)
     title = "Test" + "".join(word.capitalize() for word in klass.split("_"))
     python = _TEXT.format(function=function, klass=title, method=method, other=other, a=a, b=b, c=c).encode()
-    texts = {}
-    for file, source in twins.texts.items():
+    texts = dict(twins.texts)
+    for file in files:
+        source = texts[file]
         if is_javascript_test(file):
             texts[file] = source + javascript_canaries(source.decode(errors="replace"), titles, numbers).encode()
-        else:
-            texts[file] = _inserted(source, python) if is_test_module(file) else source
+        elif is_test_module(file):
+            texts[file] = _inserted(source, python)
     canaries = (*(f"test_{name}" for name in (function, method, other)), *titles) if texts != twins.texts else ()
     return replace(twins, texts=texts, canaries=canaries)
 

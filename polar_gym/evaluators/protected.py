@@ -17,7 +17,7 @@ built before the harness begins. A helper that only tests import, such as `packa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import PurePosixPath
 
 from polar_gym.evaluators.patch import FileChange
@@ -43,12 +43,20 @@ class TaskFiles:
         """
         self._tests = tests
         self._importable = frozenset(importable)
-        self.test_files = {*owned, *(match[1] for test in tests if (match := _PATH_IN_ID.match(test)))}
+        self._in_ids = {match[1] for test in tests if (match := _PATH_IN_ID.match(test))}
+        self.test_files = {*owned, *self._in_ids}
         """The test files that the patch and the ids name."""
         self._directories = {directory for file in self.test_files if (directory := _test_directory(file))}
         words = re.split(r"[\s\"'=;&|<>()]+", _HERE_DOCUMENT.sub(r"\3", command))
         self._named_by_command = {str(PurePosixPath(word)) for word in words if word and not word.startswith("-")}
         self._programs = {PurePosixPath(word).name for word in self._named_by_command}
+
+    def with_tests(self, files: Collection[str]) -> set[str]:
+        """Return those of these files that the tests' ids name, or all where the ids name none of them.
+
+        Other files of a test patch, even if they look like test modules, may be data of its tests.
+        """
+        return {file for file in files if file in self._in_ids or self._holds_tests(PurePosixPath(file))} or {*files}
 
     def protects(self, change: FileChange) -> bool:
         """Return whether this change by the harness does not count."""

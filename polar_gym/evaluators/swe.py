@@ -206,7 +206,7 @@ class Swe:
                 twins = await asyncio.to_thread(draw, sources)
             except ValueError as error:
                 raise EvaluatorError(str(error)) from error
-            twins = with_canaries(twins) if self._wants_canary() else twins
+            twins = with_canaries(twins, files.with_tests(sources)) if self._wants_canary() else twins
             if not options.eval_script:
                 await hidden_tests.write(sandbox, workspace, twins.texts)
             await witness.place(sandbox)

@@ -12,7 +12,7 @@ from polar_gym.evaluators.grading import carry
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, SandboxError
 from polar_gym.schema import EvaluationResult, EvaluatorSpec
-from tests.lifecycle.grading_bench import INTERVALS, Bench, bench, prices_task
+from tests.lifecycle.grading_bench import HIDDEN_TESTS, INTERVALS, PRICES, Bench, bench, make_patch, prices_task
 
 __all__ = ["bench"]
 
@@ -117,6 +117,20 @@ async def test_command_that_selects_tests_gets_no_canary(bench: Bench) -> None:
     result = await bench.evaluate(task, task.patch.encode(), test_command=command, PASS_TO_PASS=[])
     assert result.reward == 1.0
     assert "assertRaises" not in result.log
+
+
+async def test_module_that_is_data_of_the_tests_gets_no_canary(bench: Bench) -> None:
+    """A canary in pytest's own `testing/example_scripts` once gave right solutions a zero."""
+    bench.offer_pytest()
+    tests, sample = "tests/test_prices.py", "samples/test_sample.py"
+    files = {**PRICES, sample: "def test_one():\n    pass\n"}
+    reads = f"\n\ndef test_sample():\n    assert open('{sample}').read().count('def ') == 2\n"
+    hidden = {tests: files[tests] + HIDDEN_TESTS + reads, sample: files[sample] + "\n\ndef test_two():\n    pass\n"}
+    task = prices_task(bench.directory, files, test_patch=make_patch(bench.directory, files, hidden))
+    to_pass = [*task.FAIL_TO_PASS, f"{tests}::test_sample"]
+    result = await bench.evaluate(task, task.patch.encode(), FAIL_TO_PASS=to_pass)
+    assert result.reward == 1.0, result.log
+    assert "assertRaises" in result.log
 
 
 async def test_workspace_without_a_diff_is_scored(bench: Bench) -> None:

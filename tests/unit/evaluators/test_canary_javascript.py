@@ -36,7 +36,7 @@ def run(directory: Path, source: str) -> dict[str, str]:
 
 def planted(source: str, file: str = "a.test.js") -> tuple[Twins, str]:
     """Return a file with canaries, as an object and as a text."""
-    twins = with_canaries(Twins({file: source.encode()}, {}, ()))
+    twins = with_canaries(Twins({file: source.encode()}, {}, ()), [file])
     return twins, twins.texts[file].decode()
 
 

@@ -202,9 +202,24 @@ def test_canaries_go_where_all_tests_run(command, whole):
     assert runs_whole_files(command) is whole
 
 
+@pytest.mark.parametrize(
+    ("tests", "chosen"),
+    [
+        (["tests/test_a.py::test_x[a.b]", "[100%]"], ["tests/test_a.py"]),
+        (["test_x (unit.test_b.T)", "a description"], ["tests/unit/test_b.py"]),
+        (["tests.unit.test_b.T.test_x"], ["tests/unit/test_b.py"]),
+        (["sub/test_c.py::test_x"], ["tests/test_a.py", "tests/unit/test_b.py"]),
+        (["test_x", "suite > test"], ["tests/test_a.py", "tests/unit/test_b.py"]),
+    ],
+)
+def test_canaries_go_where_listed_tests_are(tests: list[str], chosen: list[str]) -> None:
+    owned = ["tests/test_a.py", "tests/unit/test_b.py"]
+    assert sorted(TaskFiles(owned=owned, tests=tests, command="pytest").with_tests(owned)) == chosen
+
+
 def planted() -> tuple[Twins, str]:
     """Return a Python test file with nothing but canaries, as an object and as a text."""
-    twins = with_canaries(Twins({"test_a.py": b""}, {}, ()))
+    twins = with_canaries(Twins({"test_a.py": b""}, {}, ()), ["test_a.py"])
     return twins, twins.texts["test_a.py"].decode()
 
 
