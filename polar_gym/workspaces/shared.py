@@ -72,12 +72,14 @@ class Repositories:
             entry.users.discard(user)
         unused = {state: each for state, each in self._entries.items() if each.making.done() and not each.users}
         size = sum(each.making.result().size for each in unused.values())
-        for state, each in unused.items():
+        removed = []
+        for state in unused:
             if size <= self._keep_bytes:
                 break
-            del self._entries[state]
-            size -= each.making.result().size
-            await to_its_end(shutil.rmtree, each.making.result().directory)
+            removed.append(self._entries.pop(state).making.result())  # before another session can take it
+            size -= removed[-1].size
+        for repository in removed:
+            await to_its_end(shutil.rmtree, repository.directory)
 
     async def close(self) -> None:
         """Wait for repositories that are being made: nothing is written afterwards."""

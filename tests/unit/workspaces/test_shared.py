@@ -42,6 +42,19 @@ async def test_a_group_has_one_repository_until_its_files_change(source: Path, p
     assert list(place.iterdir()) == [later.directory]
 
 
+async def test_a_repository_that_is_being_removed_is_neither_removed_again_nor_taken(source: Path, place: Path) -> None:
+    """Guards against a KeyError that ended a whole run, and against sessions whose repository was gone."""
+    repositories = Repositories(place, keep_bytes=0)
+    for text, user in (("one", "u"), ("two", "u"), ("six", "v")):
+        (source / "file").write_text(text)
+        await repositories.take(source, user)
+    ends = [asyncio.create_task(repositories.give_back(user)) for user in ("u", "v", "u")]
+    taken = await repositories.take(source, "w")
+    await asyncio.gather(*ends)
+    assert list(place.iterdir()) == [taken.directory]
+    assert (taken.path / "file").read_text() == "six"
+
+
 async def test_those_that_were_asked_for_last_are_kept(source: Path, place: Path) -> None:
     size = (await Repositories(place).take(source, "x")).size
     repositories = Repositories(place, keep_bytes=size + size // 2)
