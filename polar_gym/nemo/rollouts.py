@@ -209,6 +209,8 @@ def run_configs(settings: AgentSettings) -> list[RunConfig]:
         raise ConfigError(f"polar.engine={engine!r}: expected a mapping or a name")
     if not isinstance(pools, Mapping):
         raise ConfigError(f"polar.pools={pools!r}: expected a mapping")
+    if "run" in pools:
+        raise ConfigError(f"polar.pools.run={pools['run']!r}: set concurrency={pools['run']!r} instead")
     engine = {"name": engine} if isinstance(engine, str) else {"name": "vllm", **engine}
     if engine["name"] != "vllm" or "url" in engine:
         return [_config(settings, engine, replicas=1)]

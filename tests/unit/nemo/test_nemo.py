@@ -243,6 +243,7 @@ def test_a_wrong_key_names_the_known_ones() -> None:
         ("engine", None, r"polar\.engine=None: expected a mapping or a name"),
         ("pools", None, r"polar\.pools=None: expected a mapping"),
         ("pools", "large", r"polar\.pools='large': expected a mapping"),
+        ("pools", {"run": 64}, r"polar\.pools\.run=64: set concurrency=64 instead"),
         ("harness", None, "harness=None: expected a mapping or a name"),
     ],
 )
