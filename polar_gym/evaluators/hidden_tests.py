@@ -40,17 +40,16 @@ rm -f "$GIT_INDEX_FILE"
 LIST_MODULES = r"""
 list='import sys
 sys.path[:] = filter(None, sys.path)  # not the workspace
-import os, pkgutil
+import pkgutil
 names = {each[1] for each in pkgutil.iter_modules()}.union(sys.builtin_module_names)
-for root in filter(os.path.isdir, (".", "src", "lib")):
-    names -= {name.partition(".")[0] for name in os.listdir(root)}
+names -= {each[1] for each in pkgutil.iter_modules([".", "src", "lib"])}
 print("\n".join(names))'
 for python in "$(command -v python3)" "$(command -v python)" /opt/miniconda3/envs/*/bin/python .venv/bin/python; do
     [ ! -x "$python" ] || "$python" -c "$list" || exit 1
 done
 for module; do
     for root in . src lib; do
-        for found in "$root/$module" "$root/$module".*; do
+        for found in "$root/$module.py" "$root/$module/__init__.py" "$root/$module".*.so; do
             [ ! -e "$found" ] || continue 3
         done
     done
@@ -60,7 +59,7 @@ done
 """Prints the top-level modules that Python finds outside of the pristine workspace, and those of its arguments that the
 workspace lacks."""
 
-_OF_RUNNERS = (
+OF_RUNNERS = (
     *("unittest", "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli"),
     *("pygments", "xdist", "execnet", "nose", "nose2", "coverage", "pytest_cov", "polar_gym_witness"),
 )
@@ -83,8 +82,8 @@ done
 
 _COPY = ">>>>> The tests would import an installed copy"
 _BEFORE_COPIES = """
-polar_gym_roots=$("$(command -v python || command -v python3)" {program} {workspace} {mark}) || :
-[ -z "$polar_gym_roots" ] || export PYTHONPATH="$polar_gym_roots${{PYTHONPATH:+:$PYTHONPATH}}"
+POLAR_GYM_ROOTS=$("$(command -v python || command -v python3)" {program} {workspace} {mark}) || :
+export POLAR_GYM_ROOTS
 """
 """Has the tests import the workspace, even if the environment holds a copy of its packages."""
 
@@ -119,7 +118,7 @@ async def importable_modules(sandbox: Sandbox) -> list[str]:
 
     Raises `EvaluatorError`.
     """
-    return (await _shell(sandbox, "Python does not list its modules", LIST_MODULES, *_OF_RUNNERS)).decode().split()
+    return (await _shell(sandbox, "Python does not list its modules", LIST_MODULES, *OF_RUNNERS)).decode().split()
 
 
 async def write(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) -> None:

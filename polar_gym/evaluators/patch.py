@@ -9,6 +9,7 @@ _SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 """Exact: inside a section every line begins with a blank, a sign, a keyword or a letter of base 85 text."""
 
 _NEW = re.compile(rb"\Adiff --git [^\n]*\nnew file mode ")
+_NEW_LINK = re.compile(_NEW.pattern + rb"120000$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class FileChange:
     """The file does not exist before the patch."""
     section: bytes
     """The part of the patch for this file; all parts joined are the patch again."""
+
+    @property
+    def new_link(self) -> bool:
+        """Return whether the patch makes a symbolic link."""
+        return bool(_NEW_LINK.match(self.section))
 
 
 def file_changes(diff: bytes) -> list[FileChange]:

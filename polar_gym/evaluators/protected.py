@@ -8,7 +8,7 @@ test patch have them:
 - files of the base commit that the test command itself names, such as `tests/runtests.py`;
 - files that steer the test runner or the interpreter from anywhere in the tree (`steering`);
 - files that Python would import instead of others: a package or a compiled module beside a test module, a new
-  `unittest.py`, a new module named as an installed one.
+  `unittest.py`, a new module, or link to a package, named as an installed one.
 
 A solution may change any source file. Its changes to `pyproject.toml` do not count: the environment of the tests is
 built before the harness begins. A helper that only tests import, such as `package/testing.py`, is a source file, too.
@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import PurePosixPath
 
+from polar_gym.evaluators.hidden_tests import OF_RUNNERS
 from polar_gym.evaluators.patch import FileChange
 from polar_gym.evaluators.steering import steers
 
@@ -63,7 +64,7 @@ class TaskFiles:
         path = PurePosixPath(change.path.decode(errors="surrogateescape"))
         return (
             steers(change, path, self._programs)
-            or (change.new and self._hides_a_module(path))
+            or (change.new and self._hides_a_module(path, link=change.new_link))
             or str(path) in self.test_files
             or any(str(parent) in self._directories for parent in path.parents)
             or any(_imported_instead(path, PurePosixPath(file)) for file in self.test_files)
@@ -71,10 +72,17 @@ class TaskFiles:
             or self._holds_tests(path)
         )
 
-    def _hides_a_module(self, path: PurePosixPath) -> bool:
+    def _hides_a_module(self, path: PurePosixPath, *, link: bool) -> bool:
         """Return whether Python would import this new file in place of a module that is not the workspace's."""
         top = next((part for part in path.parts if part not in _SOURCE_ROOTS), "")
-        return path.suffix in (".py", ".so") and top.partition(".")[0] in self._importable
+        if link:
+            return not top or top in self._importable
+        name = top.partition(".")[0]
+        if path.suffix not in (".py", ".so") or name not in self._importable:
+            return False
+        # Python prefers a package elsewhere to a directory without `__init__`, if there is one.
+        below = path.parts[path.parts.index(top) + 1 :]
+        return name in OF_RUNNERS or not below or below[0].startswith("__init__.")
 
     def _holds_tests(self, path: PurePosixPath) -> bool:
         """Return whether an id like `tests.test_a.Class.test` names this module, relative to any directory above it."""

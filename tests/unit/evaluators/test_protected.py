@@ -6,7 +6,7 @@ import pytest
 
 from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.hidden_tests import LIST_MODULES
-from polar_gym.evaluators.patch import FileChange
+from polar_gym.evaluators.patch import FileChange, file_changes
 from polar_gym.evaluators.protected import TaskFiles, is_test_module, named_by
 from polar_gym.evaluators.twins import Twins
 
@@ -142,10 +142,14 @@ def test_modules_that_python_finds_outside_of_the_workspace(tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "calendar.py").touch()
     (tmp_path / "pygments").mkdir()
-    argv = ["sh", "-c", LIST_MODULES, "sh", "nose2", "pygments"]
+    (tmp_path / "pygments" / "__init__.py").touch()
+    (tmp_path / "packaging").mkdir()
+    (tmp_path / "logging.conf").touch()
+    argv = ["sh", "-c", LIST_MODULES, "sh", "nose2", "pygments", "packaging"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
     names = set(done.stdout.split())
     assert {"unittest", "json", "sys", "nose2"} <= names
+    assert {"logging", "packaging"} <= names, "these are no modules in the workspace, and an agent could make them"
     assert not {"pkgutil", "calendar", "pygments"} & names, "the workspace has modules of these names"
 
 
@@ -157,6 +161,22 @@ def test_modules_of_runners_are_named_without_a_python_on_the_path(tmp_path):
     done = subprocess.run(argv, cwd=tmp_path, env={"PATH": "/none"}, capture_output=True, text=True, check=True)
     assert "pytest" in done.stdout.split()
     assert "coverage" not in done.stdout.split()
+
+
+def test_a_directory_that_is_no_package_hides_no_installed_one():
+    """Guards against dropped files of solutions where a project's directory has the project's name, as in yaml/yaml."""
+    told = {"yaml/yaml/new.py": False, "calendar/new.py": False, "src/yaml/__init__.py": True, "pluggy/new.py": True}
+    assert {path: FILES.protects(FileChange(path.encode(), True, b"")) for path in told} == told
+
+
+@pytest.mark.parametrize(
+    ("path", "theirs"), [("attr", True), ("src", True), ("lib/yaml", True), ("docs/attr", False), ("data", False)]
+)
+def test_a_new_link_is_no_way_around(path, theirs):
+    """Guards against a link to a package, which has no `.py` in its name."""
+    patch = f"diff --git a/{path} b/{path}\nnew file mode 120000\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+pkg\n"
+    (change,) = file_changes(patch.encode())
+    assert FILES.protects(change) == theirs
 
 
 def test_module_of_the_base_commit_may_have_the_name_of_an_installed_one():
