@@ -125,12 +125,12 @@ class Http:
         return self.waits_for_connections or error.kind != UNREACHABLE
 
     async def began(self) -> str | None:
-        """Return when the server's process began, as its metrics say; None where they do not. Raises `EngineError`
-        where the server does not answer."""
+        """Return when the server's process began, as its metrics say; None where they do not, or are withheld. Raises
+        `EngineError` where the server does not answer."""
         try:
             metrics = (await self._read("GET", "/metrics", None)).decode(errors="replace")
         except EngineError as error:
-            if error.status != 404:
+            if error.__cause__ is not None:  # no answer came, or not all of it
                 raise
             return None
         found = BEGAN.search(metrics)

@@ -1,16 +1,15 @@
-"""Several servers of the same policy as one engine. Each session stays with one replica, whose prefix cache knows it.
+"""The servers of a policy as one engine. Each session stays with one replica, whose prefix cache knows it.
 
 A new session goes to the replica with the least load: the tokens of the longest calls of its sessions, or those that a
 session is expected to have, if these are more. A replica that cannot be connected to hands its sessions over to the
 others, and is asked again in the background. It is taken back at once where its process is the
 same as before, else after the last update was repeated. Where a trainer updates the servers itself, a replica that
-began anew waits until the trainer names its weights: they may be any.
+began anew waits until the trainer names its weights: they may be any. All this holds for a single server, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -85,6 +84,8 @@ class Replicas:
         self.replicas = [self._replica(url) for url in urls]
         self._seats: dict[str, Seat] = {}
         self._ended, self._ended_tokens = 0, 0.0
+        self._served: EngineInfo | None = None
+        """The model that was served at the start, and how. None before."""
         self._version: str | None = None
         self._weights: Path | Mapping[str, Any] | None = None
         """The weights of `_version`, where `set_weights` brought them."""
@@ -103,7 +104,8 @@ class Replicas:
             self.replicas = [self._replica(url) for url in urls]
         try:
             await asyncio.gather(*(each.engine.start() for each in self.replicas))
-            for each in self.replicas if len(self.replicas) > 1 else ():
+            self._served = self.replicas[0].engine.info
+            for each in self.replicas:
                 self._check_alike(each)
                 each.began = await each.engine.http.began()
                 each.engine.http.waits_for_connections = False
@@ -112,14 +114,14 @@ class Replicas:
             raise
 
     def _check_alike(self, replica: Replica) -> None:
-        told, first = replica.engine.info.model_dump(), self.info.model_dump()
-        for name in first:
-            if told[name] != first[name]:
-                urls = replica.engine.http.url, self.replicas[0].engine.http.url
+        told, served = replica.engine.info.model_dump(), self.info.model_dump()
+        for name in served:
+            if told[name] != served[name]:
+                url, first = replica.engine.http.url, self.replicas[0].engine.http.url
                 raise EngineError(
                     400,
-                    f"engine.url: {urls[0]} has {name}={told[name]!r} and {urls[1]} has {name}={first[name]!r}; the "
-                    "servers of a list must serve the same model with the same flags",
+                    f"engine.url: {url} has {name}={told[name]!r} and {first} had {name}={served[name]!r} at first; "
+                    "the servers of a list, and one that begins anew, must serve the same model with the same flags",
                 )
 
     async def close(self) -> None:
@@ -130,7 +132,7 @@ class Replicas:
 
     @property
     def info(self) -> EngineInfo:
-        return self.replicas[0].engine.info
+        return self._served or self.replicas[0].engine.info
 
     @property
     def takes_prefix_only(self) -> bool:
@@ -159,6 +161,7 @@ class Replicas:
     async def _ask(self, ask: Callable[[Server], Awaitable[T]]) -> T:
         """Ask the replica with the least load, and another one where that one is away."""
         while True:
+            await self.ready()
             engine = self._least().engine
             try:
                 return await ask(engine)
@@ -202,19 +205,35 @@ class Replicas:
     async def moved(self, engine: Engine, error: EngineError) -> bool:
         """Return whether another replica can be asked after a replica failed: where it cannot be connected to, at once
         if another one is up, else as soon as one is, within `patience_seconds`."""
-        if error.kind != UNREACHABLE or len(self.replicas) == 1:
+        if error.kind != UNREACHABLE:
             return False
         failed = next(each for each in self.replicas if each.engine is engine)
         if failed.up:
-            log.warning("%s; its sessions go on elsewhere", error.message)
+            log.warning("%s; %s", error.message, self._elsewhere(failed))
             failed.up = False
             self._back.clear()
             self._waiting[failed] = asyncio.create_task(self._wait_for(failed))
-        if not any(each.up for each in self.replicas):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._options.patience_seconds):
-                    await self._back.wait()
-        return any(each.up for each in self.replicas)
+        try:
+            await self.ready()
+        except EngineError:
+            return False
+        return True
+
+    async def ready(self) -> None:
+        """Wait until a replica is up. Raises `EngineError` where none is within `patience_seconds`."""
+        if any(each.up for each in self.replicas):
+            return
+        try:
+            async with asyncio.timeout(self._options.patience_seconds):
+                await self._back.wait()
+        except TimeoutError as error:
+            urls = ", ".join(each.engine.http.url for each in self.replicas)
+            told = f"{urls} cannot be reached, or began anew and waits until its weights are named"
+            raise EngineError(503, told, kind=UNREACHABLE) from error
+
+    def _elsewhere(self, failed: Replica) -> str:
+        others = any(each.up for each in self.replicas if each is not failed)
+        return "its sessions go on elsewhere" if others else "its sessions wait for it"
 
     async def _wait_for(self, replica: Replica) -> None:
         """Take a replica back as soon as it answers and has the weights that its version names."""
@@ -232,7 +251,7 @@ class Replicas:
 
     async def _take_back(self, replica: Replica) -> None:
         engine, began = replica.engine, await replica.engine.http.began()
-        if began is None or began != replica.began:
+        if self._may_have_begun_anew(replica, began):
             if engine.weight_version is not None:
                 engine.weight_version = None
                 replica.named.clear()
@@ -248,6 +267,14 @@ class Replicas:
         log.warning("%s is back", engine.http.url)
         replica.up = True
         self._back.set()
+
+    def _may_have_begun_anew(self, replica: Replica, began: str | None) -> bool:
+        """Return whether a server may have other weights than before. Without metrics no one can tell: a single server
+        whose trainer loads its weights is then taken for the same, because no other could go on."""
+        if began is not None or replica.began is not None or len(self.replicas) > 1 or self._weights is not None:
+            return began is None or began != replica.began
+        log.warning("%s has no metrics: it may have begun anew, with other weights", replica.engine.http.url)
+        return False
 
     def _is_current(self, replica: Replica) -> bool:
         if self._weights is None:

@@ -304,6 +304,8 @@ class Proxy:
         asked = replace(exchange.plan.request, stream=exchange.live, session_id=session_id)
         while True:
             replicas = exchange.engine if isinstance(exchange.engine, Replicas) else None
+            if replicas is not None:
+                await replicas.ready()
             exchange.server = exchange.engine if replicas is None else replicas.of(session_id)
             exchange.weight_version = exchange.server.weight_version
             try:

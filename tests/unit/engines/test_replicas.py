@@ -230,6 +230,66 @@ async def test_a_server_that_missed_an_update_gets_the_weights_before_it_is_take
         ]
 
 
+async def test_a_single_server_that_began_anew_gets_the_weights_before_it_is_asked(tmp_path: Path) -> None:
+    """Guards against tokens of the initial weights under the name of trained ones: calls waited for the server, and
+    went on without a look at its weights."""
+    server = TroubledServer()
+    async with started(server) as engine:
+        await engine.set_weights(tmp_path, "1")
+        server.held[RPC] = release = asyncio.Event()
+        server.began = 2.0
+        await server.down()
+        asking = asyncio.create_task(engine.chat(REQUEST, Sampling()))
+        await until(lambda: not engine.replicas[0].up)
+        await server.up()
+        await until(lambda: len(server.read) == 2)
+        later = asyncio.create_task(engine.chat(REQUEST, Sampling()))
+        await asyncio.sleep(0.2)
+        assert not asking.done()
+        assert not later.done(), "nor is a call that came later"
+        release.set()
+        for each in (asking, later):
+            assert (await asyncio.wait_for(each, 60)).response_ids.tolist() == [5, 6]
+        assert engine.versions == {server.url: "1"}
+
+
+async def test_a_single_server_is_not_taken_back_with_another_model(caplog: pytest.LogCaptureFixture) -> None:
+    server = LeavingServer()
+    async with started(server, patience_seconds=0.2) as engine:
+        await server.down()
+        server.model, server.began = "other", 2.0
+        with pytest.raises(EngineError, match="cannot be reached"):
+            await engine.chat(REQUEST, Sampling())
+        await server.up()
+        await until(lambda: "is not taken back yet: engine.url: " in caplog.text)
+        with pytest.raises(EngineError, match="cannot be reached, or began anew"):
+            await engine.chat(REQUEST, Sampling())
+        assert engine.info.model == "m"
+
+
+async def test_a_single_server_without_metrics_goes_on_with_the_weights_that_it_loaded_itself() -> None:
+    """Guards against a run that stops for ever after one refused connection."""
+    server = LeavingServer()
+    server.began = None
+    async with started(server) as engine:
+        engine.weight_version = "1"
+        await server.down()
+        asking = asyncio.create_task(engine.chat(REQUEST, Sampling()))
+        await until(lambda: not engine.replicas[0].up)
+        await server.up()
+        assert (await asyncio.wait_for(asking, 60)).response_ids.tolist() == [5, 6]
+        assert engine.versions == {server.url: "1"}
+
+
+async def test_metrics_may_be_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forbidden(*_: Any) -> web.Response:
+        return web.Response(status=403)
+
+    monkeypatch.setattr(LeavingServer, "_metrics", forbidden)
+    async with started(LeavingServer()) as engine:
+        assert engine.replicas[0].began is None
+
+
 async def test_weights_that_come_while_a_server_is_updated_reach_it_before_it_is_taken_back(tmp_path: Path) -> None:
     """Guards against tokens of the last but one weights: an update came while a server that was back read older ones,
     and passed it by because it was not up."""
@@ -328,7 +388,9 @@ async def test_a_version_may_be_that_of_one_server() -> None:
 
 
 async def test_servers_of_a_list_must_be_alike() -> None:
-    with pytest.raises(EngineError, match=r"engine\.url: http://\S+ has model='n' and http://\S+ has model='m'; the "):
+    with pytest.raises(
+        EngineError, match=r"engine\.url: http://\S+ has model='n' and http://\S+ had model='m' at first; "
+    ):
         async with started(LeavingServer(), LeavingServer("n")):
             pass
 
