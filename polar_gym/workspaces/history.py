@@ -11,7 +11,8 @@ A submodule's own repository has a history too, and goes. Its files become plain
 are in the diff. For git, the directory is then a submodule that is not initialized.
 
 Where a bug is to be planted, the image does not have the base commit, and it is made first. This commit has no parent:
-the diff to a parent would be the solution.
+the diff to a parent would be the solution. The image's bytecode goes: it was compiled from the right source, and from
+the hidden tests.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ git() { command git -c safe.directory='*' -c user.name=polar-gym -c user.email=p
 patch=$(mktemp /tmp/.patch-XXXXXXXX)
 trap 'rm -f "$patch"' EXIT
 cat > "$patch"
+git ls-files -z --others -- '*.py[co]' ':(glob)**/__pycache__/**' | xargs -0 rm -rf --
 [ ! -s "$patch" ] || git apply --whitespace=nowarn "$patch"
 [ $# = 0 ] || rm -f -- "$@"
 git add -A

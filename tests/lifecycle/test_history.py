@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from polar_gym.runtimes import SandboxError
+from polar_gym.schema import Workspace
 from polar_gym.workspaces.diff import apply_diff, snapshot_diff
-from polar_gym.workspaces.history import cut_history, pack_baseline
+from polar_gym.workspaces.history import cut_history, pack_baseline, set_base
 from polar_gym.workspaces.repository import make_repository
 from tests.lifecycle.runtime_kinds import make, sh, started
 from tests.support.requirements import need_bubblewrap
@@ -45,6 +46,23 @@ AS_OLD_GIT_HAS_THEM = """
 cd 'the lib'; rm .git; mv '../.git/modules/the lib' .git; sed -i /worktree/d .git/config
 cd deep; rm .git; mv ../.git/modules/deep .git; sed -i /worktree/d .git/config
 """
+COMPILED = r"""
+set -e
+git init -q . && git config user.name a && git config user.email a@a
+mkdir pkg tests data; printf 'def f(a):\n    return a + 12345\n' > pkg/m.py; echo 'SECRET = 1' > tests/test_m.py
+echo x > data/kept.pyc; printf '*.py[co]\n__pycache__/\n' > .gitignore; git add -Af; git commit -qm base
+python3 -c 'import compileall; compileall.compile_dir(".", quiet=1); compileall.compile_dir(".", quiet=1, legacy=True)'
+echo x > pkg/__pycache__/m.f-2.py311.nbi
+"""
+BUG = """\
+diff --git a/pkg/m.py b/pkg/m.py
+--- a/pkg/m.py
++++ b/pkg/m.py
+@@ -1,2 +1,2 @@
+ def f(a):
+-    return a + 12345
++    return a
+"""
 SECRETS = (
     "git rev-list --all --reflog --objects; git cat-file --batch-all-objects --batch --unordered;git fsck --unreachable"
 )
@@ -72,6 +90,20 @@ async def test_nothing_but_the_past_is_left(cloned):
     assert (
         b"secret" not in (await sh(cloned, "cat .git/objects/info/alternates; ls -R .git; cat .git/packed-refs")).stdout
     )
+
+
+async def test_a_planted_bug_leaves_nothing_compiled_from_the_right_source_or_the_hidden_tests():
+    """The agent could read the solution out of `pkg/__pycache__`. What git knows stays, bytecode or not."""
+    need_bubblewrap()
+    async with started(make("bubblewrap")) as sandbox:
+        done = await sh(sandbox, COMPILED)
+        assert done.exit_code == 0, done.stderr.decode()
+        planted = Workspace(path="/workspace", base_patch=BUG, hidden_files=["tests/test_m.py"])
+        await set_base(sandbox, planted, for_agent=True)
+        left = await sh(
+            sandbox, "find . -path ./.git -prune -o -type f -print | sort; cat pkg/m.py; git status --short"
+        )
+    assert left.stdout.decode() == "./.gitignore\n./data/kept.pyc\n./pkg/m.py\ndef f(a):\n    return a\n"
 
 
 async def test_tags_of_the_past_are_kept(cloned):
