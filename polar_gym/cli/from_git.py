@@ -14,7 +14,8 @@ import typer
 from rich.status import Status
 from rich.text import Text
 
-from polar_gym.config.loading import load_config
+from polar_gym.cli.grading import grading_config
+from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors, table
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.statement import Writer, read_issues
@@ -22,7 +23,6 @@ from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.http.keys import read_key
 from polar_gym.http.urls import is_http_url
 from polar_gym.paths import cache_dir, check_writable
-from polar_gym.schema import RuntimeSpec
 
 if TYPE_CHECKING:
     from polar_gym.curation.from_git import Commit, History
@@ -60,7 +60,7 @@ def from_git(
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing; install it with: {how_to_install('swe')}") from error
 
-    config = load_config(None, settings or [])
+    config = grading_config(settings)
     check_writable("--out", out)
     history = open_history(
         repository,
@@ -72,7 +72,7 @@ def from_git(
         writer=_writer(writer, writer_key_env),
     )
     try:
-        asyncio.run(_search(history, list(commits(history)), config.runtime, out, limit))
+        asyncio.run(_search(history, list(commits(history)), config, out, limit))
     except KeyboardInterrupt as error:
         errors.print(Text(f"stopped; the same command goes on, from the journal beside {out}"), soft_wrap=True)
         raise typer.Exit(130) from error
@@ -90,9 +90,7 @@ def _writer(text: str | None, key_env: str | None) -> Writer | None:
     return Writer(url=url, model=model, key=key)
 
 
-async def _search(
-    history: History, every: Sequence[Commit], runtime: RuntimeSpec, out: Path, limit: int | None
-) -> None:
+async def _search(history: History, every: Sequence[Commit], config: RunConfig, out: Path, limit: int | None) -> None:
     """Try the candidates that were not tried before, and print a line for each, and a table of all."""
     from polar_gym.curation.from_git import tried, try_commit
 
@@ -102,7 +100,7 @@ async def _search(
     errors.print(f"{len(every)} commits, {len(candidates)} candidates, {len(new)} not tried yet", style="dim")
     made = 0
     try:
-        async with Bench(runtime, cache_dir()) as bench:
+        async with Bench(config.runtime, cache_dir(), config.evaluator) as bench:
             for number, commit in enumerate(new, 1):
                 if made == limit:
                     break

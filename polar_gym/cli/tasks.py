@@ -12,7 +12,8 @@ import typer
 from rich.text import Text
 
 from polar_gym.cli.from_git import from_git
-from polar_gym.config.loading import load_config
+from polar_gym.cli.grading import grading_config
+from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors, table
 from polar_gym.curation import CurationError
 from polar_gym.curation.audit import audit
@@ -24,17 +25,16 @@ from polar_gym.durable import write
 from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.evaluators.twins import weak_tests
 from polar_gym.paths import cache_dir, check_writable
-from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks import Audit, Task
 from polar_gym.tasks.harbor import HarborOptions, HarborTasks, read_directories
-from polar_gym.tasks.rows import FileSelection, Form, Selection, load_tasks, read_rows
+from polar_gym.tasks.rows import FileOptions, FileSelection, FileTasks, Form, read_rows
 
 app = typer.Typer(no_args_is_help=True)
 T = TypeVar("T")
 
 TaskFile = Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-bench's field names.")]
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where the tests run, e.g. runtime=docker.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where and how the tests run, e.g. runtime=docker.")
 ]
 Out = Annotated[Path | None, typer.Option(help="The JSONL file to write the rows to. Default: FILE.")]
 
@@ -61,12 +61,12 @@ def from_pypi(
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing; install it with: {how_to_install('swe')}") from error
 
-    config = load_config(None, settings or [])
+    config = grading_config(settings)
     check_writable("--out", out)
     release = Release(package=package, old=old, new=new, extra_requirements=require or ())
 
     async def run() -> None:
-        async with Bench(config.runtime, cache_dir()) as bench:
+        async with Bench(config.runtime, cache_dir(), config.evaluator) as bench:
             task = await from_releases(release, bench, out, lambda text: errors.print(Text(text, "dim")))
         counts = f"{len(task.FAIL_TO_PASS)} FAIL_TO_PASS, {len(task.PASS_TO_PASS)} PASS_TO_PASS"
         console.print(f"{task.instance_id}: {counts}, in {out}", soft_wrap=True)
@@ -130,11 +130,10 @@ def validate_tasks(
 
     Exit code 1 when a task is not valid.
     """
+    config = grading_config(settings, file)
     if not file.is_dir():
-        runtime = load_config(None, settings or []).runtime
-        _conclude(_of_each(_loaded(file), runtime, validate), runtime)
+        _conclude(_of_each(_loaded(config), config, validate), config)
         return
-    config = load_config(None, ["tasks=harbor", f"tasks.path={file}", *(settings or [])])
     options = HarborOptions.model_validate(config.tasks.options)
     try:
         rows, bad = read_directories(options)
@@ -143,7 +142,7 @@ def validate_tasks(
         tasks = HarborTasks(options).chosen(rows)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    _conclude(_of_each(tasks, config.runtime, validate), config.runtime)
+    _conclude(_of_each(tasks, config, validate), config)
     if bad:
         raise typer.Exit(1)
 
@@ -154,17 +153,16 @@ def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> No
 
     The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
     """
-    runtime, loaded = load_config(None, settings or []).runtime, _loaded(file)
-    _check_out(file, out, loaded)
+    loaded, config = _to_be_written(file, settings, out)
 
     async def twins(task: Task, bench: Bench) -> Verdict:
         verdict = await with_twins(task, bench)
         console.print(f"{task.instance_id}: {twin_summary(verdict.task)}", soft_wrap=True)
         return verdict
 
-    verdicts = _of_each(loaded, runtime, twins)
+    verdicts = _of_each(loaded, config, twins)
     _write_rows(file, out, "twins", {each.task.instance_id: each.task.twins for each in verdicts})
-    _conclude(verdicts, runtime)
+    _conclude(verdicts, config)
 
 
 def twin_summary(task: Task) -> str:
@@ -180,8 +178,7 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
 
     Exit code 1 when a task cannot be audited.
     """
-    runtime, loaded = load_config(None, settings or []).runtime, _loaded(file)
-    _check_out(file, out, loaded)
+    loaded, config = _to_be_written(file, settings, out)
     audits: dict[str, Any] = {}
 
     async def figures(task: Task, bench: Bench) -> None:
@@ -197,16 +194,16 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
             audits[task.instance_id] = found.model_dump()
             _write_rows(file, out, "audit", audits)  # now, because an audit of many tasks takes hours
 
-    _of_each(loaded, runtime, figures)
+    _of_each(loaded, config, figures)
     if len(audits) < len(loaded):
         raise typer.Exit(1)
 
 
-def _of_each(tasks: Sequence[Task], runtime: RuntimeSpec, work: Callable[[Task, Bench], Awaitable[T]]) -> list[T]:
-    """Return the results of some work on each task, in sandboxes of this runtime."""
+def _of_each(tasks: Sequence[Task], config: RunConfig, work: Callable[[Task, Bench], Awaitable[T]]) -> list[T]:
+    """Return the results of some work on each task, in sandboxes of the config's runtime."""
 
     async def run() -> list[T]:
-        async with Bench(runtime, cache_dir()) as bench:
+        async with Bench(config.runtime, cache_dir(), config.evaluator) as bench:
             # One after another, so that a slow machine does not make fast tests time out.
             return [await work(task, bench) for task in tasks]
 
@@ -223,15 +220,26 @@ def print_audit(name: str, audit: Audit) -> None:
             console.print(Text(f"  {kind}: {line}"), soft_wrap=True)
 
 
-def _loaded(file: Path) -> list[Task]:
-    """Return the tasks of a file. Raises `ConfigError`."""
+def _loaded(config: RunConfig) -> list[Task]:
+    """Return the tasks of the config's file. Raises `ConfigError`."""
+    options = FileOptions.model_validate(config.tasks.options)
     try:
-        loaded = load_tasks(file, Selection())
+        loaded = FileTasks(options).load()
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not loaded:
-        raise ConfigError(f"{file}: it holds no task")
+        raise ConfigError(f"{options.path}: it holds no task")
     return loaded
+
+
+def _to_be_written(file: Path, settings: list[str] | None, out: Path | None) -> tuple[list[Task], RunConfig]:
+    """Return the tasks of a file whose rows get a new field, and the config of the work. Raises `ConfigError`."""
+    if file.is_dir():
+        raise ConfigError(f"{file}: is a directory; name a file of rows")
+    config = grading_config(settings, file)
+    tasks = _loaded(config)
+    _check_out(file, out, tasks)
+    return tasks, config
 
 
 def _check_out(file: Path, out: Path | None, tasks: Sequence[Task]) -> None:
@@ -252,10 +260,10 @@ def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, A
     write(out or file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
 
-def _conclude(verdicts: Sequence[Verdict], runtime: RuntimeSpec) -> None:
+def _conclude(verdicts: Sequence[Verdict], config: RunConfig) -> None:
     """Print each task's grades of its solution and of doing nothing. Exit with 1 where a task is not valid."""
     valid = sum(not verdict.problem for verdict in verdicts)
-    grades = table(f"{valid} of {len(verdicts)} tasks valid in {runtime.name}", "task", "F2P", "P2P", "gold", "no-op")
+    grades = table(f"{valid} of {len(verdicts)} tasks valid in {config.runtime.name}", "task", "F2P", "P2P", "gold", "no-op")
     grades.add_column("problem", overflow="fold")
     for verdict in verdicts:
         worth = ["" if each is None else f"{each.reward:.0f}" for each in (verdict.gold, verdict.no_op)]

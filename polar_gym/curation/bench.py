@@ -10,14 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
-from polar_gym.errors import ConfigError
+from pydantic import ValidationError
+
+from polar_gym.errors import ConfigError, explain
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
 from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest, check_scope
 from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, RuntimeSpec, Session, TaskRequest
 from polar_gym.tasks import Task
-from polar_gym.tasks.request import instruction, with_task
+from polar_gym.tasks.request import UngradableError, instruction, with_task
 from polar_gym.workspaces.history import set_base
 from polar_gym.workspaces.repository import make_repository
 from polar_gym.workspaces.venv import ensure_venv, inside, variables
@@ -29,9 +31,11 @@ class Bench:
     `async with` raises `ConfigError` where the machine lacks a part that the runtime needs.
     """
 
-    def __init__(self, runtime: RuntimeSpec, cache: Path) -> None:
+    def __init__(self, runtime: RuntimeSpec, cache: Path, evaluator: EvaluatorSpec | None = None) -> None:
+        """Take the specs of a run's config. `evaluator`: None: `swe`, and `harbor` for a task with a container."""
         self.spec = runtime
         self.cache = cache
+        self._evaluator = evaluator
         self._runtimes: dict[str, Runtime] = {}
         self._runtime = self._runtime_of(runtime)
         self._scratch = tempfile.TemporaryDirectory(prefix="polar-gym-bench-")
@@ -58,8 +62,12 @@ class Bench:
         return await judge(EVALUATORS.make(context.request.evaluator), context, limit)
 
     def context(self, task: Task, diff: bytes) -> EvaluationContext:
-        """Return what an evaluator is told of a session that left `diff`."""
+        """Return what an evaluator is told of a session that left `diff`.
+
+        Raises `UngradableError` where the evaluator does not take the options of the config and the task.
+        """
         request = self._request(task)
+        _check_options(request.evaluator, task)
         return EvaluationContext(
             request=request,
             session=Session(
@@ -106,7 +114,7 @@ class Bench:
             instruction=instruction(task),
             runtime=self.spec,
             agent=HarnessSpec(name="command"),
-            evaluator=EvaluatorSpec(name="swe" if task.container is None else "harbor"),
+            evaluator=self._evaluator or EvaluatorSpec(name="swe" if task.container is None else "harbor"),
         )
         return with_task(request, task)
 
@@ -130,3 +138,11 @@ class Bench:
             make_repository(Path(task.workspace), path)
             self._repositories[task.workspace] = path
         return self._repositories[task.workspace]
+
+
+def _check_options(evaluator: EvaluatorSpec, task: Task) -> None:
+    try:
+        EVALUATORS.options(evaluator)
+    except ValidationError as error:
+        told = explain(error, EVALUATORS.accepted(evaluator.name), "evaluator", also=EvaluatorSpec.model_fields)
+        raise UngradableError(f"{task.place or task.instance_id}: {told}") from error

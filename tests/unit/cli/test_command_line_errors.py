@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -296,3 +297,37 @@ def test_a_directory_without_tasks_is_named(tmp_path: Path, capsys: pytest.Captu
     assert ended.value.code
     assert "Traceback" not in (shown := capsys.readouterr().err)
     assert "broken: " in shown
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("harness=codex", "has no effect on this command; settings of runtime, evaluator, tasks have"),
+        ("rollout.num_samples=3", "has no effect on this command"),
+        ("tasks.path=other.jsonl", "has no effect, because"),
+        ("evaluator=test_on_output", "this command grades with swe only; leave it out"),
+        ("evaluator.timeout_second=900", "evaluator.timeout_second=900: unknown; known: FAIL_TO_PASS, "),
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "twins", "audit"])
+def test_a_setting_without_effect_on_a_grading_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, setting: str, says: str
+) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("")
+    message = said(["tasks", command, str(file), setting], capsys)
+    assert setting in message
+    assert says in message
+
+
+def test_a_timeout_of_harbors_tasks_names_its_own_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = said(["tasks", "validate", str(tmp_path), "evaluator.timeout_seconds=9"], capsys)
+    assert "has no effect on Harbor's tasks; set tasks.timeout_multiplier" in message
+
+
+def test_settings_choose_among_the_tasks_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tasks.jsonl"
+    row = {"instance_id": "a", "problem_statement": "It breaks.", "image": "some/image"}
+    file.write_text(json.dumps(row) + "\n")
+    message = said(["tasks", "validate", str(file), "tasks.instance_ids=[b]"], capsys)
+    assert f"{file}: no task named b; known: a" in message

@@ -1,0 +1,61 @@
+"""`polar-gym tasks validate | twins`: what they grade with; with real sandboxes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polar_gym.cli import app
+from polar_gym.curation.bench import Bench
+from polar_gym.curation.validation import validate
+from polar_gym.schema import EvaluatorSpec, RuntimeSpec
+from polar_gym.tasks.bundled import SUITE
+from polar_gym.tasks.rows import Selection, load_tasks
+from tests.support.requirements import need_bubblewrap
+
+ROW = {**json.loads(SUITE.read_text().splitlines()[0]), "twins": None}
+PARSER = "def parse(log):\n    return dict.fromkeys({tests!r}, 'PASSED' if 'OK' in log else 'FAILED')\n"
+
+
+def put(directory: Path, *changes: dict) -> Path:
+    """Write a file of rows: the first bundled task, with these changes in each row."""
+    need_bubblewrap()
+    shutil.copytree(SUITE.parent / ROW["workspace"], directory / ROW["workspace"])
+    file = directory / "tasks.jsonl"
+    file.write_text("".join(json.dumps({**ROW, **change}) + "\n" for change in changes))
+    return file
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Return the exit code of a command of `polar-gym tasks`, and what it said."""
+    done = CliRunner().invoke(app, ["tasks", *arguments, "runtime=bubblewrap"], env={"COLUMNS": "400"})
+    return done.exit_code, f"{done.output}{done.exception or ''}"
+
+
+def test_the_evaluators_settings_have_an_effect(tmp_path: Path) -> None:
+    file = put(tmp_path, {})
+    code, said = run("validate", str(file), "evaluator.timeout_seconds=0.01")
+    assert code == 1
+    assert "0.01 s" in said
+
+
+def test_a_log_parser_of_the_config_reads_the_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a row that names code tells people to set it."""
+    file = put(tmp_path, {"FAIL_TO_PASS": ["all of them"], "PASS_TO_PASS": []})
+    (tmp_path / "one_test.py").write_text(PARSER.format(tests=["all of them"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    code, said = run("validate", str(file), "evaluator.log_parser=one_test:parse", "evaluator.canary=off")
+    assert code == 0, said
+
+
+async def test_options_that_the_evaluator_does_not_take_are_a_problem_of_the_task(tmp_path: Path) -> None:
+    file = put(tmp_path, {})
+    (task,) = load_tasks(file, Selection())
+    evaluator = EvaluatorSpec.model_validate({"name": "swe", "tiemout": 3})
+    async with Bench(RuntimeSpec(name="bubblewrap"), tmp_path, evaluator) as bench:
+        problem = (await validate(task, bench)).problem
+    assert problem.startswith(f"{file}:1: evaluator.tiemout=3: unknown key; known here: FAIL_TO_PASS")
