@@ -154,15 +154,16 @@ def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> No
     The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
     """
     loaded, config = _to_be_written(file, settings, out)
+    found: dict[str, Any] = {}
 
     async def twins(task: Task, bench: Bench) -> Verdict:
         verdict = await with_twins(task, bench)
+        found[task.instance_id] = verdict.task.twins
+        _write_rows(file, out, "twins", found)  # now, because the search for many tasks takes hours
         console.print(f"{task.instance_id}: {twin_summary(verdict.task)}", soft_wrap=True)
         return verdict
 
-    verdicts = _of_each(loaded, config, twins)
-    _write_rows(file, out, "twins", {each.task.instance_id: each.task.twins for each in verdicts})
-    _conclude(verdicts, config)
+    _conclude(_of_each(loaded, config, twins), config)
 
 
 def twin_summary(task: Task) -> str:

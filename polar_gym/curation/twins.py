@@ -100,14 +100,19 @@ class Trial:
 
 
 async def with_twins(task: Task, bench: Bench) -> Verdict:
-    """Return a task with its twins, and whether it is valid with them. With a problem, it has no twins."""
+    """Return a task with its twins, and whether it is valid with them. If it is not, it has no twins.
+
+    Where that cannot be tried, the task keeps the twins that it had.
+    """
     plain = task.model_copy(update={"twins": {}})
     try:
         twinned = task.model_copy(update={"twins": await find_twins(plain, bench)})
     except (CurationError, *GRADING_ERRORS) as error:
-        return Verdict(task=plain, problem=str(error) or "timed out")
+        return Verdict(task=task, problem=str(error) or "timed out")
     verdict = await validate(twinned, bench)
-    return dataclasses.replace(verdict, task=plain) if verdict.problem else verdict
+    if not verdict.problem:
+        return verdict
+    return dataclasses.replace(verdict, task=plain if verdict.tried else task)
 
 
 async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[int]]]]:

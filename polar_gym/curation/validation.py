@@ -40,6 +40,11 @@ class Verdict:
     problem: str = ""
     """Why the task is not valid; empty: the task is valid."""
 
+    @property
+    def tried(self) -> bool:
+        """Return whether both patches were graded: else the problem may be the machine's, and not the task's."""
+        return self.gold is not None and self.no_op is not None
+
 
 async def validate(task: Task, bench: Bench) -> Verdict:
     """Grade the reference solution and the change that does nothing."""

@@ -1,9 +1,11 @@
-"""`polar-gym tasks validate | twins`: what they grade with; with real sandboxes."""
+"""`polar-gym tasks validate | twins`: what they grade with, and what stays in the rows; with real sandboxes."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ from polar_gym.curation.validation import validate
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec
 from polar_gym.tasks.bundled import SUITE
 from polar_gym.tasks.rows import Selection, load_tasks
+from tests.support.processes import POLAR_GYM
 from tests.support.requirements import need_bubblewrap
 
 ROW = {**json.loads(SUITE.read_text().splitlines()[0]), "twins": None}
+TWINS = {"tests/test_intervals.py": {"IntervalSetTest.test_old": [[1, 2, 3]]}}
+"""The twins that a row has before the command runs."""
 PARSER = "def parse(log):\n    return dict.fromkeys({tests!r}, 'PASSED' if 'OK' in log else 'FAILED')\n"
 
 
@@ -34,6 +39,10 @@ def run(*arguments: str) -> tuple[int, str]:
     """Return the exit code of a command of `polar-gym tasks`, and what it said."""
     done = CliRunner().invoke(app, ["tasks", *arguments, "runtime=bubblewrap"], env={"COLUMNS": "400"})
     return done.exit_code, f"{done.output}{done.exception or ''}"
+
+
+def twins_in(file: Path) -> list[dict | None]:
+    return [json.loads(line).get("twins") for line in file.read_text().splitlines()]
 
 
 def test_the_evaluators_settings_have_an_effect(tmp_path: Path) -> None:
@@ -59,3 +68,33 @@ async def test_options_that_the_evaluator_does_not_take_are_a_problem_of_the_tas
     async with Bench(RuntimeSpec(name="bubblewrap"), tmp_path, evaluator) as bench:
         problem = (await validate(task, bench)).problem
     assert problem.startswith(f"{file}:1: evaluator.tiemout=3: unknown key; known here: FAIL_TO_PASS")
+
+
+def test_twins_stay_where_a_grading_cannot_be_tried(tmp_path: Path) -> None:
+    file = put(tmp_path, {"twins": TWINS})
+    code, said = run("twins", str(file), "evaluator.timeout_seconds=0.01")
+    assert code == 1, said
+    assert twins_in(file) == [TWINS]
+
+
+def test_twins_go_where_the_task_is_not_valid(tmp_path: Path) -> None:
+    """The solution is one that solves nothing."""
+    patch = "diff --git a/a b/a\nnew file mode 100644\n--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+a\n"
+    file = put(tmp_path, {"twins": TWINS, "patch": patch})
+    code, said = run("twins", str(file))
+    assert code == 1, said
+    assert twins_in(file) == [{}]
+
+
+def test_twins_are_written_after_each_task(tmp_path: Path) -> None:
+    """A search that is interrupted at the second task keeps what it found for the first."""
+    file = put(tmp_path, {}, {"instance_id": "second"})
+    command = [*POLAR_GYM, "tasks", "twins", str(file), "runtime=bubblewrap"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as search:
+        assert search.stdout is not None
+        assert search.stdout.readline().startswith(f"{ROW['instance_id']}: ")
+        search.send_signal(signal.SIGINT)
+        search.communicate(timeout=60)
+    first, second = twins_in(file)
+    assert first
+    assert second is None
