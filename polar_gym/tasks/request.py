@@ -34,7 +34,8 @@ class UngradableError(ValueError):
 def with_task(request: TaskRequest, task: Task) -> TaskRequest:
     """Return the request with the image, packages and tests that `task` brings.
 
-    Options that the evaluator already has win over the task's options. Raises `UngradableError`.
+    Options that the evaluator already has win over the task's options. Raises `UngradableError`. Raises `ConfigError`
+    where a component of a `composite` names no evaluator.
     """
     runtime = _with_container(request.runtime, task)
     workspace = runtime.workspace.model_copy(
@@ -47,7 +48,7 @@ def with_task(request: TaskRequest, task: Task) -> TaskRequest:
         }
     )
     seconds = {"timeout_seconds": task.container.verifier_seconds} if task.container else {}
-    evaluator = {**_with_tests(request.evaluator.model_dump(), task), **seconds}
+    evaluator = {**_with_tests("evaluator", request.evaluator.model_dump(), task), **seconds}
     return request.model_copy(
         update={
             "runtime": runtime.model_copy(update={"image": task.image or runtime.image, "workspace": workspace}),
@@ -103,9 +104,11 @@ def _solution_commands(container: Container) -> list[str]:
     ]
 
 
-def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
+def _with_tests(key: str, evaluator: Any, task: Task) -> dict[str, Any]:
     """Return an evaluator's spec with the task's tests added to each `swe` and `harbor`, and its test command to each
-    `test_on_output` without a command, also inside of a `composite`."""
+    `test_on_output` without a command, also inside of a `composite`. `key`: where in the config the spec is."""
+    if not (isinstance(evaluator, dict) and isinstance(evaluator.get("name"), str)):
+        raise ConfigError(f"{key}={evaluator!r}: expected an evaluator's name and its options, e.g. {{name: swe}}")
     if evaluator["name"] in (("harbor",) if task.container is None else ("swe", "test_on_output")):
         raise UngradableError(
             f"{task.place or task.instance_id}: evaluator={evaluator['name']} cannot grade this task; set "
@@ -132,8 +135,10 @@ def _with_tests(evaluator: dict[str, Any], task: Task) -> dict[str, Any]:
             )
         return {"row": task.gym_row, **evaluator}
     if evaluator["name"] == "composite" and isinstance(evaluator.get("components"), dict):
-        parts = evaluator["components"].items()
-        return {**evaluator, "components": {name: _with_tests(part, task) for name, part in parts}}
+        components = {
+            name: _with_tests(f"{key}.components.{name}", part, task) for name, part in evaluator["components"].items()
+        }
+        return {**evaluator, "components": components}
     return evaluator
 
 

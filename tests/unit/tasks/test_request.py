@@ -82,6 +82,27 @@ def test_parts_of_a_composite_are_filled_from_the_task_too():
     assert TaskRequest.from_json(request.to_json()) == request
 
 
+@pytest.mark.parametrize(
+    ("components", "told"),
+    [
+        ("{a: swe}", "evaluator.components.a='swe'"),
+        ("{a: {}}", "evaluator.components.a={}"),
+        ("{a: null}", "evaluator.components.a=None"),
+        ("{a: {name: 5}}", "evaluator.components.a={'name': 5}"),
+        (
+            "{a: {name: composite, components: {b: {weight: 1}}}}",
+            "evaluator.components.a.components.b={'weight': 1}",
+        ),
+    ],
+)
+def test_a_part_of_a_composite_that_names_no_evaluator_is_named(components: str, told: str):
+    config = load_config(None, ["evaluator=composite", f"evaluator.components={components}"])
+    with pytest.raises(ConfigError) as raised:
+        make_request(config, BUNDLED[0])
+    expected = "expected an evaluator's name and its options, e.g. {name: swe}"
+    assert str(raised.value) == f"task {BUNDLED[0].instance_id}: {told}: {expected}"
+
+
 def test_other_evaluators_see_no_hidden_tests():
     assert request_for(BUNDLED[0], EvaluatorSpec(name="session_completion")).evaluator.options == {}
 
