@@ -130,6 +130,8 @@ def json_lines(
         place = f"{name}:{number}"
         try:
             value = loads(line)
+        except RecursionError as error:
+            raise ConfigError(f"{place}: nested too deeply to be read; leave this line out") from error
         except ValueError as error:
             raise ConfigError(f"{place}: not JSON: {error}; the file must hold one object a line") from error
         if not isinstance(value, dict):

@@ -239,6 +239,12 @@ def _to_be_written(file: Path, settings: list[str] | None, out: Path | None) -> 
         raise ConfigError(f"{file}: is a directory; name a file of rows")
     config = grading_config(settings, file)
     tasks = _loaded(config)
+    for task in tasks:
+        if task.gym_row:
+            raise ConfigError(
+                f"{task.place}: responses_create_params: a row in NeMo Gym's form has no tests of its own, because its "
+                "environment's server grades it; leave it out"
+            )
     _check_out(file, out, tasks)
     return tasks, config
 
@@ -264,7 +270,9 @@ def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, A
 def _conclude(verdicts: Sequence[Verdict], config: RunConfig) -> None:
     """Print each task's grades of its solution and of doing nothing. Exit with 1 where a task is not valid."""
     valid = sum(not verdict.problem for verdict in verdicts)
-    grades = table(f"{valid} of {len(verdicts)} tasks valid in {config.runtime.name}", "task", "F2P", "P2P", "gold", "no-op")
+    grades = table(
+        f"{valid} of {len(verdicts)} tasks valid in {config.runtime.name}", "task", "F2P", "P2P", "gold", "no-op"
+    )
     grades.add_column("problem", overflow="fold")
     for verdict in verdicts:
         worth = ["" if each is None else f"{each.reward:.0f}" for each in (verdict.gold, verdict.no_op)]

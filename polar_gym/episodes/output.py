@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from polar_gym.durable import json_lines
+from pydantic import ConfigDict
+
+from polar_gym.durable import records
+from polar_gym.record import Record
+from polar_gym.schema import Session, TaskRequest
 
 DEVICES = Path("/dev")
 """`/dev/stdout` may be a link to a regular file that belongs to the caller's shell: never rename that file."""
+
+
+class _Line(Record):
+    """The parts of an episode that tell which sample it is of. The others, which may be long, are not checked."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    session: Session
+    request: TaskRequest
 
 
 def set_aside(output: Path) -> Path | None:
@@ -27,14 +38,14 @@ def set_aside(output: Path) -> Path | None:
 
 def remove_torn_line(output: Path) -> set[tuple[str, int]]:
     """Cut off a last line that a killed process left unfinished, and return the task and sample index of each episode
-    in the file. A file that is missing has none. Raises `ConfigError` for a line that is not JSON."""
+    in the file. A file that is missing has none. Raises `ConfigError` for a line that is no episode."""
     if not output.exists():
         return set()
     data = output.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     done = {
-        (line["session"]["task_id"], line["session"]["sample_index"])
-        for _, line in json_lines(whole.splitlines(), output)
+        (line.session.task_id, line.session.sample_index)
+        for line in records(whole.splitlines(), output, _Line, "an episode of this version")
         if not _begins_again(line)
     }
     if len(whole) < len(data):
@@ -43,8 +54,7 @@ def remove_torn_line(output: Path) -> set[tuple[str, int]]:
     return done
 
 
-def _begins_again(line: Mapping[str, Any]) -> bool:
+def _begins_again(line: _Line) -> bool:
     """Return whether the line is of a session that could not go on with its own record: another one follows it."""
-    return (line["session"]["failure"] or {}).get("kind") == "diverged" and bool(
-        ((line["request"]).get("start_from") or {}).get("owned")
-    )
+    diverged = line.session.failure is not None and line.session.failure.kind == "diverged"
+    return diverged and line.request.start_from is not None and line.request.start_from.owned

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import to_json
 
 from polar_gym.registry import Makers
 from polar_gym.schema import Environment, InsidePath
@@ -101,6 +102,16 @@ class Task(BaseModel):
     container: Container | None = None
     place: str = ""
     """The place of the row, `file:line`, for error messages."""
+
+    @field_validator("*")
+    @classmethod
+    def _is_json(cls, value: Any) -> Any:
+        """Return the value. Raises `ValueError` where no file of episodes could hold it, such as half a surrogate."""
+        try:
+            to_json(value)
+        except ValueError as error:
+            raise ValueError(f"{error}; correct it") from error
+        return value
 
     @field_validator("log_parser")
     @classmethod

@@ -228,7 +228,7 @@ def test_ids(place: str, name: str, value: Any) -> list[str]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{place}: {name}: not the JSON text of a list: {error}, got {_short(value)}") from error
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(test, str) for test in value):
         raise ValueError(f"{place}: {name}: expected a list of test ids, got {_short(value)}")

@@ -55,6 +55,14 @@ def test_a_file_that_holds_no_episodes_is_named(
     assert says in message
 
 
+def test_a_file_that_holds_no_episodes_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(content := '{"instance_id": "a"}\n{"instance_id"')
+    message = said(["rollout", "demo", "--resume", str(file)], capsys)
+    assert f"{file}:1: not an episode of this version: session: is required" in message
+    assert file.read_text() == content
+
+
 def test_what_was_typed_is_shown_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against brackets that are taken for markup, which loses them or raises."""
     assert "[/red]" in said(["rollout", "tasks=jsonl", "tasks.path='[/red]'"], capsys)
@@ -331,3 +339,15 @@ def test_settings_choose_among_the_tasks_of_a_file(tmp_path: Path, capsys: pytes
     file.write_text(json.dumps(row) + "\n")
     message = said(["tasks", "validate", str(file), "tasks.instance_ids=[b]"], capsys)
     assert f"{file}: no task named b; known: a" in message
+
+
+@pytest.mark.parametrize("command", ["twins", "audit"])
+def test_rows_without_tests_of_their_own_are_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Rows in NeMo Gym's form may lack an instance_id, by which the new field was put into the row."""
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({"responses_create_params": {"input": "Hello"}}) + "\n")
+    message = said(["tasks", command, str(file)], capsys)
+    assert message.startswith(f"error: {file}:1: responses_create_params: ")
+    assert "leave it out" in message
