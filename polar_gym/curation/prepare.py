@@ -13,7 +13,7 @@ with. That program's knowledge is put into the row once, so that a run needs nei
   its reverse becomes `patch`. The tests are those of the files that FAIL_TO_PASS names. These files are hidden from the
   harness. Tests of other files do not count, as in `swesmith.harness.grading`.
 
-`overrides` says, for a repository, how its tests run where the above does not hold.
+`overrides` says, for a repository, how its tests run where the above does not hold, or a row says something else.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ _OF_ROOT: dict[str, tuple[str, list[str]]] = {
 }
 """Commands, as a pattern -> what they need that an image has in the home of root, and settings that name another place
 for that."""
+_SHOWN = 20
+"""How many names of repositories an error tells."""
 _NOT_READ = "which the user of a sandbox cannot read"
 _OVERRIDE = "say how its tests run in the file of --overrides, as `OWNER/NAME: {test_command: ..., log_parser: ...}`"
 
@@ -127,16 +129,22 @@ def prepare(path: Path, form: Form, overrides: Overrides, cache: Path, image: st
     """Prepare the rows of a file.
 
     `image` (in the form of `FileSelection.image`) replaces the images that the data sets were published with. Blocks.
-    Raises `ValueError` where the file cannot be read, `CurationError` where swebench 4 cannot be installed.
+    Raises `ValueError` where the file cannot be read or an override is of no row, `CurationError` where swebench 4
+    cannot be installed.
     """
     placed = [
         (place, row["instance"] if isinstance(row.get("instance"), dict) else row) for place, row in read_rows(path)
     ]
+    _check_used(overrides, path, sorted({repository(row) for _, row in placed}))
     known = _specifications(placed, form, overrides, cache)
     prepared = Prepared()
     for place, row in placed:
         try:
-            made = row if _says(row) else _made(place, row, _form(row, form), overrides, known.get(place))
+            override = overrides.get(repository(row))
+            if _says(row):
+                made = _said_otherwise(place, row, override) if override else row
+            else:
+                made = _made(place, row, _form(row, form), override, known.get(place))
             if image:
                 made = {**made, "image": derived_image(image, str(made.get("instance_id", "")))}
             _check(place, made, path.parent)
@@ -185,9 +193,28 @@ def _specifications(
     return dict(zip([place for place, _ in asked], specifications([row for _, row in asked], cache), strict=True))
 
 
-def _made(place: str, row: Row, form: Form, overrides: Overrides, specification: dict[str, str] | None) -> Row:
+def _check_used(overrides: Overrides, path: Path, repositories: list[str]) -> None:
+    """Raise `ValueError` that names the overrides of which no row is: a misspelt name has no effect."""
+    if unused := sorted(overrides.keys() - set(repositories)):
+        raise ValueError(
+            f"--overrides: {', '.join(unused)}: no row of {path} is of this repository; correct the name or remove it; "
+            f"the rows are of {', '.join(repositories[:_SHOWN]) or 'none'}"
+        )
+
+
+def _said_otherwise(place: str, row: Row, override: Override) -> Row:
+    """Return a row that says how its tests run, with the override's way in the same field."""
+    patch = str(row.get("test_patch") or "")
+    tests = test_ids(place, "FAIL_TO_PASS", row.get("FAIL_TO_PASS"))
+    command = _command(place, override, patched_files(patch) or files_of_tests(tests), cases_of(patch, tests))
+    script = _script(command, patch, override, str(row.get("workspace_path") or WORKSPACE))
+    if not row.get("eval_script"):
+        script = {**script, "eval_script": "", "test_command": command}
+    return {**row, **script}
+
+
+def _made(place: str, row: Row, form: Form, override: Override | None, specification: dict[str, str] | None) -> Row:
     """Return the row with its grading added. Raises `ValueError` that names the place and the field."""
-    override = overrides.get(repository(row))
     if form == "swe_smith":
         return _swe_smith(place, row, override or _SWE_SMITH.get(repository(row), _SWE_SMITH_ELSE))
     if override is not None or form == "swe_gym":
@@ -236,8 +263,8 @@ def _command(place: str, override: Override, files: list[str], cases: list[str])
         raise ValueError(f"{place}: test_patch, FAIL_TO_PASS: {error}; {_OVERRIDE}") from error
 
 
-def _script(command: str, test_patch: str, override: Override) -> Row:
-    script = eval_script(command, test_patch)
+def _script(command: str, test_patch: str, override: Override, workspace: str = WORKSPACE) -> Row:
+    script = eval_script(command, test_patch, workspace)
     return {"eval_script": script, "log_parser": override.log_parser, "eval_type": "pass_and_fail"}
 
 

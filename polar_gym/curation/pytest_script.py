@@ -23,15 +23,16 @@ _DATA = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml",
 _PLACEHOLDERS = re.compile(r"\{(files|cases)\}")
 
 
-def eval_script(command: str, test_patch: str = "") -> str:
+def eval_script(command: str, test_patch: str = "", workspace: str = WORKSPACE) -> str:
     """Return a script that applies the test patch and runs `command` between swebench's marks.
 
     Both happen in the environment of the image.
     """
-    lines = ["#!/bin/bash", "set -xo pipefail", *ACTIVATE, f"cd {WORKSPACE}"]
+    place = shlex.quote(workspace)
+    lines = ["#!/bin/bash", "set -xo pipefail", *ACTIVATE, f"cd {place}"]
     if test_patch.strip():
         patch = test_patch.removesuffix("\n")
-        lines += [f"git -c safe.directory={WORKSPACE} apply -v - <<'{_delimiter(patch)}'", patch, _delimiter(patch)]
+        lines += [f"git -c safe.directory={place} apply -v - <<'{_delimiter(patch)}'", patch, _delimiter(patch)]
     lines += [f": '{START}'", command, f": '{END}'"]
     return "\n".join(lines) + "\n"
 

@@ -198,6 +198,40 @@ def test_an_override_says_how_a_repositorys_tests_run(tmp_path):
         read_overrides(path)
 
 
+@pytest.mark.parametrize("field", ["eval_script", "test_command"])
+def test_an_override_wins_over_what_a_row_says_itself(tmp_path, field):
+    """The error of a row whose tests need the home of root tells people to write an override."""
+    said = {"eval_script": eval_script("/root/run", ""), "test_command": "/root/run"}
+    row = {**FLASK, "test_patch": "", "image": "some/image", "workspace_path": "/app", field: said[field]}
+    assert "names /root/run" in made(tmp_path, row).problems[0]
+    prepared = made(tmp_path, row, pallets__flask=Override(test_command="run {files}", log_parser="tap"))
+    assert prepared.problems == []
+    (found,) = load_tasks(jsonl(tmp_path / "out.jsonl", *prepared.rows), Selection())
+    assert (found.image, found.workspace_path, found.log_parser) == ("some/image", "/app", "tap")
+    assert "run tests/test_blueprints.py" in getattr(found, field).splitlines()
+    assert "/root" not in getattr(found, field)
+    assert found.eval_script == "" or "\ncd /app\n" in found.eval_script
+
+
+def test_an_override_of_a_prepared_row_leaves_its_planted_bug(tmp_path):
+    (first,) = made(tmp_path, SMITH).rows
+    (second,) = made(tmp_path, first, oauthlib__oauthlib=Override(test_command="tox {files}")).rows
+    assert "\ntox tests/test_a.py\n" in second["eval_script"]
+    assert {**second, "eval_script": first["eval_script"], "log_parser": first["log_parser"]} == first
+
+
+def test_an_override_of_no_row_is_an_error(tmp_path):
+    path, overrides = jsonl(tmp_path / "rows.jsonl", SMITH, MOTO), tmp_path / "overrides.yaml"
+    overrides.write_text("oauthlib/oautlib: {test_command: tox}\n")
+    command = ["tasks", "prepare", str(path), "--out", str(tmp_path / "out.jsonl"), "--overrides", str(overrides)]
+    refused = CliRunner().invoke(app, command)
+    assert str(refused.exception) == (
+        f"--overrides: oauthlib/oautlib: no row of {path} is of this repository; correct the name or remove it; "
+        "the rows are of getmoto/moto, oauthlib/oauthlib"
+    )
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_prepared_rows_stay_as_they_are_and_load(tmp_path):
     first = made(tmp_path, MOTO, SMITH)
     out = jsonl(tmp_path / "out.jsonl", *first.rows)
