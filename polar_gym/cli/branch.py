@@ -18,7 +18,8 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.gateway.session.branching import branch_of, branching_points
 from polar_gym.http.keys import hide_keys
-from polar_gym.runs.run import Sample, run_samples, with_state
+from polar_gym.runs.run import Sample, run_samples
+from polar_gym.runs.state import own_state
 
 app = typer.Typer()
 
@@ -46,7 +47,9 @@ def branch(
             for _ in range(samples):
                 begun[task_id] += 1
                 branches.append(Sample(branch_of(episode, calls), episode.request.num_samples + begun[task_id] - 1))
-    episodes = asyncio.run(run_samples(with_state(config), load_tasks(config), branches, console))
+    tasks = load_tasks(config)
+    with own_state(config) as state:
+        episodes = asyncio.run(run_samples(config, tasks, branches, console, state))
     print_summary(episodes, console)
     if any(episode.session.failure is not None for episode in episodes):
         raise typer.Exit(1)

@@ -22,6 +22,7 @@ from polar_gym.episodes.report import print_summary
 from polar_gym.errors import ConfigError
 from polar_gym.http.keys import hide_keys
 from polar_gym.runs.run import roll_out
+from polar_gym.runs.state import state_of
 from polar_gym.runs.sweep import plan, print_sweep, run_sweep
 from polar_gym.schema import Episode
 
@@ -96,9 +97,9 @@ def episodes_of(config: RunConfig, progress: Console, *, resume: bool = False) -
     try:
         return asyncio.run(roll_out(config, progress, resume=resume))
     except KeyboardInterrupt as error:
-        state = config.rollout.state or config.rollout.output.parent / "state"
-        said = f"interrupted: {config.rollout.output} holds the episodes that ended, {state} the calls of all sessions"
-        errors.print(Text(f"{said}; no sandbox is left; go on with --resume {config.rollout.output}"), soft_wrap=True)
+        output, state = config.rollout.output, state_of(config)
+        said = f"interrupted: {output} holds the episodes that ended, {state} the calls of all sessions"
+        errors.print(Text(f"{said}; no sandbox is left; go on with --resume {output}"), soft_wrap=True)
         raise typer.Exit(130) from error
 
 

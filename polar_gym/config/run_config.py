@@ -38,7 +38,8 @@ class RolloutConfig(Record):
     """The file of episodes, one a line. An earlier run's file is kept under another name. In a sweep, a relative path
     is in each run's own directory."""
     state: Path | None = None
-    """The directory of journals of captured calls; null: beside the output, or for gym.make in a temporary folder."""
+    """The directory of journals of captured calls, which belongs to one output; null: `episodes.state` for the output
+    `episodes.jsonl`, or for gym.make a temporary folder."""
     metrics: Where = "none"
     """The tracker that gets the figures of `polar-gym rollout` and `polar-gym learn`. Clients read the environment."""
     spans: Spans = "none"

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.output import remove_torn_line, set_aside
 from polar_gym.episodes.progress import Progress
@@ -24,7 +25,7 @@ from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import InstallError, install, place
-from polar_gym.paths import check_writable
+from polar_gym.runs.state import own_state
 from polar_gym.schema import Episode, StartFrom, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tracking import Where, tracked
@@ -49,26 +50,15 @@ async def roll_out(config: RunConfig, console: Console, *, resume: bool = False)
     """
     tasks = load_tasks(config)
     samples = list(_samples([make_request(config, task) for task in tasks]))
-    config = with_state(config)
     left: dict[Key, Manifest] = {}
-    if resume:
-        done = remove_torn_line(config.rollout.output)
-        samples, left = unfinished(samples, done, StateDirectory(state_of(config)))
-        went_on = sum(sample.key is not None for sample in samples)
-        said = f"{len(done)} episodes are there, {went_on} sessions go on, {len(samples) - went_on} begin"
-        console.print(Text(said, "dim"))
-    return await run_samples(config, tasks, samples, console, append=resume, left=left)
-
-
-def state_of(config: RunConfig) -> Path:
-    """Return the directory of the journals, as an absolute path: episodes name it, and are read anywhere."""
-    return (config.rollout.state or config.rollout.output.parent / "state").absolute()
-
-
-def with_state(config: RunConfig) -> RunConfig:
-    """Return the config with the directory of its journals. Raises `ConfigError` for an output without rights."""
-    check_writable("rollout.output", config.rollout.output)
-    return config.with_rollout(state=state_of(config))
+    with own_state(config, resume=resume) as state:
+        if resume:
+            done = remove_torn_line(config.rollout.output)
+            samples, left = unfinished(samples, done, state)
+            went_on = sum(sample.key is not None for sample in samples)
+            said = f"{len(done)} episodes are there, {went_on} sessions go on, {len(samples) - went_on} begin"
+            console.print(Text(said, "dim"))
+        return await run_samples(config, tasks, samples, console, state, append=resume, left=left)
 
 
 async def run_samples(
@@ -76,13 +66,14 @@ async def run_samples(
     tasks: list[Task],
     samples: Sequence[Sample],
     console: Console,
+    state: StateDirectory,
     *,
     append: bool = False,
     left: Mapping[Key, Manifest] | None = None,
 ) -> list[Episode]:
-    """Run these samples on one node, and write each episode as it ends; see `roll_out`. `left`: sessions of a run that
-    was killed, whose sandboxes are removed first."""
-    output = config.rollout.output
+    """Run these samples on one node, and write each episode as it ends; see `roll_out`. `state`: the run's own
+    (`own_state`). `left`: sessions of a run that was killed, whose sandboxes are removed first."""
+    config, output = config.with_rollout(state=state.root), config.rollout.output
     requests = [sample.request for sample in samples]
     episodes: list[Episode] = []
     where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
@@ -91,8 +82,10 @@ async def run_samples(
         for harness in sorted({request.agent.name for request in requests}):
             await _install_harness(harness, node.cache, console)
         await reap(left or {}, node.runtime)
-        if not append and (kept := set_aside(output)):
-            console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
+        if not append:
+            durable.make_directory(state.root, mode=0o700)  # from now on, --resume means this run
+            if kept := set_aside(output):
+                console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         with output.open("ab" if append else "wb") as lines, Progress(console, total=len(samples)) as progress:
             async with asyncio.TaskGroup() as group:
 

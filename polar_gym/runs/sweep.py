@@ -23,6 +23,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.errors import ConfigError
 from polar_gym.runs.run import roll_out
+from polar_gym.runs.state import state_of
 from polar_gym.schema import Episode
 
 
@@ -130,14 +131,15 @@ def _inside(directory: Path, config: RunConfig) -> RunConfig:
 
 
 def _check_apart(runs: Sequence[PlannedRun]) -> None:
-    """Raise `ConfigError` where two runs would write to one file."""
-    outputs = [run.config.rollout.output for run in runs]
-    for output in outputs:
-        if outputs.count(output) > 1:
-            raise ConfigError(
-                f"rollout.output={str(output)!r}: several runs of the sweep would write to it; "
-                "name a relative path, or put the varied key into it, e.g. /data/${harness.name}.jsonl"
-            )
+    """Raise `ConfigError` where two runs would write to one file, or to one state directory."""
+    for key, path_of in (("output", lambda config: config.rollout.output), ("state", state_of)):
+        paths = [path_of(run.config) for run in runs]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ConfigError(
+                    f"rollout.{key}={str(path)!r}: several runs of the sweep would write to it; "
+                    f"name a relative path, or put the varied key into it, e.g. /data/${{harness.name}}{path.suffix}"
+                )
 
 
 def _write_settings(run: PlannedRun) -> None:

@@ -198,7 +198,7 @@ class StartFrom(Record):
     """A recorded session, from which the first calls of a new one are answered."""
 
     record: str
-    """The directory of the recorded session below `state/sessions`, with its `manifest.json` and `calls.jsonl`."""
+    """The directory of the recorded session, with its `manifest.json` and `calls.jsonl`."""
     calls: int | None = Field(default=None, ge=0)
     """How many of the delivered calls are answered from the record, in their order; null: all."""
     owned: bool = False

@@ -43,7 +43,7 @@ def kill_after(calls: int, output: Path, *settings: str) -> None:
     delivered = 0
     while delivered < calls:
         assert rollout.poll() is None, "the run ended before it was killed"
-        journals = list((output.parent / "state").glob("sessions/*/calls.jsonl"))
+        journals = list(output.with_suffix(".state").glob("*/sessions/*/calls.jsonl"))
         delivered = sum(call.outcome == "delivered" for path in journals for call in read_journal(path))
         time.sleep(0.05)  # a file of another process has no event to wait for
     os.kill(rollout.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_a_killed_run_goes_on_and_each_turn_can_be_branched(harness: str, tmp_pa
     output, branches = tmp_path / "run.jsonl", tmp_path / "branches.jsonl"
     settings = [f"harness={harness}", *SETTINGS]
     kill_after(2, output, *settings)
-    (journal,) = (tmp_path / "state").glob("sessions/*/calls.jsonl")
+    (journal,) = (tmp_path / "run.state").glob("1/sessions/*/calls.jsonl")
     before = [call for call in read_journal(journal) if call.outcome == "delivered"]
     run("rollout", *settings, "--resume", str(output))
     (resumed,) = read_episodes(output)
@@ -87,7 +87,7 @@ def test_a_run_whose_record_cannot_be_used_begins_its_samples_again(damage: str,
     need_bubblewrap()
     output, settings = tmp_path / "run.jsonl", ["harness=pi", *SETTINGS]
     kill_after(1, output, *settings)
-    (directory,) = (tmp_path / "state" / "sessions").iterdir()
+    (directory,) = (tmp_path / "run.state" / "1" / "sessions").iterdir()
     manifest = json.loads((directory / "manifest.json").read_text())
     if damage == "harness update":
         manifest["harness_version"] = "0.0.1"

@@ -163,7 +163,7 @@ def killed(play: Play, call: int, in_answer: bool, seconds: float) -> Kill:
         directory = Path(name)
         output = directory / "run.jsonl"
         kill.status = rollout(directory, *play.arguments(directory, dies_in_call=call, in_answer=in_answer)).returncode
-        journals = list((directory / "state" / "sessions").glob("*/calls.jsonl"))
+        journals = list((directory / "run.state").glob("1/sessions/*/calls.jsonl"))
         record = [each for path in journals for each in read_journal(path)]
         ended = rollout(directory, *play.arguments(directory), "--resume", str(output))
         episodes = list(read_episodes(output)) if output.is_file() and output.stat().st_size else []

@@ -46,7 +46,7 @@ def read_recording(request: TaskRequest, harness: Harness) -> Recording | None:
         manifest, calls, seconds = _read(Path(start.record))
     except (OSError, ValueError, ValidationError) as error:
         raise RecordError(
-            f"start_from.record={start.record!r}: {error}; name the directory of a session below state/sessions"
+            f"start_from.record={start.record!r}: {error}; name the directory of a session, which holds both files"
         ) from error
     if manifest.harness_version != harness.version:
         raise RecordError(

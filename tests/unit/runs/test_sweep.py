@@ -10,6 +10,7 @@ import yaml
 from polar_gym.cli import main
 from polar_gym.config.composition import SweepRun, sweep
 from polar_gym.errors import ConfigError
+from polar_gym.runs.state import state_of
 from polar_gym.runs.sweep import plan
 
 
@@ -69,6 +70,10 @@ def test_runs_that_would_write_to_one_file_are_refused() -> None:
         plan(["harness=codex,pi", "rollout.output=/tmp/x.jsonl"])
     runs = plan(["harness=codex,pi", "rollout.output=/tmp/${harness.name}.jsonl"])
     assert [run.config.rollout.output for run in runs] == [Path("/tmp/codex.jsonl"), Path("/tmp/pi.jsonl")]
+    with pytest.raises(ConfigError, match=r"rollout\.state='/tmp/journals': several runs .* would write to it"):
+        plan(["harness=codex,pi", "rollout.state=/tmp/journals"])
+    runs = plan(["sampling.temperature=0.5,0.7", "rollout.output=/tmp/t${sampling.temperature}"])
+    assert [state_of(run.config) for run in runs] == [Path("/tmp/t0.5.state"), Path("/tmp/t0.7.state")]
 
 
 def test_a_wrong_run_stops_the_sweep_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:

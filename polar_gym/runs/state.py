@@ -1,0 +1,71 @@
+"""The directory in which the runs of one output keep the journals of their sessions.
+
+    outputs/demo.jsonl        the episodes of the last run
+    outputs/demo.state/lock   held by a run while it is live; it names the output
+    outputs/demo.state/1/     the state directory (`polar_gym.gateway.node.state`) of the first run
+    outputs/demo.state/2/     that of the next run
+
+A run that begins has a new number, and one that is resumed has the last one. A file of episodes that is set aside names
+the journals of its own run, which stay where they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from polar_gym import durable
+from polar_gym.config.run_config import RunConfig
+from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.state import StateDirectory
+from polar_gym.paths import check_writable
+
+
+def state_of(config: RunConfig) -> Path:
+    """Return the directory of an output's journals, as an absolute path: episodes name it, and are read anywhere."""
+    output = config.rollout.output
+    return (config.rollout.state or output.with_name(f"{output.name.removesuffix('.jsonl')}.state")).absolute()
+
+
+@contextmanager
+def own_state(config: RunConfig, *, resume: bool = False) -> Iterator[StateDirectory]:
+    """Give a run a state directory of its own, not made yet; with `resume`, that of the output's last run.
+
+    No other run writes the output meanwhile. Raises `ConfigError` where one does, where the directory of the output's
+    journals belongs to another output, and where output or directory cannot be written.
+    """
+    output, root = config.rollout.output, state_of(config)
+    check_writable("rollout.output", output)
+    with _held(root, output.absolute()):
+        last = max((int(each.name) for each in root.iterdir() if each.name.isdecimal()), default=0)
+        yield StateDirectory(root / str(max(last, 1) if resume else last + 1))
+
+
+@contextmanager
+def _held(root: Path, output: Path) -> Iterator[None]:
+    """Hold a directory for the run that writes `output`, whose path from there is in the lock: folders may be moved."""
+    lock, own = root / "lock", os.path.relpath(output, root)
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = durable.locked(lock, wait=False, mode=0o600)
+    except BlockingIOError as error:
+        owner = os.path.normpath(root / lock.read_text(encoding="utf-8"))
+        raise ConfigError(
+            f"rollout.state={root}: a run that writes {owner} is live; wait for its end, or set rollout.output to "
+            "another file"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"rollout.state={root}: {error.strerror}; name a directory that can be written") from error
+    with file:
+        file.seek(0)
+        if not (owner := file.read().decode()):
+            file.write(own.encode())
+            file.flush()
+        elif owner != own:
+            raise ConfigError(
+                f"rollout.state={root}: the sessions there are of {os.path.normpath(root / owner)}; name a directory "
+                "of this run alone"
+            )
+        yield
