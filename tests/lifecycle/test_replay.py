@@ -24,6 +24,8 @@ from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import REQUEST, asking, listing_engine, node, task
 from tests.support.tools import ASK, BASH
 
+MODEL = EmbeddedOptions().model
+
 
 async def ask(node: Node, capture: SessionCapture, messages: list[Any], stream: bool = False) -> dict[str, Any]:
     """Return the assistant message of one call."""
@@ -68,7 +70,7 @@ async def session(
     node = Node(listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state", **options)
     async with node, node.session(request) as life:
         await node.note(life)
-        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name))
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name), MODEL)
         if recording is not None:
             life.capture.start_from(recording)
         life.capture.running = True
@@ -124,7 +126,7 @@ async def delegating(
     )
     async with node, node.session(request) as life:
         await node.note(life)
-        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("codex"))
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("codex"), MODEL)
         if recording is not None:
             life.capture.start_from(recording)
         life.capture.running = True
@@ -201,7 +203,7 @@ async def test_the_agents_time_is_its_own_and_not_that_of_the_replay(tmp_path: P
             slow.model_copy(update={"start_from": StartFrom(record=str(directory), owned=owned)})
             for owned in (True, False)
         ]
-        recording = read_recording(requests[0], HARNESSES.get("command"))
+        recording = read_recording(requests[0], HARNESSES.get("command"), MODEL)
         assert recording is not None
         assert recording.seconds > 0
         resumed, branch = await asyncio.gather(*map(local.rollout, requests))
@@ -233,7 +235,7 @@ async def test_a_request_that_differs_ends_the_session(tmp_path: Path) -> None:
     node = Node(listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state")
     request = starting(directory, owned=True)
     async with node, node.session(request) as life:
-        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("pi"))
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("pi"), MODEL)
         assert recording is not None
         life.capture.start_from(recording)
         life.capture.running = True
@@ -275,7 +277,32 @@ async def test_a_record_that_does_not_fit_is_refused_by_name(tmp_path: Path, dam
     _, _, directory = await session(tmp_path, REQUEST, 1, "0.006")
     damage(directory)
     with pytest.raises(RecordError, match=named):
-        read_recording(starting(directory), HARNESSES.get("pi"))
+        read_recording(starting(directory), HARNESSES.get("pi"), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda m: m["request"]["sampling"].update(temperature=0.5), "another sampling"),
+        (lambda m: m["engine"].update(model="other"), "the model other, and this is policy"),
+    ],
+)
+async def test_a_session_goes_on_only_as_it_was_sampled(tmp_path: Path, change: Any, named: str) -> None:
+    """Guards against tokens of another model or temperature that a resumed session trains as its own. An attempt that
+    was refused does not make the record its own either."""
+    need_bubblewrap()
+    async with node(tmp_path) as local:
+        directory = Path((await local.rollout(task())).artifacts.journal or "").parent
+        _edit(directory, change)
+        for _ in range(2):
+            start = StartFrom(record=str(directory), owned=True)
+            refused = await local.rollout(task().model_copy(update={"start_from": start}))
+            assert refused.session.failure is not None
+            assert refused.session.failure.kind == "diverged"
+            assert re.search(named, refused.session.failure.message)
+            branch = await local.rollout(task().model_copy(update={"start_from": StartFrom(record=str(directory))}))
+            assert branch.session.failure is None, "a branch may sample in another way"
+            directory = Path(refused.artifacts.journal or "").parent
 
 
 def _edit(directory: Path, change: Any) -> None:

@@ -173,8 +173,9 @@ class SessionLife:
         return ready
 
     async def _bring_up(self) -> Ready:
-        spec = self.request.runtime
-        if (recording := await asyncio.to_thread(read_recording, self.request, self._plugins.harness)) is not None:
+        spec, model = self.request.runtime, self._around.proxy.engine.info.model
+        recording = await asyncio.to_thread(read_recording, self.request, self._plugins.harness, model)
+        if recording is not None:
             self.capture.start_from(recording)
         if self.capture.environment is not None:
             await self.capture.environment.open()

@@ -18,6 +18,8 @@ from polar_gym.splicing.recording import Recording
 MANIFEST, JOURNAL = "manifest.json", "calls.jsonl"
 SAME = ("task_id", "instruction", "runtime", "agent")
 """The fields of a request that must be those of the record."""
+SAME_OWNED = (*SAME, "sampling")
+"""Those of a session that goes on with its own record: a branch may sample in another way."""
 
 
 class RecordError(ConfigError):
@@ -34,32 +36,26 @@ class Manifest(Record):
     """None in files of earlier versions."""
 
 
-def read_recording(request: TaskRequest, harness: Harness) -> Recording | None:
-    """Return the record that a request starts from; None: it starts from none. Blocks.
+def read_recording(request: TaskRequest, harness: Harness, model: str) -> Recording | None:
+    """Return the record that a request starts from; None: it starts from none. `model`: the engine's. Blocks.
 
-    Raises `RecordError` where the record is missing or damaged, and where it is of another task or harness.
+    Raises `RecordError` where the record is missing or damaged, where it is of another task or harness, and where it is
+    the session's own and of another model or sampling.
     """
     start = request.start_from
     if start is None:
         return None
     try:
-        manifest, calls, seconds = _read(Path(start.record))
+        manifests, calls, seconds = _read(Path(start.record))
     except (OSError, ValueError, ValidationError) as error:
         raise RecordError(
             f"start_from.record={start.record!r}: {error}; name the directory of a session, which holds both files"
         ) from error
-    if manifest.harness_version != harness.version:
-        raise RecordError(
-            f"start_from.record={start.record!r}: recorded with {request.agent.name} {manifest.harness_version}, and "
-            f"this is {harness.version}; start the session without start_from"
-        )
-    for name in SAME:
-        if getattr(manifest.request, name) != getattr(request, name):
-            raise RecordError(
-                f"start_from.record={start.record!r}: its task has another {name}; start the session without start_from"
-            )
+    for manifest in manifests:
+        if (other := _difference(manifest, request, harness, model, owned=start.owned)) is not None:
+            raise RecordError(f"start_from.record={start.record!r}: {other}; start the session without start_from")
     return Recording(
-        session_id=manifest.session.session_id,
+        session_id=manifests[0].session.session_id,
         owned=start.owned,
         volatile={name: re.compile(pattern) for name, pattern in harness.volatile.items()},
         handles=Handles({name: re.compile(pattern) for name, pattern in harness.handles.items()}),
@@ -71,11 +67,24 @@ def read_recording(request: TaskRequest, harness: Harness) -> Recording | None:
     )
 
 
-def _read(directory: Path) -> tuple[Manifest, list[ModelCall], float]:
-    """Return manifest, calls and seconds of a recorded session. A resumed session that ended before it had asked for
-    all of its own record still has the rest of that record, as it was delivered first. That record may lie beside its
-    own, brought here with it."""
+def _difference(manifest: Manifest, request: TaskRequest, harness: Harness, model: str, *, owned: bool) -> str | None:
+    """Return why no session of this request can start from a record; None: it can."""
+    if manifest.harness_version != harness.version:
+        return f"recorded with {request.agent.name} {manifest.harness_version}, and this is {harness.version}"
+    for name in SAME_OWNED if owned else SAME:
+        if getattr(manifest.request, name) != getattr(request, name):
+            return f"recorded with another {name}"
+    if owned and manifest.engine.model != model:
+        return f"recorded with the model {manifest.engine.model}, and this is {model}"
+    return None
+
+
+def _read(directory: Path) -> tuple[list[Manifest], list[ModelCall], float]:
+    """Return manifests, calls and seconds of a recorded session and of the attempts that it went on with, latest first.
+    A resumed session that ended before it had asked for all of its own record still has the rest of that record, as it
+    was delivered first. That record may lie beside its own, brought here with it."""
     manifest = Manifest.from_json((directory / MANIFEST).read_bytes())
+    manifests = [manifest]
     calls = {call.call_id: call for call in read_journal(directory / JOURNAL)}
     new = [call for call in calls.values() if call.replayed is None]
     began, ended = (call.started_at for call in new), (call.started_at + call.duration for call in new)
@@ -83,7 +92,8 @@ def _read(directory: Path) -> tuple[Manifest, list[ModelCall], float]:
     start = manifest.request.start_from
     if start is not None and start.owned:
         before = Path(start.record)
-        _, record, earlier = _read(before if before.exists() else directory.parent / before.name)
-        seconds += earlier
+        earlier, record, used = _read(before if before.exists() else directory.parent / before.name)
+        manifests += earlier
+        seconds += used
         calls |= {call.call_id: call for call in record if call.call_id not in calls or call.outcome == "delivered"}
-    return manifest, list(calls.values()), seconds
+    return manifests, list(calls.values()), seconds
