@@ -175,21 +175,21 @@ def _samples(requests: list[TaskRequest]) -> Iterator[Sample]:
 def unfinished(
     samples: Sequence[Sample], done: Collection[tuple[str, int]], state: StateDirectory
 ) -> tuple[list[Sample], dict[Key, Manifest]]:
-    """Return the samples without an episode, and the sessions of an earlier run that were under way. A sample whose
-    session has a record goes on from it, as the session's next attempt, and is told the date that it was told."""
-    last: dict[tuple[str, int], Key] = {}
+    """Return the samples without an episode, and the sessions of an earlier run that were under way. A sample that had
+    begun goes on from the record of its newest session, as that session's next attempt, and is told the date that it
+    was told. The newest one may be another session than the first: one that diverged began again under a new id."""
     left: dict[Key, Manifest] = {}
-    for key in sorted(state.known(), key=lambda key: key.attempt) if state.sessions.is_dir() else ():
+    for key in state.known() if state.sessions.is_dir() else ():
         manifest = state.read_manifest(key)
-        sample_of = (manifest.request.task_id, manifest.session.sample_index)
-        if sample_of not in done:
-            left[key], last[sample_of] = manifest, key
+        if _sample_of(manifest) not in done:
+            left[key] = manifest
+    newest = {_sample_of(left[key]): key for key in sorted(left, key=lambda key: left[key].began)}
     found = []
     for sample in samples:
         sample_of = (sample.request.task_id, sample.index)
         if sample_of in done:
             continue
-        if (key := last.get(sample_of)) is None:
+        if (key := newest.get(sample_of)) is None:
             found.append(sample)
             continue
         start = StartFrom(record=str(state.files(key).directory), owned=True)
@@ -197,3 +197,7 @@ def unfinished(
         request = sample.request.model_copy(update={"start_from": start, "agent": agent})
         found.append(Sample(request, sample.index, Key(key.session_id, key.attempt + 1)))
     return found, left
+
+
+def _sample_of(manifest: Manifest) -> tuple[str, int]:
+    return manifest.request.task_id, manifest.session.sample_index

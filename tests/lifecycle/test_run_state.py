@@ -124,3 +124,19 @@ async def test_a_run_that_cannot_start_hides_no_session(tmp_path: Path) -> None:
     resumed = await begin(config, resume=True, sessions=2)
     await stop(resumed)
     assert {path.name for path in answered(tmp_path)} == {first.name, first.name.replace(".0", ".1")}
+
+
+async def test_a_run_goes_on_with_the_session_that_began_after_a_divergence(tmp_path: Path) -> None:
+    """Guards against sampled tokens that are in no episode: those of the session that took the place of another one."""
+    need_bubblewrap()
+    never_the_same = (
+        "import time, uuid; ask(messages=[{'role': 'user', 'content': uuid.uuid4().hex}]); time.sleep(3600)"
+    )
+    config = config_of(tmp_path / "run.jsonl", never_the_same)
+    for sessions in (1, 2, 3):
+        await stop(await begin(config, resume=sessions > 1, sessions=sessions))
+    diverged = list(read_episodes(tmp_path / "run.jsonl"))
+    assert [episode.session.attempt for episode in diverged] == [1, 1], "each session is resumed once"
+    sampled = {call.call_id for directory in answered(tmp_path) for call in read_journal(directory / "calls.jsonl")}
+    assert len(sampled) == 3
+    assert len(sampled - call_ids(diverged)) == 1, "only the session that is under way has no episode yet"

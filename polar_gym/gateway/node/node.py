@@ -243,6 +243,7 @@ class Node:
             request=request,
             engine=self.engine.info,
             harness_version=life.capture.harness.version,
+            began=life.began,
         )
         state = StateDirectory(self._state or self._scratch)
         await asyncio.to_thread(state.begin, Key(session.session_id, session.attempt), manifest)

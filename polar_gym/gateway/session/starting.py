@@ -34,6 +34,8 @@ class Manifest(Record):
     engine: EngineInfo
     harness_version: str | None = None
     """None in files of earlier versions."""
+    began: float = 0.0
+    """When the session was opened, in Unix time; 0 in files of earlier versions."""
 
 
 def read_recording(request: TaskRequest, harness: Harness, model: str) -> Recording | None:
