@@ -129,9 +129,16 @@ class Rollouts:
         if self._records is not None and (keys := machinery.begun.get((request.task_id, index))):
             start = StartFrom(record=str(self._records.files(keys.pop()).directory.absolute()), owned=True)
             own = request.model_copy(update={"start_from": start})
-            episode = await node.rollout(own, index, note)  # under a new id: the sandboxes of the old one are removed
+            episode = await self._to_its_end(node, own, index, note)  # under a new id: old sandboxes are removed
         if episode is None or (episode.session.failure is not None and episode.session.failure.kind == "diverged"):
-            episode = await node.rollout(request, index, note)
+            episode = await self._to_its_end(node, request, index, note)
+        return episode
+
+    async def _to_its_end(
+        self, node: Node, request: TaskRequest, index: int, note: Callable[[Session], None]
+    ) -> Episode:
+        """Return the episode of a session, and have its record say that it has ended: no row goes on with it."""
+        episode = await node.rollout(request, index, note)
         if self._records is not None:
             key = Key(episode.session.session_id, episode.session.attempt)
             await asyncio.to_thread(self._records.finish, key, episode)

@@ -1,0 +1,62 @@
+"""An agent server for NeMo Gym that was killed goes on with the rows that it had begun."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from polar_gym.gateway.node.state import Key, StateDirectory
+from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.nemo.rollouts import AgentSettings, Rollouts
+from polar_gym.nemo.rows import row
+from polar_gym.tasks.bundled import BundledTasks
+from tests.support.requirements import need_bubblewrap
+from tests.support.sessions import asking
+
+NEVER_THE_SAME = "import time, uuid; ask(messages=[{'role': 'user', 'content': uuid.uuid4().hex}]); time.sleep(3600)"
+
+
+async def cut_off(settings: AgentSettings, records: StateDirectory, sessions: int) -> None:
+    """Roll out a row until so many sessions have a delivered call, and stop the server then."""
+    rollouts = Rollouts(settings)
+    running = asyncio.create_task(rollouts.run(row(BundledTasks(BundledTasks.Options()).load()[0])))
+    while sum(sampled(path) for path in records.root.rglob("calls.jsonl")) < sessions:
+        assert not running.done(), running.result()
+        await asyncio.sleep(0.02)  # a journal has no event to wait for
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    await rollouts.close()
+
+
+def sampled(journal: Path) -> bool:
+    return any(call.outcome == "delivered" for call in read_journal(journal))
+
+
+async def test_a_row_that_diverged_goes_on_with_the_session_that_took_its_place(tmp_path: Path) -> None:
+    """Guards against sampled tokens that no row is answered with: those of the session that began again."""
+    need_bubblewrap()
+    records = StateDirectory(tmp_path)
+    polar = {
+        "harness": asking(NEVER_THE_SAME).model_dump(),
+        "runtime": "bubblewrap",
+        "engine": {"name": "embedded", "scripts": [{"match": "", "final_message": "Done."}]},
+        "evaluator": "session_completion",
+        "rollout": {"state": str(tmp_path)},
+    }
+    settings = AgentSettings(resume=True, polar=polar)
+    await cut_off(settings, records, 1)
+    (first,) = records.known()
+    await cut_off(settings, records, 2)
+    endings = {key: records.files(key).ending() for key in records.known()}
+    assert sorted(map(str, endings.values())) == ["None", "None", "diverged"]
+    (second,) = (key for key, ending in endings.items() if ending is None and key != first)
+    await cut_off(settings, records, 3)
+    assert goes_on(records, second)
+
+
+def goes_on(records: StateDirectory, key: Key) -> bool:
+    """Return whether a session was started from the record of this one."""
+    starts = [records.read_manifest(each).request.start_from for each in records.known()]
+    return str(records.files(key).directory) in [start.record for start in starts if start is not None]
