@@ -49,13 +49,15 @@ def schema_of(container: dict[str, Any], json_key: str, openapi_key: str, path: 
 def json_schema(openapi: dict[str, Any], path: str) -> dict[str, Any]:
     """Return a schema in Google's OpenAPI dialect as JSON Schema."""
     given, schema = camel(openapi), {}
-    kind = optional(given, "type", str, path)
+    kind, nullable = optional(given, "type", str, path), optional(given, "nullable", bool, path)
     if kind is not None and kind != "TYPE_UNSPECIFIED":
-        schema["type"] = [kind.lower(), "null"] if optional(given, "nullable", bool, path) else kind.lower()
+        schema["type"] = [kind.lower(), "null"] if nullable else kind.lower()
     schema |= {key: value for key, value in given.items() if key not in _NOT_JSON_SCHEMA and value is not None}
     for key in _COUNTS:
         if isinstance(count := schema.get(key), str) and count.isdecimal():
             schema[key] = int(count)
+    if nullable and (values := optional(given, "enum", list, path)) is not None:
+        schema["enum"] = [*values, None]
     if (properties := optional(given, "properties", dict, path)) is not None:
         schema["properties"] = {
             name: json_schema(expect(value, dict, f"{path}.properties.{name}"), f"{path}.properties.{name}")
@@ -67,7 +69,7 @@ def json_schema(openapi: dict[str, Any], path: str) -> dict[str, Any]:
         schema["anyOf"] = [
             json_schema(expect(choice, dict, f"{path}.anyOf[{i}]"), f"{path}.anyOf[{i}]")
             for i, choice in enumerate(choices)
-        ]
+        ] + ([{"type": "null"}] if nullable else [])
     return schema
 
 
@@ -78,13 +80,13 @@ def choice_of(body: dict[str, Any], tools: Tools) -> tuple[ToolChoice, list[Tool
     mode = optional(config, "mode", str, path)
     if mode in (None, "MODE_UNSPECIFIED"):
         return None, offered
-    if mode in ("AUTO", "VALIDATED", "NONE"):
-        return ("none" if mode == "NONE" else "auto"), offered
-    if mode != "ANY":
+    if mode in ("AUTO", "NONE"):
+        return mode.lower(), offered
+    if mode not in ("ANY", "VALIDATED"):
         raise BadRequestError(f"{path}.mode", f"{shown(mode)} is not a mode; use AUTO, ANY, VALIDATED or NONE")
     allowed = strings_at(config, "allowedFunctionNames", path)
     chosen = [tools.named(name, f"{path}.allowedFunctionNames") for name in allowed]
-    any_of_them = tools.required(mode, f"{path}.mode")
-    if len(chosen) == 1:
+    if mode == "ANY" and len(chosen) == 1:
         return chosen[0], offered
-    return any_of_them, [tool for tool in offered if not allowed or tool["function"]["name"] in allowed]
+    choice = "auto" if mode == "VALIDATED" else tools.required(mode, f"{path}.mode")
+    return choice, [tool for tool in offered if not allowed or tool["function"]["name"] in allowed]

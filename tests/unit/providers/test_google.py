@@ -194,6 +194,7 @@ def test_an_openapi_schema_becomes_json_schema():
         "type": "OBJECT",
         "properties": {
             "any_of": {"type": "STRING", "nullable": True, "max_length": "5", "enum": ["A", "B"]},
+            "either": {"nullable": True, "anyOf": [{"type": "STRING"}, {"type": "NUMBER"}]},
             "list": {"type": "ARRAY", "items": {"anyOf": [{"type": "INTEGER"}, {"type": "TYPE_UNSPECIFIED"}]}},
         },
         "required": ["any_of"],
@@ -205,7 +206,8 @@ def test_an_openapi_schema_becomes_json_schema():
     assert tool["function"]["parameters"] == {
         "type": "object",
         "properties": {
-            "any_of": {"type": ["string", "null"], "maxLength": 5, "enum": ["A", "B"]},
+            "any_of": {"type": ["string", "null"], "maxLength": 5, "enum": ["A", "B", None]},
+            "either": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "null"}]},
             "list": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {}]}},
         },
         "required": ["any_of"],
@@ -225,6 +227,8 @@ def test_an_openapi_schema_becomes_json_schema():
             {"type": "function", "function": {"name": "look"}},
             ["run", "look"],
         ),
+        ({"mode": "VALIDATED"}, "auto", ["run", "look"]),
+        ({"mode": "VALIDATED", "allowedFunctionNames": ["look"]}, "auto", ["look"]),
         ({"mode": "NONE"}, "none", ["run", "look"]),
     ],
 )
