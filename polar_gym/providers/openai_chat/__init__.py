@@ -92,10 +92,7 @@ def _assistant(message: dict[str, Any], path: str) -> Message:
         translated: Message = {"role": "assistant", "content": optional(message, "refusal", str, path)}
     else:
         translated = {"role": "assistant", "content": _content(message, path, media=())}
-    reasoning = optional(message, "reasoning", str, path)
-    if reasoning is None:
-        reasoning = optional(message, "reasoning_content", str, path)
-    if reasoning:
+    if reasoning := optional(message, "reasoning", str, path) or optional(message, "reasoning_content", str, path):
         translated["reasoning"] = reasoning
     if calls := objects(message, "tool_calls", path):
         translated["tool_calls"] = [_tool_call(call, call_path) for call_path, call in calls]

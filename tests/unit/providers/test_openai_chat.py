@@ -51,10 +51,13 @@ def test_leading_system_messages_become_one():
     ]
 
 
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_reasoning_is_found_under_either_name(field: str):
-    said = {"role": "assistant", "content": "x", field: "thinking", "refusal": None, "annotations": []}
-    request = PROVIDER.parse(body({"role": "user", "content": "go"}, said))
+@pytest.mark.parametrize(
+    "said",
+    [{"reasoning": "thinking"}, {"reasoning_content": "thinking"}, {"reasoning": "", "reasoning_content": "thinking"}],
+)
+def test_reasoning_is_found_under_either_name(said: dict[str, str]):
+    message = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], **said}
+    request = PROVIDER.parse(body({"role": "user", "content": "go"}, message))
     assert request.messages[1] == {"role": "assistant", "content": "x", "reasoning": "thinking"}
 
 
