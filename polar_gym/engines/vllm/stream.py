@@ -161,6 +161,9 @@ class StreamedAnswer:
         self._places: dict[int, int] = {}
         """The server's index of a tool call -> its place among the calls that have a name. Some of vLLM's parsers count
         calls, too, of which they then tell nothing."""
+        self._late: tuple[str, str] = "", ""
+        """Reasoning and content that came while a tool call was open. They are told before the next call, or at the
+        end: vLLM may send text before the rest of a call's arguments, and wires would open the call a second time."""
         self._begun = False
         self.finish_reason: str | None = None
         self.stop_sequence: str | None = None
@@ -193,6 +196,7 @@ class StreamedAnswer:
 
     def _add(self, data: bytes) -> None:
         if data == DONE:
+            self._tell_late()
             self._done = True
             return
         try:
@@ -249,6 +253,13 @@ class StreamedAnswer:
             check_logprobs(self._http.url, new.logprobs)
             self._tell(new.delta())
 
+    def _tell_late(self) -> None:
+        (reasoning, content), self._late = self._late, ("", "")
+        if reasoning or content:
+            self._tell_new()
+            new = self._untold()
+            new.reasoning, new.content = reasoning, content
+
     def _untold(self) -> _New:
         if self._new is None:
             self._new = _New()
@@ -270,17 +281,24 @@ class StreamedAnswer:
         reasoning, content = said.get("reasoning") or said.get("reasoning_content") or "", said.get("content") or ""
         if not isinstance(content, str) or not isinstance(reasoning, str):
             raise self._http.broken_off(f"the text of an event is not a string: {str(said)[:200]}")
-        if new.ends_before(reasoning, content):
+        if self._places:
+            self._late = self._late[0] + reasoning, self._late[1] + content
+            reasoning = content = ""
+        if reasoning and new.content:
             self._tell_new()
             new = self._untold()
         new.reasoning += reasoning
         new.content += content
         for fragment in said.get("tool_calls") or []:
-            function = dict(fragment.get("function") or {})
-            if function.get("name"):
-                self._places.setdefault(fragment["index"], len(self._places))
-            if (place := self._places.get(fragment["index"])) is not None:  # else of a call that never had a name
-                new.add_fragment({**fragment, "index": place, "function": function})
+            self._add_fragment(fragment)
+
+    def _add_fragment(self, fragment: Body) -> None:
+        function, index = dict(fragment.get("function") or {}), fragment["index"]
+        if function.get("name") and index not in self._places:
+            self._places[index] = len(self._places)
+            self._tell_late()
+        if (place := self._places.get(index)) is not None:  # else of a call that never had a name
+            self._untold().add_fragment({**fragment, "index": place, "function": function})
 
 
 @dataclass(slots=True)
@@ -294,10 +312,6 @@ class _New:
     response_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     engine_tokens: int | None = None
-
-    def ends_before(self, reasoning: str, content: str) -> bool:
-        """Return whether more text would stand before text that came earlier."""
-        return bool((reasoning and (self.content or self.tool_calls)) or (content and self.tool_calls))
 
     def add_fragment(self, fragment: dict[str, Any]) -> None:
         """Add a fragment of a tool call, to the last one where that is of the same call."""

@@ -107,6 +107,29 @@ async def test_calls_keep_their_order_where_the_server_skips_an_index() -> None:
     assert completion.response_ids.tolist() == [5, 6, 7, 8]
 
 
+async def test_text_after_a_call_waits_for_the_calls_end() -> None:
+    """Guards against a call that the harness got twice, the first time with half of its arguments: vLLM tells text
+    between two calls while the second one is open."""
+    chunks = [
+        ROLE,
+        chunk([5], content="a"),
+        chunk([6], tool_calls=[call(0, '{"x"', name="run")]),
+        chunk([7], content="b"),
+        chunk([8], tool_calls=[call(0, ": 1}"), call(1, "{}", name="look")]),
+        chunk([9], content="c", finish="tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 5}},
+    ]
+    deltas: list[Delta] = []
+    async with started(streaming(*chunks)) as engine:
+        completion = await engine.chat(REQUEST, Sampling(), deltas.append)
+    told = [(each.content, [fragment["index"] for fragment in each.tool_calls]) for each in deltas]
+    kinds = [kind for content, calls in told for kind in (*([content] if content else []), *calls)]
+    assert [kind for kind, _ in groupby(kinds)] == ["a", 0, "b", 1, "c"]
+    assert completion.message["content"] == "abc"
+    assert [each["function"]["arguments"] for each in completion.message["tool_calls"]] == ['{"x": 1}', "{}"]
+    assert completion.response_ids.tolist() == [5, 6, 7, 8, 9]
+
+
 FAULTS: dict[str, tuple[Handler, str, int]] = {
     "an error event": (
         streaming(ROLE, chunk([5], content="a"), {"error": {"message": "engine died"}}),
@@ -202,9 +225,10 @@ SAYINGS = st.one_of(
 
 @given(said=st.lists(SAYINGS, min_size=1, max_size=12), cuts=st.lists(st.integers(1, 12), max_size=6))
 def test_events_that_come_together_say_what_they_say_alone(said: list[dict[str, Any]], cuts: list[int]) -> None:
-    """Additions that come together are told at once: no id is lost, and no text leaves before earlier text."""
+    """Additions that come together are told at once: no id is lost, and no text leaves before earlier text. Text after
+    a call waits for the call's end."""
     chunks = [ROLE, *(chunk([10 + place], **delta) for place, delta in enumerate(said))]
-    data = [orjson.dumps(each) for each in chunks]
+    data = [*map(orjson.dumps, chunks), b"[DONE]"]
     deltas: list[Delta] = []
     answer = StreamedAnswer(Http("vLLM", "http://engine", None, 0.0), deltas.append, None)
     marks = sorted(min(mark, len(data)) for mark in cuts)
@@ -212,7 +236,12 @@ def test_events_that_come_together_say_what_they_say_alone(said: list[dict[str, 
         answer.take(data[start:end])
     assert [each for delta in deltas for each in delta.response_ids] == [10 + place for place in range(len(said))]
     assert sum(len(delta.logprobs) for delta in deltas) == len(said)
-    assert _in_order(deltas) == _in_order([Delta(**delta) for delta in said])
+    first_call = next((place for place, delta in enumerate(said) if "tool_calls" in delta), len(said))
+    calls = [delta for delta in said[first_call:] if "tool_calls" in delta]
+    late: dict[str, Any] = {
+        kind: "".join(delta.get(kind, "") for delta in said[first_call:]) for kind in ("reasoning", "content")
+    }
+    assert _in_order(deltas) == _in_order([Delta(**delta) for delta in (*said[:first_call], *calls)] + [Delta(**late)])
 
 
 def _in_order(deltas: list[Delta]) -> list[tuple[str, str]]:
