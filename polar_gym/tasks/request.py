@@ -34,7 +34,7 @@ class UngradableError(ValueError):
 def with_task(request: TaskRequest, task: Task) -> TaskRequest:
     """Return the request with the image, packages and tests that `task` brings.
 
-    Options that the evaluator already has win over the task's options. Raises `UngradableError`. Raises `ConfigError`
+    Options that the evaluator already has win over the task's options. Raises `UngradableError`, and `ConfigError`
     where a component of a `composite` names no evaluator.
     """
     runtime = _with_container(request.runtime, task)

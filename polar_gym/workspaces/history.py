@@ -41,7 +41,7 @@ mkdir -p "$new/info"
 [ ! -f .git/info/exclude ] || cp .git/info/exclude "$new/info/exclude"
 rm -rf .git
 mv "$new" .git
-# What is left of submodules' repositories: files that name a directory in the old `.git`, or whole repositories.
+# Remove the rest of submodules' repositories: files that name a directory in the old `.git`, or whole repositories.
 find . -path ./.git -prune -o -name .git -type f -exec rm -f {} + || true  # an unreadable directory
 git -c safe.directory='*' -c core.quotePath=false ls-tree -r HEAD | sed -n 's/^160000 [^\t]*\t//p' |
     while IFS= read -r submodule; do
