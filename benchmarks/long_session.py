@@ -21,6 +21,7 @@ from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.providers import openai_chat
 from polar_gym.schema import ModelCall
 from polar_gym.splicing.plan import SessionMemory, Splicer
+from polar_gym.splicing.terms import Terms
 
 TURNS, TOKENS_A_TURN, SAMPLED = 100, 900, 100
 
@@ -35,13 +36,14 @@ class Gateway:
     def __init__(self, directory: Path) -> None:
         self.journal = Journal(directory / "session.jsonl")
         self.splicer = Splicer(NoEngine(), enabled=False)  # pyright: ignore[reportArgumentType]
+        self.terms = Terms(NoEngine())  # pyright: ignore[reportArgumentType]
         self.memory = SessionMemory()
 
     def take(self, body: bytes, turn: int, prompt: np.ndarray) -> tuple[ModelCall, float]:
         """Return the recorded call, and the CPU seconds that the call took."""
         started = time.process_time()
         request = openai_chat.parse(orjson.loads(body))
-        asked = self.splicer.in_engine_terms(self.memory, request)
+        asked = self.terms.of(self.memory.engine_ids, request)
         plan = asyncio.run(self.splicer.prepare(self.memory, request, asked))
         call = _call(turn, asked.messages, prompt, plan.parent_id)
         self.journal.append(call)

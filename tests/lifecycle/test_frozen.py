@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from polar_gym.builders import build_trajectory
+from polar_gym.chat import ChatRequest, Completion, OnDelta, has_media
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import FrozenConfig
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.capture import SessionCapture
-from polar_gym.schema import HarnessSpec, PluginSpec
+from polar_gym.schema import HarnessSpec, Message, PluginSpec, Sampling, ToolDefinition
 from tests.support.sessions import REQUEST, running_session
 
 CLAUDE = REQUEST.model_copy(update={"agent": HarnessSpec(name="claude_code")})
@@ -104,3 +109,36 @@ async def test_a_frozen_engine_that_is_down_is_the_machinerys_fault(tmp_path: Pa
 def test_wrong_settings_are_named(frozen: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config(None, [f"proxy.frozen={frozen}"])
+
+
+def in_words(messages: Sequence[Message]) -> list[Message]:
+    return [{**message, "content": "an image"} if has_media(message) else message for message in messages]
+
+
+class Sees(EmbeddedEngine):
+    """An engine whose template takes images, and which keeps the messages that it is asked about."""
+
+    asked: ClassVar[list[Message]] = []
+
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        return await super().template(in_words(messages), tools)
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        Sees.asked.extend(request.messages)
+        return await super().chat(replace(request, messages=in_words(request.messages)), sampling, on_delta)
+
+
+async def test_a_frozen_engine_that_reads_images_gets_them(tmp_path: Path) -> None:
+    """Guards against a request in the terms of the policy, which reads text only."""
+    frozen = FrozenConfig(engine=PluginSpec(**{**HELPER, "name": f"{__name__}:Sees"}), kinds=["judge"])
+    policy = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="The policy's own words.")]))
+    source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "Is it red?"}, {"type": "image", "source": source}]}]
+    async with running_session(policy, tmp_path, CLAUDE, frozen=frozen) as (node, capture):
+        for model in ("m", "judge"):
+            await ask(node.url, capture, asked, model=model)
+        of_policy, of_judge = (str(call.messages) for call in capture.calls)
+    assert "image left out" in of_policy
+    assert "base64" not in of_policy
+    assert "base64,AA==" in of_judge
+    assert "base64,AA==" in str(Sees.asked)

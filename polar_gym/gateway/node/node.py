@@ -97,7 +97,7 @@ class Node:
             for each in (self.engine, *self._scoring.references.values(), *self._frozen):
                 await each.start()
                 stack.push_async_callback(each.close)
-            await self.proxy.splicer.probe()
+            await self.proxy.probe()
             await self._tool_calls.learn(self.engine)
             if self._spans == "otel":
                 self._emit, send_the_rest = open_spans()

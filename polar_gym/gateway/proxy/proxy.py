@@ -40,6 +40,7 @@ from polar_gym.providers.json_text import request_body
 from polar_gym.schema import Message, ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Splicer
 from polar_gym.splicing.recording import DivergenceError
+from polar_gym.splicing.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Proxy:
         self._frozen = frozen or {}
         self.streaming: Streaming = streaming
         self.splicer = Splicer(engine, enabled=splice, keep_reasoning=keep_reasoning)
+        self._terms = {each: Terms(each) for each in (engine, *self._frozen.values())}
         self.providers = providers
         self._routes = routes(providers)
         self.generation = GenerationGate()
@@ -99,6 +101,11 @@ class Proxy:
         self.sampled_tokens = 0
         self._captures: dict[str, SessionCapture] = {}
         self._silent = SilentConnections(HEAD_SECONDS)
+
+    async def probe(self) -> None:
+        """Learn which messages the engines' templates take. Raises `EngineError`."""
+        for terms in self._terms.values():
+            await terms.probe()
 
     def add(self, capture: SessionCapture) -> None:
         self._captures[capture.key] = capture
@@ -209,7 +216,7 @@ class Proxy:
         if provider.token_count is None:
             raise CallRefusedError(404, "not_found", "this API has no token counting")
         request = replace(request, messages=capture.handles.from_harness(request.messages))
-        asked = self.splicer.in_engine_terms(capture.memory, request)
+        asked = self._terms[self.engine].of(capture.memory.engine_ids, request)
         plan = await self.splicer.prepare(capture.memory, request, asked, capture.recording)
         prompt_ids = plan.request.prompt_ids
         if prompt_ids is None:
@@ -269,7 +276,7 @@ class Proxy:
         """Return the engine's answer and the record of the call, which is in the journal by then."""
         try:
             async with self.generation.call():
-                asked = self.splicer.in_engine_terms(exchange.capture.memory, exchange.request)
+                asked = self._asked(exchange)
                 exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
                 if not exchange.frozen:
                     exchange.plan = await self.splicer.prepare(
@@ -298,6 +305,10 @@ class Proxy:
             exchange.capture.score(call, exchange.plan.request.prefix_length, exchange.server)
         return completion, call
 
+    def _asked(self, exchange: Exchange) -> ChatRequest:
+        """Return the call's request in the terms of the engine that answers it."""
+        return self._terms[exchange.engine].of(exchange.capture.memory.engine_ids, exchange.request)
+
     async def _ask(self, exchange: Exchange) -> Completion:
         """Ask the session's replica of the engine; where it is away, the one that takes the session over."""
         session_id = exchange.capture.session_id
@@ -321,7 +332,7 @@ class Proxy:
         handles, began = len(capture.handles.recorded), time.monotonic()
         if capture.recording is None:
             return None
-        asked = self.splicer.in_engine_terms(capture.memory, request)
+        asked = self._asked(exchange)
         known = capture.memory.conversations.continuation(request.messages, request.tools, request.origins)
         parent_id = None if known.parent is None else known.parent.call_id
         try:

@@ -18,6 +18,7 @@ from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Message, Sampling
 from polar_gym.splicing.plan import SessionMemory, Splicer
+from polar_gym.splicing.terms import Terms
 from tests.support.calls import make_call
 from tests.support.vllm_stand_in import streamed
 
@@ -101,7 +102,7 @@ async def second_turn(
     parent.finish_reason = "stop"
     memory.remember(parent, plan)
     request = ChatRequest(model="m", messages=[USER, completion.message, *new])
-    plan = await splicer.prepare(memory, request, splicer.in_engine_terms(memory, request))
+    plan = await splicer.prepare(memory, request, Terms(engine).of(memory.engine_ids, request))
     completion = await engine.chat(plan.request, Sampling())
     return splicer.confirm(plan, completion.prompt_ids).continuation, plan.request, completion, splicer
 

@@ -28,6 +28,7 @@ from polar_gym.engines.embedded.answers import parse_answer
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.schema import BuilderSpec, Message, ModelCall, ToolDefinition, Trajectory
 from polar_gym.splicing.plan import Plan, SessionMemory, Splicer
+from polar_gym.splicing.terms import Terms
 
 CHATML = ChatML()
 END = CHATML.answer_ids({"role": "assistant", "content": "x"})[-1]
@@ -113,7 +114,7 @@ class Sessions(RuleBasedStateMachine):
         self, messages: list[Message], kind: str, outcome: Any = "delivered", purpose: str = "main"
     ) -> tuple[ModelCall, Plan]:
         request = ChatRequest(model="policy", messages=list(messages), tools=TOOLS)
-        asked = self.splicer.in_engine_terms(self.memory, request)
+        asked = Terms(Engine()).of(self.memory.engine_ids, request)  # pyright: ignore[reportArgumentType]
         plan = asyncio.run(self.splicer.prepare(self.memory, request, asked))
         prompt = plan.request.prompt_ids
         if prompt is None:

@@ -12,6 +12,7 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.chatml import ChatML
 from polar_gym.schema import Message, ToolDefinition
 from polar_gym.splicing.plan import Plan, SessionMemory, Splicer
+from polar_gym.splicing.terms import Terms
 from tests.support.calls import make_call
 
 CHATML = ChatML()
@@ -36,14 +37,16 @@ class Engine:
 
 async def prepared(engine: Engine, memory: SessionMemory, messages: list[Message]) -> tuple[list[Message], str]:
     splicer = Splicer(engine, enabled=True)  # pyright: ignore[reportArgumentType]
-    await splicer.probe()
-    plan = await planned(splicer, memory, messages)
+    terms = Terms(engine)  # pyright: ignore[reportArgumentType]
+    await terms.probe()
+    plan = await planned(splicer, memory, messages, terms)
     return plan.request.messages, plan.continuation
 
 
-async def planned(splicer: Splicer, memory: SessionMemory, messages: list[Message]) -> Plan:
+async def planned(splicer: Splicer, memory: SessionMemory, messages: list[Message], terms: Terms | None = None) -> Plan:
     request = ChatRequest(model="policy", messages=messages)
-    return await splicer.prepare(memory, request, splicer.in_engine_terms(memory, request))
+    asked = terms.of(memory.engine_ids, request) if terms else request
+    return await splicer.prepare(memory, request, asked)
 
 
 async def test_a_late_system_message_stays_in_place_as_what_the_template_takes() -> None:

@@ -21,6 +21,7 @@ from polar_gym.chat import ChatRequest, ids
 from polar_gym.chat.messages import assistant_message
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 from polar_gym.splicing.plan import Plan, SessionMemory, Splicer
+from polar_gym.splicing.terms import Terms
 from tests.support.calls import make_call
 from tests.unit.splicing.template_families import FAMILIES, Family, FamilyEngine, Said
 
@@ -92,20 +93,20 @@ class Session:
     def __init__(self, family: Family, splicer: Splicer | None = None) -> None:
         self._family, self._engine = family, FamilyEngine(family)
         self._splicer = splicer or splicer_of(family)
+        self._terms = Terms(self._engine)  # pyright: ignore[reportArgumentType]
         self._memory = SessionMemory()
         self._messages: list[Message] = []
         self._last: ModelCall | None = None
         self._numbers = itertools.count()
 
     async def play(self, turns: list[tuple[list[Message], Said]]) -> str:
-        await self._splicer.probe()
+        await self._terms.probe()
         return "".join([await self._turn(new, said) for new, said in turns])
 
     async def _turn(self, new: list[Message], said: Said) -> str:
         asked = [*self._messages, *new]
         request = ChatRequest(model="policy", messages=list(asked), tools=TOOLS)
-        in_engine_terms = self._splicer.in_engine_terms(self._memory, request)
-        plan = await self._splicer.prepare(self._memory, request, in_engine_terms)
+        plan = await self._splicer.prepare(self._memory, request, self._terms.of(self._memory.engine_ids, request))
         request = plan.request
         if request.prompt_ids is None and self._last is not None:
             self._messages = asked
