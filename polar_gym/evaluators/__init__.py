@@ -11,7 +11,7 @@ its validated `Options`. The evaluators are `swe`, `harbor`, `test_on_output`, `
 - `grading`: carries the harness's diff into a grading sandbox; `patch` splits a diff into files;
 - `protected`, `steering`: tell which files belong to the task;
 - `parsers`, `junit`, `swebench_report`: read the statuses of tests from logs and reports;
-- `hidden_tests`: puts the tests of a task into the sandbox;
+- `hidden_tests`: puts the tests of a task into the sandbox; `eval_script` runs swebench's scripts;
 - `twins` (with `expectations`, `alternatives`), `canary` (with `canary_javascript`) and `witness` (with `in_sandbox/`)
   detect forged reports; `verdict` compares all reports of a run;
 - `pattern`: searches an output for a regular expression of a request;

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import shlex
 from collections.abc import Collection, Mapping
 
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.patch import unquoted
-from polar_gym.evaluators.swebench_report import END, EXIT_CODE, START
 from polar_gym.runtimes import Command, Sandbox, SandboxError
 from polar_gym.runtimes.files import read_file, write_files
 
@@ -65,28 +63,6 @@ OF_RUNNERS = (
 )
 """Modules that a test runner imports where they are, installed or not."""
 
-_KILL_LEFTOVERS = """
-polar_gym_pid=$$ polar_gym_keep=" "
-while [ "${polar_gym_pid:-0}" -gt 0 ]; do
-    polar_gym_keep="$polar_gym_keep$polar_gym_pid "
-    polar_gym_pid=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$polar_gym_pid/status")
-done
-for polar_gym_round in 1 2 3; do
-    for polar_gym_each in /proc/[0-9]*; do
-        polar_gym_each=${polar_gym_each#/proc/}
-        case "$polar_gym_keep" in *" $polar_gym_each "*) ;; *) kill -9 "$polar_gym_each" 2> /dev/null ;; esac
-    done
-done
-"""
-"""Ends the processes that the script started before its tests: they may be the tested code's, and change the tests."""
-
-_COPY = ">>>>> The tests would import an installed copy"
-_BEFORE_COPIES = """
-POLAR_GYM_ROOTS=$("$(command -v python || command -v python3)" {program} {workspace} {mark}) || :
-export POLAR_GYM_ROOTS
-"""
-"""Has the tests import the workspace, even if the environment holds a copy of its packages."""
-
 
 async def place(sandbox: Sandbox, test_patch: str, *, apply: bool) -> set[str]:
     """Return the paths that the test patch touches. With `apply`, put the patch into the pristine workspace.
@@ -137,48 +113,6 @@ async def changed(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) 
         if not same:
             found.append(file)
     return found
-
-
-def under_witness(directory: str) -> str:
-    """Return the line of a script after which Python processes run under the witness in this directory."""
-    return f'export PYTHONPATH="{directory}${{PYTHONPATH:+:$PYTHONPATH}}"'
-
-
-def eval_script(script: str, workspace: str, texts: Mapping[str, bytes], witness: str) -> str:
-    """Return swebench's script with other texts of the test files, and the tests under the witness in a directory.
-
-    Lines before the tests end the processes that are left, write the files, and put the workspace before a copy that
-    the environment has of it. A line after the tests prints the tests' exit code.
-    """
-    lines = []
-    for line in script.strip().split("\n"):  # not `splitlines`: a patch may hold any other line separator
-        if START in line:
-            first = _workspace_first(workspace, witness)
-            prepared = [_KILL_LEFTOVERS, *_writing(workspace, texts), first, under_witness(witness)]
-            lines += ["{ set +x; } 2> /dev/null", *prepared, "set -x"]
-        if END in line:
-            lines += ["POLAR_GYM_EXIT_CODE=$?", line, f'echo "{EXIT_CODE}: $POLAR_GYM_EXIT_CODE"']
-        else:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-def tests_copy(log: str) -> bool:
-    """Return whether a script's log says that its tests could not import the workspace."""
-    return _COPY in log.partition(START)[0]
-
-
-def _workspace_first(workspace: str, witness: str) -> str:
-    program, workspace, mark = map(shlex.quote, (f"{witness}/polar_gym_copies.py", workspace, _COPY))
-    return _BEFORE_COPIES.format(program=program, workspace=workspace, mark=mark)
-
-
-def _writing(workspace: str, texts: Mapping[str, bytes]) -> list[str]:
-    return [
-        f"base64 -d > {shlex.quote(f'{workspace}/{file}')} <<'POLAR_GYM_END'\n"
-        f"{base64.encodebytes(text).decode()}POLAR_GYM_END"
-        for file, text in texts.items()
-    ]
 
 
 async def _shell(sandbox: Sandbox, problem: str, script: str, *arguments: str, stdin: bytes = b"") -> bytes:

@@ -7,7 +7,8 @@ harness's diff is applied without the files that belong to the task (`protected`
 witness's record. A resolved diff is graded again, in another sandbox with other copies.
 
 A row has either a `test_command` or an `eval_script`. With a `test_command`, the row's `test_patch` is applied here. An
-`eval_script`, as in swebench 5, applies the test patch itself and prints swebench's marks around the tests.
+`eval_script`, as in swebench 5, applies the test patch itself and prints swebench's marks around the tests (module
+`eval_script`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from polar_gym.errors import how_to_install
-from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, hidden_tests
+from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, eval_script, hidden_tests
 from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.canary_javascript import is_javascript_test
 from polar_gym.evaluators.grading import carry
@@ -34,10 +35,9 @@ from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, START, known_parsers
 from polar_gym.evaluators.twins import Twins, draw_twins, of_tests, rounds, weak_tests
 from polar_gym.evaluators.verdict import Verdict, read_reports
-from polar_gym.evaluators.witness import Testimony, Witness
+from polar_gym.evaluators.witness import Testimony, Witness, under_witness
 from polar_gym.registry import Names, Options
 from polar_gym.runtimes import HOME, Command, ExecResult, Sandbox
-from polar_gym.runtimes.files import write_files
 from polar_gym.schema import EvaluationResult, TaskRequest
 
 _ENVIRONMENT = {"PYTHONPYCACHEPREFIX": f"{HOME}/.pycache", "PYTHONNOUSERSITE": "1"}
@@ -209,7 +209,7 @@ class Swe:
             twins = with_canaries(twins, files.with_tests(sources)) if self._wants_canary() else twins
             if not options.eval_script:
                 await hidden_tests.write(sandbox, workspace, twins.texts)
-            await witness.place(sandbox)
+                await witness.place(sandbox)
             if problem := await carry(context, sandbox, files.protects):
                 return self._worthless(problem)
             result = await self._execute(sandbox, twins.texts, witness, context.request)
@@ -227,15 +227,13 @@ class Swe:
     async def _execute(
         self, sandbox: Sandbox, texts: Mapping[str, bytes], witness: Witness, request: TaskRequest
     ) -> ExecResult:
-        """Run the tests. An eval script prepares them first by programs that are not to take the witness's key."""
-        options, directory = self._options, witness.directory
-        argv = ["sh", "-c", f"{hidden_tests.under_witness(directory)}; {options.test_command}"]
-        if options.eval_script:
-            script = hidden_tests.eval_script(options.eval_script, request.runtime.workspace.path, texts, directory)
-            await write_files(sandbox, {f"{directory}/eval.sh": script})
-            argv = ["bash", "-c", 'exec bash "$1" 2>&1', "bash", f"{directory}/eval.sh"]
+        """Run the tests. An eval script puts the test files and the witness in place itself."""
+        argv = ["sh", "-c", f"{under_witness(witness.directory)}; {self._options.test_command}"]
         timeout = request.evaluator.timeout_seconds
-        return await sandbox.exec(Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout))
+        command = Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout)
+        if script := self._options.eval_script:
+            return await eval_script.run(sandbox, script, request.runtime.workspace.path, texts, witness, command)
+        return await sandbox.exec(command)
 
     async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:
         """Return the result of a run.
@@ -256,7 +254,7 @@ class Swe:
         if result.timed_out or not verdict.statuses:
             problem = ended if result.timed_out else f"{ended} and reported nothing: {log.strip()[-300:]}"
             raise SuspectError(self._result(verdict, problem, log, ended))
-        if hidden_tests.tests_copy(log):
+        if eval_script.tests_copy(log):
             problem = "the tests import the image's copy of the package, not the workspace"
             raise SuspectError(self._result(verdict, problem, log, ended))
         forged = f"hidden tests changed while they ran: {', '.join(run.changed[:5])}" if run.changed else ""

@@ -74,17 +74,22 @@ class Testimony:
 
 
 class Witness:
-    """The witness of one grading: call `place`, run the tests with its directory on PYTHONPATH, then call `hear`."""
+    """The witness of one grading: write its files, run the tests with its directory on PYTHONPATH, then call `hear`."""
 
     def __init__(self) -> None:
         self.directory = f"{HOME}/.polar-gym-{secrets.token_hex(8)}"
         """The witness's directory inside the sandbox. The tests need it on PYTHONPATH."""
-        self._key = secrets.token_bytes(32)
+        self.key = secrets.token_bytes(32)
+        self.key_file = f"{self.directory}/key"
+
+    @property
+    def programs(self) -> dict[str, bytes]:
+        """Return path in the sandbox -> content, of all files but the key's."""
+        return {f"{self.directory}/{path.name}": path.read_bytes() for path in _IN_SANDBOX.glob("*.py")}
 
     async def place(self, sandbox: Sandbox) -> None:
-        """Write the witness into the sandbox, before the harness's diff is applied. Raises `SandboxError`."""
-        programs = {f"{self.directory}/{path.name}": path.read_bytes() for path in _IN_SANDBOX.glob("*.py")}
-        await write_files(sandbox, {**programs, f"{self.directory}/key": self._key})
+        """Write programs and key into a sandbox in which no code of the harness has run. Raises `SandboxError`."""
+        await write_files(sandbox, {**self.programs, self.key_file: self.key})
 
     async def hear(self, sandbox: Sandbox, changed: Collection[str]) -> Testimony:
         """Return the testimony. Call this after the tests, when none of their processes is left.
@@ -97,14 +102,19 @@ class Witness:
             return Testimony(began=not await self._has_key(sandbox))
         except SandboxError:  # the record exists, but is not a regular file any more
             return Testimony(began=True, broken=True)
-        return await asyncio.to_thread(heard, record, self._key, changed)
+        return await asyncio.to_thread(heard, record, self.key, changed)
 
     async def _has_key(self, sandbox: Sandbox) -> bool:
         """Return whether the key lies where it was placed: then no process has begun a record."""
         try:
-            return await read_file(sandbox, f"{self.directory}/key") == self._key
+            return await read_file(sandbox, self.key_file) == self.key
         except (FileNotFoundError, SandboxError):
             return False
+
+
+def under_witness(directory: str) -> str:
+    """Return the line of a script after which Python processes run under the witness in this directory."""
+    return f'export PYTHONPATH="{directory}${{PYTHONPATH:+:$PYTHONPATH}}"'
 
 
 def heard(record: bytes, key: bytes, changed: Collection[str] = ()) -> Testimony:

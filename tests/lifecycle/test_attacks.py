@@ -6,7 +6,17 @@ import pytest
 
 from polar_gym.errors import how_to_install
 from tests.lifecycle import grading_bench
-from tests.lifecycle.attacks import ATTACKS, GROUNDS, Attack, Ground, adaptive, copies, javascript, task_for
+from tests.lifecycle.attacks import (
+    ATTACKS,
+    GROUNDS,
+    Attack,
+    Ground,
+    adaptive,
+    copies,
+    javascript,
+    preparation,
+    task_for,
+)
 from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
 from tests.support.requirements import need, need_node, need_program
 from tests.support.shell import heredoc
@@ -51,6 +61,8 @@ def grounds(attack: Attack) -> list[Ground]:
     """Where CI tries it; `make show-attacks` tries all everywhere. Files that do not count do not count anywhere."""
     if attack in (*adaptive.ATTACKS, *copies.ATTACKS, *javascript.ATTACKS):
         return [CHOSEN[attack.name]] if attack.name in CHOSEN else []
+    if attack in preparation.ATTACKS:
+        return list(attack.grounds)
     in_tested_code = any("PACKAGE" in path for path in attack.files)
     chosen: list[Ground] = ["pytest"] if "pytest" in attack.grounds else []
     if "unittest" in attack.grounds and (in_tested_code or not chosen):

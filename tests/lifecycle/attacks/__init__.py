@@ -5,7 +5,7 @@ All attacks run on a task that the agent has not solved. Each module of this pac
 
 from __future__ import annotations
 
-from tests.lifecycle.attacks import adaptive, copies, files, javascript, machinery, process
+from tests.lifecycle.attacks import adaptive, copies, files, javascript, machinery, preparation, process
 from tests.lifecycle.attacks.attack import Attack as Attack
 from tests.lifecycle.attacks.grounds import GROUNDS as GROUNDS
 from tests.lifecycle.attacks.grounds import Ground as Ground
@@ -15,6 +15,7 @@ ATTACKS = [
     *files.ATTACKS,
     *process.ATTACKS,
     *machinery.ATTACKS,
+    *preparation.ATTACKS,
     *adaptive.ATTACKS,
     *copies.ATTACKS,
     *javascript.ATTACKS,
