@@ -42,7 +42,7 @@ class ChatRequest:
     wire: dict[str, Any] = field(default_factory=dict)
     """Data that the provider needs to answer in the shape of its format: freeform tool names, requested extras."""
     origins: dict[int, str] = field(default_factory=dict)
-    """Index of an assistant message -> id of the call that its reasoning carrier names."""
+    """Index of an assistant message -> id of the call that its reasoning carrier, or an id of its parts, names."""
     prompt_ids: NDArray[np.int32] | None = None
     """The tokenised prompt. The engine conditions on exactly these ids, and `messages` only explain them."""
     prefix_length: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polar_gym.schema import Message
@@ -18,6 +19,11 @@ def merge_leading_system(messages: list[Message]) -> list[Message]:
         return messages
     text = "\n\n".join(_text(message["content"]) for message in messages[:count])
     return [{"role": "system", "content": text}, *messages[count:]]
+
+
+def renumbered(origins: Mapping[int, str], before: Sequence[Message], after: Sequence[Message]) -> dict[int, str]:
+    """Return `ChatRequest.origins` for messages whose beginning has become shorter or longer."""
+    return {index - len(before) + len(after): origin for index, origin in origins.items()}
 
 
 def _text(content: str | list[dict[str, Any]]) -> str:

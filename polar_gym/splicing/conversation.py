@@ -114,8 +114,8 @@ class Conversations:
         origins: Mapping[int, str],
         long: Mapping[int, bytes] | None = None,
     ) -> Continuation:
-        """Return which known call the messages continue. `origins`: index of an assistant message -> the call that its
-        reasoning carrier names. `long`: the `identities_of_long` messages, where they are known."""
+        """Return which known call the messages continue. `origins`: see `ChatRequest`. `long`: the `identities_of_long`
+        messages, where they are known."""
         walk = self._walk(messages, origins, long or {})
         cause: str | None = None
         for index, known, history in reversed(walk.linked):

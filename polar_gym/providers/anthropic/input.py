@@ -16,7 +16,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.anthropic.output import UNPARSED, utf16_length
 from polar_gym.providers.fields import objects, optional, required, shown
-from polar_gym.providers.messages import left_out, merge_leading_system, plain
+from polar_gym.providers.messages import left_out, merge_leading_system, plain, renumbered
 from polar_gym.schema import Message
 
 Block = dict[str, Any]
@@ -52,7 +52,7 @@ def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
             "the last one is the assistant's: answers cannot be begun for the model; end with a user message",
         )
     merged = merge_leading_system(messages)
-    return merged, {index - len(messages) + len(merged): origin for index, origin in origins.items()}
+    return merged, renumbered(origins, messages, merged)
 
 
 def _system(body: dict[str, Any]) -> str:

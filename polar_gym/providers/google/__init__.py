@@ -42,9 +42,11 @@ def _parse(body: dict[str, Any]) -> ChatRequest:
     _refuse_unsupported(body, config, streams)
     tools = tools_of(body)
     choice, offered = choice_of(body, tools)
+    messages, origins = messages_of(body)
     return ChatRequest(
         model=model,
-        messages=messages_of(body),
+        messages=messages,
+        origins=origins,
         tools=offered,
         tool_choice=choice,
         max_tokens=positive(config, "maxOutputTokens"),

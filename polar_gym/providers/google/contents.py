@@ -21,7 +21,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import optional, required, shown
 from polar_gym.providers.google.json import base64_at, message_at, messages_at
-from polar_gym.providers.messages import left_out, plain
+from polar_gym.providers.messages import left_out, plain, renumbered
 from polar_gym.schema import Message
 
 _DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult")
@@ -36,9 +36,9 @@ _NOT_HERE = {
 _MEDIA = {"image": "image_url", "audio": "audio_url", "video": "video_url"}
 
 
-def messages_of(body: dict[str, Any]) -> list[Message]:
-    """Return `systemInstruction` and `contents` as chat messages. Raises `BadRequestError` that names the wrong
-    part."""
+def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
+    """Return `systemInstruction` and `contents` as chat messages, and their `ChatRequest.origins`. Raises
+    `BadRequestError` that names the wrong part."""
     conversation = _Conversation()
     contents = body.get("contents")
     if isinstance(contents, str):
@@ -55,7 +55,9 @@ def messages_of(body: dict[str, Any]) -> list[Message]:
     if not conversation.messages:
         raise BadRequestError("contents", "is empty; send at least one content with a part")
     system = _system(body)
-    return [{"role": "system", "content": system}, *conversation.messages] if system else conversation.messages
+    leading: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages = [*leading, *conversation.messages]
+    return messages, renumbered(conversation.origins(), conversation.messages, messages)
 
 
 def _system(body: dict[str, Any]) -> str | list[dict[str, Any]] | None:
@@ -104,12 +106,18 @@ class _Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._turn: _Turn | None = None
+        self._turns: dict[int, _Turn] = {}
+        """Index of an assistant message -> its turn."""
         self._ids: set[str] = set()
         """The ids of all calls so far."""
         self._unanswered: list[dict[str, Any]] = []
         """Calls that were made since the last results."""
         self._unnamed = 0
         """How many calls and results without an id were given one here."""
+
+    def origins(self) -> dict[int, str]:
+        """Return the index of an assistant message -> the call that a part of the message names."""
+        return {index: turn.origin for index, turn in self._turns.items() if turn.origin is not None}
 
     def modelplain(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
         for path, part in _telling(parts):
@@ -177,7 +185,7 @@ class _Conversation:
     def _open(self) -> _Turn:
         if self._turn is None:
             self._unanswered = []
-        self._turn = _Turn()
+        self._turn = self._turns[len(self.messages)] = _Turn()
         self.messages.append(self._turn.message)
         return self._turn
 

@@ -29,9 +29,11 @@ def parse(body: dict[str, Any]) -> ChatRequest:
     model = required(body, "model", str)
     _refuse_unsupported(body)
     tools = translate(body)
+    messages, origins = messages_of(body)
     return ChatRequest(
         model=model,
-        messages=messages_of(body),
+        messages=messages,
+        origins=origins,
         tools=tools.definitions,
         tool_choice=openai_choice(body.get("tool_choice"), tools, _named_tool),
         parallel_tool_calls=optional(body, "parallel_tool_calls", bool),

@@ -15,15 +15,16 @@ from typing import Any
 from polar_gym.chat import ids
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import expect, objects, optional, required, shown
-from polar_gym.providers.messages import merge_leading_system, plain
+from polar_gym.providers.messages import merge_leading_system, plain, renumbered
 from polar_gym.providers.openai_responses.tools import LOCAL_SHELL, flat_name, freeform_arguments, shell_arguments
 from polar_gym.schema import Message
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-def messages_of(body: dict[str, Any]) -> list[Message]:
-    """Return `instructions` and `input` as chat messages. Raises `BadRequestError` that names the wrong item."""
+def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
+    """Return `instructions` and `input` as chat messages, and their `ChatRequest.origins`. Raises `BadRequestError`
+    that names the wrong item."""
     conversation = _Conversation()
     if instructions := optional(body, "instructions", str):
         conversation.say({"role": "system", "content": instructions})
@@ -36,7 +37,8 @@ def messages_of(body: dict[str, Any]) -> list[Message]:
             _read(conversation, item, path)
     if not conversation.messages:
         raise BadRequestError("input", "is empty; send at least one item", code="empty_array")
-    return merge_leading_system(conversation.messages)
+    merged = merge_leading_system(conversation.messages)
+    return merged, renumbered(conversation.origins, conversation.messages, merged)
 
 
 class _Conversation:
@@ -44,15 +46,17 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._turn: Message | None = None
-        self._origin: str | None = None
+        self.origins: dict[int, str] = {}
+        """Index of an assistant message -> the call that an id of its items names."""
+        self._place: int | None = None
+        """The index of the open turn."""
         self._answered = False
         """Whether tool results of the open turn have come. Then only an item of the same call may still join it."""
 
     def say(self, message: Message) -> None:
         """Add a message that ends the open turn."""
         self.messages.append(message)
-        self._turn = None
+        self._place = None
 
     def answer(self, tool_call_id: str, content: str | list[dict[str, Any]]) -> None:
         self.messages.append({"role": "tool", "tool_call_id": tool_call_id, "content": content})
@@ -60,13 +64,15 @@ class _Conversation:
 
     def turn(self, origin: str | None) -> Message:
         """Return the assistant message that an item of the model call `origin` (None: unknown) belongs to."""
-        same_call = origin is not None and origin == self._origin
-        may_join = same_call or not (self._answered or (origin and self._origin))
-        if self._turn is None or not may_join:
-            self._turn, self._origin, self._answered = {"role": "assistant", "content": None}, None, False
-            self.messages.append(self._turn)
-        self._origin = self._origin or origin
-        return self._turn
+        known = None if self._place is None else self.origins.get(self._place)
+        same_call = origin is not None and origin == known
+        may_join = same_call or not (self._answered or (origin and known))
+        if self._place is None or not may_join:
+            self._place, self._answered = len(self.messages), False
+            self.messages.append({"role": "assistant", "content": None})
+        if origin:
+            self.origins.setdefault(self._place, origin)
+        return self.messages[self._place]
 
     def call(self, item: dict[str, Any], path: str, name: str, arguments: str) -> None:
         """Add a tool call to its turn."""

@@ -189,6 +189,14 @@ def test_what_was_carried_wins_over_what_was_shown():
 # Tools and settings ---------------------------------------------------------------------------------------------------
 
 
+def test_a_turn_names_the_call_that_it_came_from():
+    """Guards against a fork after two answers of one text: where a turn has no calls, only its signature names it."""
+    signed = {"text": "a", "thoughtSignature": signature("x", "t")}
+    request = parse(GO, model(signed), GO, model({"text": "a"}), GO, systemInstruction="s")
+    assert request.origins == {2: "x"}
+    assert [message["role"] for message in request.messages][:3] == ["system", "user", "assistant"]
+
+
 def test_an_openapi_schema_becomes_json_schema():
     parameters = {
         "type": "OBJECT",

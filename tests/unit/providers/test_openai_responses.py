@@ -114,6 +114,16 @@ def test_what_was_carried_wins_over_what_was_shown():
 # Tools ----------------------------------------------------------------------------------------------------------------
 
 
+def test_a_turn_names_the_call_that_it_came_from():
+    """Guards against a fork after two answers of one text: where a turn has no tool calls, other ids name its call.
+    Leading system messages that become one move the others up."""
+    carried = reasoning("t", encrypted_content=ids.carrier("x", 0, "t"))
+    system = {"role": "developer", "content": "s"}
+    request = parse(system, GO, carried, said("a"), GO, said("a", "msg_y_0"), GO, said("a"), GO, instructions="s")
+    assert request.origins == {2: "x", 4: "y"}
+    assert [message["role"] for message in request.messages][:3] == ["system", "user", "assistant"]
+
+
 def test_tools_become_functions_or_are_withheld():
     request = parse(GO, tools=[RUN, TEAM, PATCH, {"type": "web_search_preview_2025_03_11"}, {"type": "mcp"}])
     names = [tool["function"]["name"] for tool in request.tools]
