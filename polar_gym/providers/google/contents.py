@@ -47,9 +47,9 @@ def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
         role = optional(content, "role", str, path) or "user"
         parts = messages_at(content, "parts", path)
         if role == "model":
-            conversation.modelplain(parts)
+            conversation.add_answer(parts)
         elif role in ("user", "function"):
-            conversation.userplain(parts)
+            conversation.add_input(parts)
         else:
             raise BadRequestError(f"{path}.role", f"{shown(role)} is not a role; use user or model")
     if not conversation.messages:
@@ -119,7 +119,7 @@ class _Conversation:
         """Return the index of an assistant message -> the call that a part of the message names."""
         return {index: turn.origin for index, turn in self._turns.items() if turn.origin is not None}
 
-    def modelplain(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
+    def add_answer(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
         for path, part in _telling(parts):
             self._model_part(part, path)
         if self._turn is None:  # an empty content is still a turn
@@ -154,7 +154,7 @@ class _Conversation:
         self._unanswered.append(entry)
         self._ids.add(id_)
 
-    def userplain(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
+    def add_input(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
         """Add a user's content. Its results come first: they must follow their calls, wherever in the content a client
         puts them."""
         given = list(_telling(parts))
