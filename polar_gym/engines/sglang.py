@@ -2,7 +2,8 @@
 
 Written from SGLang's sources and tested against a stand-in only: no real server has been tried. Ask a worker, not
 sglang-router, which drops the ids. Logprobs are taken after temperature. Whether top-p and top-k are applied before is
-not known: sample without them. SGLang refuses ids in streams, so an answer comes as one piece.
+not known, so that `logprobs_mode` is None: sample without them. SGLang refuses ids in streams, so an answer comes as
+one piece.
 """
 
 from __future__ import annotations
@@ -64,7 +65,6 @@ class SglangEngine:
             model=self.model,
             max_model_len=self.max_model_len,
             tokenizer=self._model_root,
-            logprobs_mode="processed",
             path="chat",
         )
 

@@ -101,7 +101,7 @@ async def test_a_spliced_prompt_is_sent_and_echoed(engine: Engine, stand_in: tup
 
 
 async def test_templating_decoding_and_scoring(engine: Engine) -> None:
-    assert (engine.info.model, engine.info.max_model_len) == ("m", 64)
+    assert (engine.info.model, engine.info.max_model_len, engine.info.logprobs_mode) == ("m", 64, None)
     assert (await engine.template(request().messages, [])).tolist() == [1, 2]
     assert await engine.decode([3, 4]) == "<3><4>"
     scores = await engine.score(np.asarray([4, 5, 6], np.int32))
