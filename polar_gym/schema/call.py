@@ -169,6 +169,8 @@ class ModelCall(Record):
     response_ids: TokenIds
     logprobs: Logprobs
     finish_reason: str | None = None
+    stop_sequence: str | None = None
+    """The harness's stop sequence that ended the answer, if one did."""
     parent_id: str | None = None
     """The call whose history and answer this call's request extends, by its messages."""
     continuation: Literal["root", "spliced", "canonical"] = "root"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,27 @@ async def session(
 ) -> tuple[list[ModelCall], list[str], Path]:
     """Run a session, and return its calls, the ids that its harness got, and its directory."""
     stream = options.pop("stream", False)
-    node = Node(listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state", **options)
+    return await played(tmp_path, request, lambda node, own: work(node, own, turns, took, stream), **options)
+
+
+async def played(
+    tmp_path: Path,
+    request: TaskRequest,
+    harness: Callable[[Node, SessionCapture], Awaitable[Any]],
+    engine: EmbeddedEngine | None = None,
+    **options: Any,
+) -> tuple[list[ModelCall], Any, Path]:
+    """Run a session of a harness, and return its calls, the harness's result, and its directory."""
+    node = Node(engine or listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state", **options)
     async with node, node.session(request) as life:
         await node.note(life)
         recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name), MODEL)
         if recording is not None:
             life.capture.start_from(recording)
         life.capture.running = True
-        ids = await work(node, life.capture, turns, took, stream)
+        result = await harness(node, life.capture)
         await life.capture.end()
-        return life.capture.calls, ids, life.capture.journal.path.parent
+        return life.capture.calls, result, life.capture.journal.path.parent
 
 
 def starting(directory: Path, **fields: Any) -> TaskRequest:
@@ -164,6 +176,30 @@ async def test_a_sub_agent_has_another_name_and_ends_at_another_time(
     counted = sum((Counter(call.replayed.volatile) for call in calls if call.replayed), Counter())
     assert counted["agent"] == 1
     assert counted["notice"] == sum((turn >= 2) != (told_in <= turn) for turn in range(recorded))
+
+
+async def test_a_recorded_answer_ends_with_the_same_stop_sequence(tmp_path: Path) -> None:
+    """Guards against a harness that takes an answer which its stop sequence ended for one that ended by itself."""
+    request = REQUEST.model_copy(update={"agent": HarnessSpec(name="claude_code")})
+
+    async def ends(node: Node, capture: SessionCapture) -> tuple[str, str | None]:
+        body = {"model": "m", "max_tokens": 99, "messages": ASK, "stop_sequences": ["END"]}
+        headers = {"x-api-key": capture.key}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{node.url}/v1/messages", json=body, headers=headers) as said,
+        ):
+            answer = await said.json()
+        return answer["stop_reason"], answer["stop_sequence"]
+
+    def engine() -> EmbeddedEngine:
+        return EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="One END two")]))
+
+    _, first, directory = await played(tmp_path, request, ends, engine())
+    started = request.model_copy(update={"start_from": StartFrom(record=str(directory), owned=True)})
+    (call,), again, _ = await played(tmp_path, started, ends, engine())
+    assert call.replayed is not None
+    assert first == again == ("stop_sequence", "END")
 
 
 async def test_a_branch_masks_the_shared_prefix(tmp_path: Path) -> None:

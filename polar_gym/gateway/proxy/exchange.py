@@ -84,6 +84,7 @@ class Exchange:
             response_ids=completion.response_ids,
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
+            stop_sequence=completion.stop_sequence,
             weight_versions=completion.weight_versions,
             engine_tokens=completion.engine_tokens,
             cached_tokens=completion.cached_tokens,
@@ -100,6 +101,7 @@ class Exchange:
         completion = Completion(
             message=recorded.response,
             finish_reason=recorded.finish_reason or "stop",
+            stop_sequence=recorded.stop_sequence,
             prompt_ids=recorded.prompt_ids,
             response_ids=recorded.response_ids,
             logprobs=recorded.logprobs,
