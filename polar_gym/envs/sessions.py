@@ -121,7 +121,6 @@ class Sessions:
         life = self._node.open_session(request, self._samples[request.task_id], partial(self._at, place))
         self._samples[request.task_id] += 1
         self._lives[place] = life
-        await self._node.note(life)
         async with self._node.stages.init.place(request.task_id):
             if (ready := await life.initialize()) is not None:
                 self._ready[place] = ready
@@ -134,6 +133,7 @@ class Sessions:
     async def _to_its_end(self, place: int) -> Episode:
         life, ready = self._lives[place], self._ready.get(place)
         try:
+            await self._node.note(life)  # only now: an action may have changed the request
             if ready is not None:
                 await life.run(ready)
             async with self._node.stages.postrun.place(life.request.task_id):

@@ -189,11 +189,12 @@ def test_a_sub_environment_without_an_action_is_left_alone(silence: None) -> Non
 
 
 def test_each_sub_environment_may_branch_an_episode(silence: None) -> None:
-    """Each may branch another one, or all the same one. Where it says None, the task begins anew."""
+    """Each may branch another one, or all the same one. Where it says None, the task begins anew. Guards against a
+    refused branch of an episode whose action changed the instruction: its record had the task's own one."""
     envs = make_vec("polar/task", 2, **task())
     try:
         envs.reset()
-        *_, infos = envs.step(({}, {}))
+        *_, infos = envs.step(({}, {"instruction": "Another one."}))
         first, second = infos["trajectory"]
         seen = []
         for branches in ([(first, 1), None], [(second, 2), (first, 1)], (second, 1)):
