@@ -232,7 +232,8 @@ class Swe:
         timeout = request.evaluator.timeout_seconds
         command = Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout)
         if script := self._options.eval_script:
-            return await eval_script.run(sandbox, script, request.runtime.workspace.path, texts, witness, command)
+            workspace, patch = request.runtime.workspace.path, self._options.test_patch
+            return await eval_script.run(sandbox, script, patch, workspace, texts, witness, command)
         return await sandbox.exec(command)
 
     async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:

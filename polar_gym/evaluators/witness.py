@@ -24,7 +24,7 @@ from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED, SKIPPED
 from polar_gym.runtimes import HOME, Sandbox, SandboxError
 from polar_gym.runtimes.files import read_file, write_files
 
-_IN_SANDBOX = Path(__file__).parent / "in_sandbox"
+IN_SANDBOX = Path(__file__).parent / "in_sandbox"
 _UNITTEST = {
     "ok": PASSED,
     "expected failure": PASSED,
@@ -85,7 +85,7 @@ class Witness:
     @property
     def programs(self) -> dict[str, bytes]:
         """Return path in the sandbox -> content, of all files but the key's."""
-        return {f"{self.directory}/{path.name}": path.read_bytes() for path in _IN_SANDBOX.glob("*.py")}
+        return {f"{self.directory}/{path.name}": path.read_bytes() for path in IN_SANDBOX.glob("*.py")}
 
     async def place(self, sandbox: Sandbox) -> None:
         """Write programs and key into a sandbox in which no code of the harness has run. Raises `SandboxError`."""

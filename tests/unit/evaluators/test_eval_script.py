@@ -14,6 +14,7 @@ from polar_gym.evaluators import eval_script
 from polar_gym.evaluators.swebench_report import END, START
 from polar_gym.evaluators.witness import Witness
 from polar_gym.runtimes import Command, ExecResult
+from tests.support.requirements import need_bubblewrap
 
 SCRIPT = f"""\
 set -u
@@ -28,7 +29,7 @@ echo "$PYTHONPATH" > during
 false
 : '{END}'
 """
-Run = Callable[[str], ExecResult]
+Run = Callable[..., ExecResult]
 
 
 class Machine:
@@ -60,9 +61,9 @@ def run(tmp_path: Path, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> Ru
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
 
-    def in_directory(script: str) -> ExecResult:
-        texts = {"test_a.py": b"\x00"}
-        return asyncio.run(eval_script.run(Machine(), script, str(tmp_path), texts, witness, Command(argv=[])))
+    def in_directory(script: str, test_patch: str = "") -> ExecResult:
+        texts, command = {"test_a.py": b"\x00", "new/test_b.py": b"new"}, Command(argv=[])
+        return asyncio.run(eval_script.run(Machine(), script, test_patch, str(tmp_path), texts, witness, command))
 
     return in_directory
 
@@ -93,15 +94,24 @@ words=(x "y z"); plain="it's \\$HOME"; export EXPORTED=1
 letters() { case $1 in +([a-z])) echo letters;; *) echo others;; esac; }
 mkdir -p "a directory"; cd "a directory"; umask 027
 set -o pipefail
+unset POLAR_GYM_IMAGE
+shopt -s expand_aliases; alias shouted='echo LOUD'
+set -C; base64() { echo no; }
+trap 'rm -rf ../temporary; echo echo the end' EXIT; mkdir ../temporary
 """
 SAME_STATE = """
 { shopt -q extglob && echo "${names[one]} ${names[two 2]} ${words[1]} $plain" && letters abc; } >> ../state
 (umask; basename "$PWD"; echo "$EXPORTED $-"; set -o | grep -E 'pipefail|nounset|errexit') >> ../state
+echo "${POLAR_GYM_IMAGE-unset} $(shouted) $(cd ..; echo temporary*)" >> ../state
 """
 
 
-def test_the_tests_run_in_the_state_of_the_lines_before(run: Run, tmp_path: Path) -> None:
-    """Guards against variables, functions, options and a directory that are set before the tests and lost in them."""
+def test_the_tests_run_in_the_state_of_the_lines_before(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against variables, functions, options, traps and a directory that are set before the tests and lost in
+    them, or that spoil the lines between."""
+    monkeypatch.setenv("POLAR_GYM_IMAGE", "of the image")
     result = run(SCRIPT.format("", STATE, SAME_STATE))
     said = (tmp_path / "state").read_text().splitlines()
     assert said[:3] == ["a b c", '"d" y z it\'s $HOME', "letters"], result.stdout.decode()
@@ -109,8 +119,10 @@ def test_the_tests_run_in_the_state_of_the_lines_before(run: Run, tmp_path: Path
     exported, flags = said[5].split()
     assert exported == "1"
     assert {*flags} >= {"u", "x"}
-    options = dict(line.split() for line in said[6:])
+    options = dict(line.split() for line in said[6:-1])
     assert options == {"errexit": "off", "nounset": "on", "pipefail": "on"}
+    assert said[-1] == "unset LOUD temporary"
+    assert not (tmp_path / "temporary").exists(), "the trap comes at the end of the tests"
 
 
 @pytest.mark.parametrize("end", ["exit 0", "kill -9 $$", "set -e; false"])
@@ -128,3 +140,75 @@ def test_programs_before_the_tests_cannot_read_the_script(run: Run, tmp_path: Pa
     assert (tmp_path / "argv").read_text() == "bash\n-s\n"
     assert (tmp_path / "rest").read_bytes() == b""
     assert END in result.stdout.decode()
+
+
+PATCH = """\
+diff --git a/new/test_b.py b/new/test_b.py
+new file mode 100644
+--- /dev/null
++++ b/new/test_b.py
+@@ -0,0 +1 @@
++the original
+"""
+DATA = """\
+diff --git a/data.txt b/data.txt
+new file mode 100644
+--- /dev/null
++++ b/data.txt
+@@ -0,0 +1 @@
++read by a test
+"""
+
+
+@pytest.mark.parametrize("test_patch", [PATCH, PATCH + DATA])
+def test_the_lines_before_the_tests_never_see_the_original_tests(test_patch: str, run: Run, tmp_path: Path) -> None:
+    """Guards against tested code that learns which of a test's copies is the original, from git's own filters."""
+    subprocess.run(["git", "init", "-q"], check=True)
+    applied = f"set -e; git apply -v - <<'EOF'\n{test_patch}EOF\nls -AR > seen; cat data.txt >> seen || :"
+    result = run(f"{applied}\n: '{START}'\nls -A > during\n: '{END}'", test_patch)
+    assert "test_b.py" not in (tmp_path / "seen").read_text()
+    assert ("read by a test" in (tmp_path / "seen").read_text()) == (DATA in test_patch)
+    assert (tmp_path / "new" / "test_b.py").read_text() == "new", result.stdout.decode()
+    assert ".polar-gym" not in (tmp_path / "during").read_text()
+
+
+def test_the_marks_stand_once_in_the_log(run: Run) -> None:
+    """Guards against reports that are read from the script's own text, or from lines before the tests."""
+    log = run(f"echo \"{START}\"; echo PASSED a; echo \"{END}\"\n: '{START}'\necho PASSED b\n: '{END}'").stdout.decode()
+    assert (log.count(START), log.count(END)) == (1, 1)
+    assert "PASSED b" in log.partition(START)[2].partition(END)[0]
+
+
+LEFT = """
+import ctypes, os, resource, signal, sys, time
+shell = os.getppid()
+if os.fork() == 0:
+    os.setsid()
+    {}
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        os.write(1, b"echo FORGED\\n")
+        time.sleep(0.001)
+    os._exit(0)
+time.sleep(0.3)
+"""
+WAYS = {
+    "stays": "",
+    "looks dead": "ctypes.CDLL(None).prctl(15, b'x) Z\\n', 0, 0, 0)",
+    "takes the shell's files": "resource.prlimit(shell, resource.RLIMIT_NOFILE, (3, 3))",
+}
+
+
+@pytest.mark.parametrize("options", ["", "set -euf"])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_process_that_is_left_writes_the_state(way: str, options: str, tmp_path: Path) -> None:
+    """Guards against tested code that is still alive, and whose output the tests' shell would run."""
+    need_bubblewrap()
+    (tmp_path / "left.py").write_text(LEFT.format(WAYS[way]))
+    script = eval_script.preparing(f"{options}\ncd {tmp_path}; python3 left.py\n: '{START}'\n: '{END}'", "MARK")
+    argv = ["bwrap", "--die-with-parent", "--unshare-pid", *("--bind", "/", "/", "--proc", "/proc", "--dev", "/dev")]
+    ended = subprocess.run([*argv, "bash", "-s"], input=script.encode(), capture_output=True, check=False, timeout=240)
+    _, found, state = ended.stdout.rpartition(b"MARK\n")
+    assert b"FORGED" in ended.stdout
+    assert not (found and b"FORGED" in state)
+    assert bool(found) == ("shell" not in way), ended.stdout.decode()
