@@ -53,9 +53,9 @@ def compare(old: Path, new: Path) -> Comparison:
         sources = [path for path in changed if path not in tests and _below(path, packages)]
         modules = [path for path in tests if is_test_module(path) and (new / path).is_file()]
         if not sources:
-            raise CurationError("no source file changed between these releases; choose others")
+            raise CurationError("no source file changed between the two trees; choose others")
         if not modules:
-            raise CurationError("no test file changed between these releases, or the sdists hold none; choose others")
+            raise CurationError("no test module changed between the two trees (an sdist may hold none); choose others")
         return Comparison(
             base_commit=base_commit,
             patch=diff("--", *sources),

@@ -69,7 +69,7 @@ def test_a_source_layout_is_found(tmp_path):
 
 @pytest.mark.parametrize(
     ("same", "message"),
-    [("thing___INIT_DOT_py", "no source file changed"), ("tests__test_thing_DOT_py", "no test file changed")],
+    [("thing___INIT_DOT_py", "no source file changed"), ("tests__test_thing_DOT_py", "no test module changed")],
 )
 def test_releases_without_a_change_in_sources_or_tests_are_no_task(tmp_path, same, message):
     names = ("thing___INIT_DOT_py", "tests__test_thing_DOT_py")
