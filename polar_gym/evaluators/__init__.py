@@ -44,11 +44,12 @@ class SuspectError(Exception):
     `result` counts if grading without the changes comes to its end.
     """
 
-    def __init__(self, result: EvaluationResult, *, unwitnessed: EvaluationResult | None = None) -> None:
+    def __init__(self, result: EvaluationResult, *, believed: EvaluationResult | None = None) -> None:
         super().__init__(result.detail)
         self.result = result
-        self.unwitnessed = unwitnessed
-        """Counts instead of `result` if the run without the changes is `Progress.unwitnessed` too; None: `result`."""
+        self.believed = believed
+        """Counts instead of `result` if the run without the changes gives rise to the same `Progress.doubts`; None:
+        `result`."""
 
 
 @dataclass(slots=True)
@@ -61,8 +62,8 @@ class Progress:
     """Files that the harness changed and that do not belong to the task."""
     not_counted: list[str] = field(default_factory=list)
     """Files that the harness changed although they belong to the task."""
-    unwitnessed: bool = False
-    """The tests ran and told the witness nothing."""
+    doubts: set[str] = field(default_factory=set)
+    """Facts that speak against a success, unless they hold without the harness's changes too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

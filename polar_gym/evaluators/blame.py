@@ -5,10 +5,10 @@ the grader is at fault in two cases only. Either the failure happened before the
 sandbox, or it happens without the diff too. For the second case, the same evaluator grades the pristine workspace
 (the control run), and only whether it comes to its end counts.
 
-The control run is needed only where the first run was cut short, or where the tests passed and told the witness
-nothing. A runner that the witness does not know tells the witness nothing without the diff either. If the control run
-reports no test at all (the hidden tests import a name that only a solution has), its silence proves nothing, and the
-run is masked.
+The control run is needed only where the first run was cut short, or where the tests passed and a doubt is left
+(`Progress.doubts`): they told the witness nothing, or files that steer the tests changed before they ran. A runner that
+the witness does not know tells the witness nothing without the diff either. If the control run reports no test at all
+(the hidden tests import a name that only a solution has), its silence proves nothing, and the run is masked.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
         except Exception as error:  # noqa: BLE001
             failure, reason = error, _say(error, context, deadline_seconds)
     if isinstance(failure, SuspectError):
-        return failure.unwitnessed if failure.unwitnessed and control.progress.unwitnessed else failure.result
+        same = context.progress.doubts <= control.progress.doubts
+        return failure.believed if failure.believed and same else failure.result
     return EvaluationResult(
         evaluator=context.request.evaluator.name,
         reward=0.0,

@@ -16,7 +16,7 @@ import posixpath
 import secrets
 import shlex
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 
 from polar_gym.evaluators.patch import file_changes
 from polar_gym.evaluators.swebench_report import END, EXIT_CODE, START
@@ -75,8 +75,10 @@ async def run(
     texts: Mapping[str, bytes],
     witness: Witness,
     command: Command,
-) -> ExecResult:
-    """Run a script with other texts of its test files, and return its output: stderr is in stdout.
+    look: Callable[[], Awaitable[frozenset[str]]],
+) -> tuple[ExecResult, frozenset[str]]:
+    """Run a script with other texts of its test files. Return its output, with stderr in stdout, and what `look` saw
+    before and after the lines before the tests, without what it saw both times.
 
     `texts`: path in the workspace -> content. `test_patch`: the patch that the script applies. `command` gives the
     environment and the time limit of the whole. A line after the tests prints the tests' exit code. Raises
@@ -84,16 +86,18 @@ async def run(
     """
     begun, mark = time.monotonic(), secrets.token_hex(16)
     script = without_tests(script, test_patch, texts, _place_holder(mark))
+    before = await look()
     prepared = await sandbox.exec(_bash(command, preparing(script, mark)))
     log, found, state = prepared.stdout.rpartition(f"{mark}\n".encode())
     if prepared.timed_out or not found:
-        return prepared
+        return prepared, frozenset()
+    differing = before ^ await look()
     for forged in (START, END, _COPY):  # only the second command says these
         log = log.replace(forged.encode(), b"")
     left = max(1.0, command.timeout_seconds - (time.monotonic() - begun))
     testing_script = testing(script, workspace, texts, witness, state, mark)
     tested = await sandbox.exec(_bash(dataclasses.replace(command, timeout_seconds=left), testing_script))
-    return dataclasses.replace(tested, stdout=log + tested.stdout)
+    return dataclasses.replace(tested, stdout=log + tested.stdout), differing
 
 
 def without_tests(script: str, test_patch: str, files: Container[str], place_holder: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.patch import unquoted
@@ -22,6 +22,14 @@ git diff-index --cached --name-only --no-renames HEAD
 rm /tmp/polar-gym-test.patch
 """
 """Applies the test patch and lists the paths that the patch touches, old names of renamed files included."""
+
+_LIST_FILES = r"""
+find . -name .git -prune -o -type f -size -20480 -print0
+printf '//\0'
+find . -name .git -prune -o \( -type l -o -type f -size +20479 \) -print0
+"""
+"""Prints the files of a workspace: those of less than 10 MB, `//`, links and the other files. Reading a link could take
+as long as its target likes, a pipe's for instance."""
 
 _READ = """
 git() { command git -c safe.directory='*' "$@"; }
@@ -95,6 +103,20 @@ async def importable_modules(sandbox: Sandbox) -> list[str]:
     Raises `EvaluatorError`.
     """
     return (await _shell(sandbox, "Python does not list its modules", LIST_MODULES, *OF_RUNNERS)).decode().split()
+
+
+async def digests(sandbox: Sandbox, chosen: Callable[[str], bool]) -> frozenset[str]:
+    """Return `DIGEST  PATH` of those files of the workspace that are chosen by their paths. Of links and large files,
+    return the path alone. Raises `SandboxError`."""
+    listed = await sandbox.exec(Command(argv=["sh", "-c", _LIST_FILES], output_limit=128 * 1024 * 1024))
+    names = [name.removeprefix("./") for name in listed.stdout.decode(errors="surrogateescape").split("\0")]
+    short = names.index("//") if "//" in names else len(names)
+    read, unread = ([name for name in part if name and chosen(name)] for part in (names[:short], names[short + 1 :]))
+    if not read:
+        return frozenset(unread)
+    stdin = "\0".join(read).encode(errors="surrogateescape")
+    told = await sandbox.exec(Command(argv=["xargs", "-0", "sha256sum", "--"], stdin=stdin))
+    return frozenset([*told.stdout.decode(errors="replace").splitlines(), *unread])
 
 
 async def write(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) -> None:

@@ -29,6 +29,7 @@ _TEST_MODULE = re.compile(r"test.*|.*_tests?|tests?")
 _PATH_IN_ID = re.compile(r"([^\s:]+\.\w+)(?:::|$)")
 _HERE_DOCUMENT = re.compile(r"<<-?[ ]*(['\"]?)(\w+)\1([^\n]*\n).*?^\t*\2$", re.MULTILINE | re.DOTALL)
 _SOURCE_ROOTS = ("src", "lib")
+_METADATA = re.compile(r".*\.(egg|egg-info|dist-info)", re.IGNORECASE)
 
 
 class TaskFiles:
@@ -71,6 +72,18 @@ class TaskFiles:
             or (not change.new and str(path) in self._named_by_command)
             or self._holds_tests(path)
         )
+
+    def steers(self, file: str) -> bool:
+        """Return whether a file of the workspace steers the tests, or is a helper of theirs. Metadata that a build
+        writes does not, except for entry points."""
+        path = PurePosixPath(file)
+        if path.suffix in (".pyc", ".pyo") or "node_modules" in path.parts:
+            return False
+        if any(_METADATA.fullmatch(part) for part in path.parts):
+            return path.name == "entry_points.txt"
+        helps = path.suffix == ".py" and any(str(parent) in self._directories for parent in path.parents)
+        change = FileChange(path=file.encode(errors="surrogateescape"), new=False, section=b"")
+        return file not in self.test_files and (helps or steers(change, path, self._programs))
 
     def _hides_a_module(self, path: PurePosixPath, *, link: bool) -> bool:
         """Return whether Python would import this new file in place of a module that is not the workspace's."""

@@ -18,8 +18,9 @@ import dataclasses
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -136,6 +137,9 @@ class SweOptions(Options):
         return bool(_WITNESSED.search(self.command)) and "tox" not in self.command
 
 
+_UNWITNESSED = "the witness heard of no test"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run of the tests: its output, the witness's record, and the tests that were put in."""
@@ -145,6 +149,8 @@ class Run:
     twins: Twins
     changed: Sequence[str]
     """Hidden test files that changed while the tests ran."""
+    steered: Collection[str] = ()
+    """Digests of files that steer the tests, before and after the lines of an eval script that changed them."""
 
 
 class Swe:
@@ -169,9 +175,9 @@ class Swe:
             try:
                 again = await self._grade(context, run, turn)
             except SuspectError as error:
-                if error.unwitnessed is None:
+                if error.believed is None:
                     raise
-                again, doubt = error.unwitnessed, doubt or error
+                again, doubt = error.believed, doubt or error
             if graded is not None and not again.resolved:
                 detail = f"in run {turn + 1}, with other twins: {again.detail}"
                 return graded.model_copy(update={"reward": 0.0, "resolved": False, "detail": detail, "log": again.log})
@@ -212,29 +218,31 @@ class Swe:
                 await witness.place(sandbox)
             if problem := await carry(context, sandbox, files.protects):
                 return self._worthless(problem)
-            result = await self._execute(sandbox, twins.texts, witness, context.request)
+            result, steered = await self._execute(sandbox, twins.texts, witness, context.request, files)
             testimony = await witness.hear(sandbox, context.progress.counted)
             # An eval script puts the files of the base commit back after the tests.
             changed = [] if options.eval_script else await hidden_tests.changed(sandbox, workspace, twins.texts)
         if context.control:  # without the harness's changes, altered tests pass and fail as they like
             twins = dataclasses.replace(twins, altered=())
-        return Run(result=result, testimony=testimony, twins=twins, changed=changed)
+        return Run(result=result, testimony=testimony, twins=twins, changed=changed, steered=steered)
 
     def _wants_canary(self) -> bool:
         options = self._options
         return options.canary == "auto" and options.eval_type == "pass_and_fail" and runs_whole_files(options.command)
 
     async def _execute(
-        self, sandbox: Sandbox, texts: Mapping[str, bytes], witness: Witness, request: TaskRequest
-    ) -> ExecResult:
-        """Run the tests. An eval script puts the test files and the witness in place itself."""
+        self, sandbox: Sandbox, texts: Mapping[str, bytes], witness: Witness, request: TaskRequest, files: TaskFiles
+    ) -> tuple[ExecResult, Collection[str]]:
+        """Run the tests. An eval script puts the test files and the witness in place itself. Return the output, and
+        the `Run.steered`."""
         argv = ["sh", "-c", f"{under_witness(witness.directory)}; {self._options.test_command}"]
         timeout = request.evaluator.timeout_seconds
         command = Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout)
         if script := self._options.eval_script:
+            look = partial(hidden_tests.digests, sandbox, files.steers)
             workspace, patch = request.runtime.workspace.path, self._options.test_patch
-            return await eval_script.run(sandbox, script, patch, workspace, texts, witness, command)
-        return await sandbox.exec(command)
+            return await eval_script.run(sandbox, script, patch, workspace, texts, witness, command, look)
+        return await sandbox.exec(command), ()
 
     async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:
         """Return the result of a run.
@@ -245,8 +253,9 @@ class Swe:
         changes. After the first turn only FAIL_TO_PASS counts: the other tests, which may be flaky, have passed.
         """
         options, timeout, result = self._options, context.request.evaluator.timeout_seconds, run.result
-        context.progress.unwitnessed = run.testimony.silent and not options.witnessed and not result.timed_out
-        testimony = Testimony() if context.progress.unwitnessed else run.testimony
+        unwitnessed = run.testimony.silent and not options.witnessed and not result.timed_out
+        context.progress.doubts.update(run.steered, [_UNWITNESSED] if unwitnessed else [])
+        testimony = Testimony() if unwitnessed else run.testimony
         log = full_log(run.result)
         verdict = await self.read(context, dataclasses.replace(run, testimony=testimony), all_tests=not turn)
         ended = f"the tests {how_it_ended(result, timeout)}"
@@ -268,9 +277,10 @@ class Swe:
         graded = self._result(verdict, problem, log, ended)
         if problem and (verdict.resolved or (context.control and verdict.ran)):
             raise SuspectError(graded)
-        if graded.resolved and context.progress.unwitnessed:
-            doubt = "the witness heard of no test, which it does without the harness's changes"
-            raise SuspectError(self._result(verdict, doubt, log, ended), unwitnessed=graded)
+        if graded.resolved and (doubts := context.progress.doubts):
+            told = [_UNWITNESSED] if doubts == {_UNWITNESSED} else sorted(doubts - {_UNWITNESSED})[:3]
+            doubt = f"not so without the harness's changes: {', '.join(told)}"
+            raise SuspectError(self._result(verdict, doubt, log, ended), believed=graded)
         return graded
 
     async def read(self, context: EvaluationContext, run: Run, *, all_tests: bool = True) -> Verdict:

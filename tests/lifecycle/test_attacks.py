@@ -92,6 +92,27 @@ async def test_honest_solution_is_rewarded(bench: Bench, ground: Ground) -> None
     assert set(result.tests) == {*task.FAIL_TO_PASS, *task.PASS_TO_PASS}
 
 
+async def test_without_twins_no_code_may_steer_the_runner_before_the_tests(bench: Bench) -> None:
+    """Guards against a conftest.py that comes into being while an eval script prepares the tests. Twins notice it."""
+    needs("swebench", bench)
+    task = task_for("swebench", bench.directory)
+    diff = await bench.diff_after(task, preparation.STEERING.script("swebench"))
+    result = await bench.evaluate(task, diff, twins={})
+    assert (result.reward, result.resolved) == (0.0, False), result.log
+    assert result.detail.endswith("  conftest.py")
+
+
+async def test_a_script_may_steer_the_runner_itself(bench: Bench) -> None:
+    """Guards against a right solution that is worth nothing because the script itself writes configuration."""
+    needs("swebench", bench)
+    task = task_for("swebench", bench.directory)
+    lines = "printf '[pytest]\\nconsole_output_style = count\\n' > pytest.ini; ln -s pytest.ini tox.ini\n"
+    script = task.eval_script.replace("python3 setup.py", f"{lines}python3 setup.py")
+    task = task.model_copy(update={"eval_script": script})
+    result = await bench.evaluate(task, task.patch.encode())
+    assert (result.reward, result.resolved) == (1.0, True), result.log
+
+
 XFAILS = """
 import unittest
 import pytest

@@ -47,6 +47,10 @@ class Machine:
         raise NotImplementedError
 
 
+async def see_nothing() -> frozenset[str]:
+    return frozenset()
+
+
 @pytest.fixture
 def witness(tmp_path: Path) -> Witness:
     made = Witness()
@@ -63,7 +67,8 @@ def run(tmp_path: Path, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> Ru
 
     def in_directory(script: str, test_patch: str = "") -> ExecResult:
         texts, command = {"test_a.py": b"\x00", "new/test_b.py": b"new"}, Command(argv=[])
-        return asyncio.run(eval_script.run(Machine(), script, test_patch, str(tmp_path), texts, witness, command))
+        running = eval_script.run(Machine(), script, test_patch, str(tmp_path), texts, witness, command, see_nothing)
+        return asyncio.run(running)[0]
 
     return in_directory
 
