@@ -79,7 +79,10 @@ async def trainer(server: VllmServer, node: Node) -> AsyncIterator[Trainer]:
 async def update_during_a_call(
     engine: VllmEngine, server: VllmServer, weights: Path, directory: Path
 ) -> list[ModelCall]:
-    """A short call, and one that continues it, in the middle of which the weights change."""
+    """A short call, and one that continues it, in the middle of which the weights change.
+
+    A third one, which is not returned, goes on under the new weights alone: guards against a prefix in the server's
+    cache that other weights computed."""
     async with (
         running_session(engine, directory, SEEDED) as (node, capture),
         trainer(server, node) as training,
@@ -98,9 +101,13 @@ async def update_during_a_call(
             second = asyncio.create_task(ask([LONG_MESSAGE, first, {"role": "user", "content": "Go on."}], LONG))
             await training.pause_once_sampled(before + BEGUN)
         await training.update(weights, "2")
-        await second
+        turns = [LONG_MESSAGE, first, {"role": "user", "content": "Go on."}, await second]
         again = await engine.score(np.concatenate([capture.calls[1].prompt_ids, capture.calls[1].response_ids]))
-    calls = capture.calls
+        await ask([*turns, {"role": "user", "content": "Go on."}], 8)
+        third = capture.calls[2]
+        scored = await engine.score(np.concatenate([third.prompt_ids, third.response_ids]))
+    assert np.abs(scored[len(third.prompt_ids) :] - third.logprobs).max() < 1e-3
+    calls = capture.calls[:2]
     assert [call.continuation for call in calls] == ["root", "spliced"]
     start = len(calls[1].prompt_ids)
     assert np.abs(again[start : start + BEGUN] - calls[1].logprobs[:BEGUN]).mean() > 0.1, "the weights are other ones"

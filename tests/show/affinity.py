@@ -2,8 +2,8 @@
 
 The model is tiny and random, and vLLM's own grammar makes it run commands (`steered_engine`). The same sessions run
 again and again. *stay*: each with its server. *scattered*: each call on the next server, as a plain load balancer does.
-*updated*: when half of the calls are done, the servers get new weights one after another, while they sample. *reset*:
-the same without `cache_salt`: only a reset of the servers' caches keeps the tokens of old weights out. *killed*:
+*updated*: when half of the calls are done, the servers get new weights one after another, while they sample, and empty
+their caches. *salted*: the same with `cache_salt`, as where a server does not say that its caches are empty. *killed*:
 as *updated*, but one server is killed by SIGKILL before, and started again after, with its first weights.
 """
 
@@ -56,7 +56,7 @@ GOAL = 0.98
 BLOCK = "32"
 """Tokens of a block of the servers' cache. vLLM's default is 16 on GPUs, and 128 on a CPU, which prefers multiples of
 32."""
-STAY, SCATTERED, UPDATED, RESET, KILLED = "stay", "scattered", "updated", "reset", "killed"
+STAY, SCATTERED, UPDATED, SALTED, KILLED = "stay", "scattered", "updated", "salted", "killed"
 
 
 @dataclass(slots=True)
@@ -99,13 +99,14 @@ class ScatteredReplicas(SteeredReplicas):
         return self.replicas[next(self._turns)].engine
 
 
-class UnsaltedEngine(SteeredEngine):
+class SaltedEngine(SteeredEngine):
     def _chat_body(self, request: ChatRequest, fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in super()._chat_body(request, fields).items() if name != "cache_salt"}
+        salt = {} if self.weight_version is None else {"cache_salt": self.weight_version}
+        return {**super()._chat_body(request, fields), **salt}
 
 
-class UnsaltedReplicas(SteeredReplicas):
-    make = UnsaltedEngine
+class SaltedReplicas(SteeredReplicas):
+    make = SaltedEngine
 
 
 async def play(
@@ -116,7 +117,7 @@ async def play(
     meanwhile: Callable[[Node, Round], Coroutine[Any, Any, None]] | None = None,
 ) -> Round:
     """Run all sessions at once."""
-    engine = {SCATTERED: ScatteredReplicas, RESET: UnsaltedReplicas}.get(name, SteeredReplicas)
+    engine = {SCATTERED: ScatteredReplicas, SALTED: SaltedReplicas}.get(name, SteeredReplicas)
     common = [
         "harness.profile=lean",
         "harness.max_output_tokens=512",
@@ -252,7 +253,7 @@ async def show(options: argparse.Namespace, result: Result) -> None:
         half = len(rounds[0].calls) // 2
         if not options.quick:
             rounds.append(await play(SCATTERED, urls, options, directory / SCATTERED))
-            for name, weights in ((UPDATED, "other"), (RESET, "model")):
+            for name, weights in ((UPDATED, "other"), (SALTED, "model")):
                 meanwhile = partial(update, half=half, urls=urls, weights=directory / weights)
                 rounds.append(await play(name, urls, options, directory / name, meanwhile))
         port = int(urls[0].rpartition(":")[2])

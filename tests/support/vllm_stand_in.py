@@ -106,6 +106,8 @@ class LeavingServer:
         """The requests for answers, with their headers."""
         self.orders: list[tuple[str, dict[str, Any]]] = []
         """Requests that bring new weights."""
+        self.says_of_caches = b""
+        """The answer to `/reset_prefix_cache`."""
         self.die_on_the_next = False
         self._runner: web.AppRunner | None = None
 
@@ -123,7 +125,7 @@ class LeavingServer:
 
     async def _order(self, request: web.Request) -> web.Response:
         self.orders.append((request.path, await request.json()))
-        return web.Response()
+        return web.Response(body=self.says_of_caches if request.path == "/reset_prefix_cache" else b"")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -108,6 +108,9 @@ class VllmEngine:
         self.own_grammar: OwnGrammar | None = None
         self.path: Literal["chat", "generate", "plain"] = "plain"
         self.weight_version: str | None = None
+        self._version_of_caches: str | None = None
+        """The weights under which all of the prefix caches was computed; None: not known, or those of the start. A
+        `cache_salt` would keep a call from what calls in flight at the update computed anew."""
         self._abort: str | None = None
         """The server's route that aborts requests."""
         self._base: str | None = None
@@ -233,7 +236,7 @@ class VllmEngine:
         interval = self._options.stream_interval
         body["stream_interval"] = min(interval, READ_ALONG_INTERVAL) if request.stream else interval
         body["return_weight_versions"] = True  # from vLLM 0.33 on
-        if self.weight_version is not None:
+        if self.weight_version != self._version_of_caches:
             body["cache_salt"] = self.weight_version  # the cache of other weights must not be used
         return body
 
@@ -246,8 +249,9 @@ class VllmEngine:
 
     async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
         """See `polar_gym.engines.Updating`."""
-        await reload(self.http, weights, version)
+        emptied = await reload(self.http, weights, version)
         self.weight_version = version
+        self._version_of_caches = version if emptied else None
 
     def _warn_of_logprobs(self, sampling: Sampling) -> None:
         problem = logprobs_problem(self.logprobs_mode, sampling)

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 
 
-async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) -> None:
-    """Have vLLM read a directory, and name the weights. Calls are paused meanwhile. vLLM does not say whether
-    it computes their keys and values again: vLLM 0.32 on CPU does. Raises `EngineError`."""
+async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) -> bool:
+    """Have vLLM read a directory, and name the weights. Return whether vLLM says that it emptied its prefix caches.
+
+    Calls are paused meanwhile. vLLM does not say whether it computes their keys and values again: vLLM 0.32 on CPU
+    does. Raises `EngineError`."""
     if not isinstance(weights, Path):
         raise EngineError(400, "engine=vllm reads weights from a directory: save the model, and give the path")
     try:
@@ -25,7 +29,16 @@ async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) ->
     try:
         order = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
         await http.post_raw("/collective_rpc", order)
-        await http.post_raw("/reset_prefix_cache", {})
+        said = await http.post_raw("/reset_prefix_cache?reset_external=true", {})
         await http.post_raw("/update_weight_version", {"new_version": version})
     finally:
         await http.post_raw("/resume", {})
+    return _says_success(said)
+
+
+def _says_success(said: bytes) -> bool:
+    """Return whether an answer has `success`; those of earlier versions are empty."""
+    try:
+        return orjson.loads(said).get("success") is True
+    except (orjson.JSONDecodeError, AttributeError):
+        return False

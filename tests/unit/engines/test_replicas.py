@@ -387,6 +387,28 @@ async def test_a_version_may_be_that_of_one_server() -> None:
         assert set(engine.versions.values()) == {"2"}
 
 
+@pytest.mark.parametrize("says", [b'{"success":true}', b'{"success":false}', b""])
+async def test_only_caches_that_may_hold_other_weights_are_salted(says: bytes, tmp_path: Path) -> None:
+    """Guards against prefixes of other weights, and against a salt where there are none: it would keep calls from what
+    the calls in flight at the update computed anew."""
+    server = LeavingServer()
+    server.says_of_caches = says
+    async with started(server) as engine:
+
+        async def salt() -> str | None:
+            await engine.replicas[0].engine.chat(REQUEST, Sampling())
+            return server.chats[-1].get("cache_salt")
+
+        salts = [await salt()]
+        for version in ("1", "2"):
+            await engine.set_weights(tmp_path, version)
+            engine.name_weights(version)
+            salts.append(await salt())
+        engine.name_weights("3")  # by a trainer that loaded these itself
+        salts.append(await salt())
+    assert salts == [None, None, None, "3"] if says == b'{"success":true}' else [None, "1", "2", "3"]
+
+
 async def test_servers_of_a_list_must_be_alike() -> None:
     with pytest.raises(
         EngineError, match=r"engine\.url: http://\S+ has model='n' and http://\S+ had model='m' at first; "
