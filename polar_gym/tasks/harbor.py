@@ -267,11 +267,16 @@ def _wants_internet(toml: _Toml) -> bool:
 
 
 def _workdir(dockerfile: str) -> str:
-    """Return the working directory that a Dockerfile's last stage sets. Raises `ValueError` where it sets none."""
-    workdir, user = "", "root"
+    """Return the working directory that a Dockerfile's last stage sets, or has from a stage before. Raises
+    `ValueError` where it has none."""
+    stages: dict[str, tuple[str, str]] = {}
+    stage, workdir, user = "", "", "root"
     for name, value in _INSTRUCTION.findall(dockerfile):
         if name.upper() == "FROM":
-            workdir, user = "", "root"
+            stages[stage] = workdir, user
+            image, *rest = [word.lower() for word in value.split() if not word.startswith("--")] or [""]
+            workdir, user = stages.get(image, ("", "root"))
+            stage = rest[1] if len(rest) > 1 else ""
         elif name.upper() == "USER":
             user = value
         else:

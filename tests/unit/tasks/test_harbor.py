@@ -100,7 +100,8 @@ def test_a_published_image_is_used_unless_it_is_to_be_built(tmp_path: Path) -> N
 
 def test_the_last_stage_says_the_working_directory(tmp_path: Path) -> None:
     directory = write_task(
-        tmp_path, dockerfile="FROM a AS b\nUSER nobody\nWORKDIR /x\nFROM b\nWORKDIR /srv\nworkdir app\nUSER 0:0\n"
+        tmp_path,
+        dockerfile="FROM a AS b\nUSER nobody\nWORKDIR /srv\nFROM --platform=linux/amd64 B\nworkdir app\nUSER 0:0\n",
     )
     (task,) = load(directory)
     assert task.workspace_path == "/srv/app"
@@ -151,6 +152,7 @@ def test_what_would_mean_something_else_is_refused(tmp_path: Path, toml: str) ->
         (lambda task: (task / "environment/docker-compose.yaml").write_text(""), "several containers"),
         (lambda task: (task / "environment/Dockerfile").write_text("FROM a\n"), "WORKDIR='' is not an absolute path"),
         (lambda task: (task / "environment/Dockerfile").write_text("FROM a\nUSER dev\nWORKDIR /a\n"), "USER dev"),
+        (lambda task: (task / "environment/Dockerfile").write_text("FROM a AS b\nUSER dev\nFROM b\n"), "USER dev"),
         (lambda task: (task / "task.toml").write_bytes(b"\xff"), "can't decode"),
     ],
 )
