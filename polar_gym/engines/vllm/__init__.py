@@ -109,7 +109,7 @@ class VllmEngine:
         self.path: Literal["chat", "generate", "plain"] = "plain"
         self.weight_version: str | None = None
         self._version_of_caches: str | None = None
-        """The weights under which all of the prefix caches was computed; None: not known, or those of the start. A
+        """The weights under which all of the prefix caches were computed; None: not known, or those of the start. A
         `cache_salt` would keep a call from what calls in flight at the update computed anew."""
         self._abort: str | None = None
         """The server's route that aborts requests."""
@@ -121,6 +121,7 @@ class VllmEngine:
     async def start(self) -> None:
         """See `polar_gym.engines.replicas.Server`."""
         self.http.open()
+        self._version_of_caches = None  # the server may have begun anew
         if self.takes_prefix_only:
             await self._start_with_nemo_rl()
             return
