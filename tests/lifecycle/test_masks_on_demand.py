@@ -24,7 +24,7 @@ from polar_gym.runtimes import Command, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.runtimes.kernel.disk import Disk, DiskFullError
 from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
-from polar_gym.splicing.plan import Splicer
+from polar_gym.splicing.terms import Terms
 from tests.lifecycle.runtime_kinds import started
 from tests.support.calls import make_call
 from tests.support.requirements import need, need_bubblewrap
@@ -97,10 +97,10 @@ class Fragile:
 
 @asynccontextmanager
 async def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    async def nothing_to_ask(self: Splicer) -> None:
+    async def nothing_to_ask(self: Terms) -> None:
         """This server has no templates."""
 
-    monkeypatch.setattr(Splicer, "probe", nothing_to_ask)
+    monkeypatch.setattr(Terms, "probe", nothing_to_ask)
     server = Fragile()
     await server.up()
     engine = VllmEngine(VllmOptions(url=server.url, patience_seconds=0.5))
