@@ -137,7 +137,8 @@ def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
     )
     make_rows = CONTROL_ROWS.get(unit.control, rows_of)
     if unit.control in SAME_START:
-        copy_start(directory / dataclasses.replace(unit, control="").name, directory / unit.name)
+        same = (dataclasses.replace(unit, control=control).name for control in ("", *SAME_START))
+        copy_start([directory / name for name in same], directory / unit.name)
     if unit.control == "shifted":
         refuse(directory / unit.name, dataclasses.replace(plan, grpo=Settings()), configs(first, more), say)
     return Run(directory / unit.name, plan, configs(first, more), say, make_rows).go()
@@ -146,7 +147,7 @@ def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
 def refuse(directory: Path, plan: Plan, own: dict[str, RunConfig], say: Callable[[str], None]) -> None:
     """Raise `AssertionError` if the loop trains on shifted logprobs when its check is on."""
     with tempfile.TemporaryDirectory(dir=directory.parent) as name:
-        copy_start(directory, Path(name))
+        copy_start([directory], Path(name))
         try:
             Run(Path(name), plan, own, say, shifted).go()
         except LogprobsDifferError as error:
@@ -155,12 +156,16 @@ def refuse(directory: Path, plan: Plan, own: dict[str, RunConfig], say: Callable
     raise AssertionError("the loop did not refuse shifted logprobs")
 
 
-def copy_start(base: Path, target: Path) -> None:
-    """Give a control that has not begun the evaluations of its start model, which are those of the unit beside it."""
-    if (base / "steps.jsonl").exists() and not (target / "steps.jsonl").exists():
-        lines = [line for line in read_rows(base / "steps.jsonl") if line.get("evaluated") == 0]
-        target.mkdir(exist_ok=True)
-        (target / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+def copy_start(others: Sequence[Path], target: Path) -> None:
+    """Give a run that has not begun the evaluations of its start model, where another of the runs has both."""
+    if (target / "steps.jsonl").exists():
+        return
+    for other in others:
+        lines = read_rows(other / "steps.jsonl") if (other / "steps.jsonl").exists() else []
+        if len(evaluated := [line for line in lines if line.get("evaluated") == 0]) == 2:
+            target.mkdir(exist_ok=True)
+            (target / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+            return
 
 
 def start_model(unit: Unit, directory: Path, say: Callable[[str], None]) -> Path:
