@@ -145,12 +145,19 @@ def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
 
 
 def refuse(directory: Path, plan: Plan, own: dict[str, RunConfig], say: Callable[[str], None]) -> None:
-    """Raise `AssertionError` if the loop trains on shifted logprobs when its check is on."""
+    """Have the loop, with its check on, refuse shifted logprobs, and add its words to the lines of the run. Raises
+    `AssertionError` if the loop trains on them."""
+    written = directory / "steps.jsonl"
+    if written.exists() and any("refused" in line for line in read_rows(written)):
+        return
     with tempfile.TemporaryDirectory(dir=directory.parent) as name:
         copy_start([directory], Path(name))
         try:
             Run(Path(name), plan, own, say, shifted).go()
         except LogprobsDifferError as error:
+            copy_start([Path(name)], directory)
+            with written.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"refused": str(error)}) + "\n")
             say(f"refused before the first update: {error}")
             return
     raise AssertionError("the loop did not refuse shifted logprobs")
@@ -164,7 +171,8 @@ def copy_start(others: Sequence[Path], target: Path) -> None:
         lines = read_rows(other / "steps.jsonl") if (other / "steps.jsonl").exists() else []
         if len(evaluated := [line for line in lines if line.get("evaluated") == 0]) == 2:
             target.mkdir(exist_ok=True)
-            (target / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+            text = "".join(json.dumps(line) + "\n" for line in evaluated)
+            (target / "steps.jsonl").write_text(text, encoding="utf-8")
             return
 
 

@@ -53,9 +53,13 @@ def same_for_more(base: Lines, own: Lines) -> bool:
     return together and tokens[1] >= 5 * tokens[0]
 
 
+def refused_and_worse(base: Lines, own: Lines) -> bool:
+    return any("refused" in line for line in own) and worse(base, own)
+
+
 CONTROLS: dict[str, tuple[str, Callable[[Lines, Lines], bool]]] = {
     "shuffled": ("rewards that are dealt out at random teach nothing", lambda base, own: end(own)["reward"] < 0.3),
-    "shifted": ("logprobs at the wrong tokens teach less", worse),
+    "shifted": ("logprobs at the wrong tokens are refused before the first update, and teach less", refused_and_worse),
     "tool_output": ("training the tools' output, too, is worse", worse),
     "per_request": ("per_request ends where prefix_merging does, for 5 times the forward tokens", same_for_more),
     "main_trace": ("training the last trace alone is worse than training all", worse),
