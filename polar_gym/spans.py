@@ -1,8 +1,9 @@
 """OpenTelemetry spans of finished sessions: one for the session, and below it one for each stage and each model call.
 
 Names and attributes follow OpenTelemetry's conventions for generative AI: `invoke_agent` is the session, `chat` a call,
-`gen_ai.evaluation.result` the reward. Other attributes begin with `polar_gym.`. No text of a conversation is sent.
-Stages follow one another from the session's beginning, each as long as `Timing` says.
+`gen_ai.evaluation.result` the reward. Other attributes begin with `polar_gym.`. A conversation's messages are not sent;
+why a session or a call failed is, and may quote what the harness printed. Stages follow one another from the session's
+beginning, each as long as `Timing` says.
 
 Where a program has set up an SDK, its provider gets the spans. Else they go to an OTLP collector over HTTP, which the
 variables `OTEL_EXPORTER_OTLP_*` and `OTEL_SERVICE_NAME` name.

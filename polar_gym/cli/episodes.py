@@ -58,7 +58,7 @@ def reuse(
 ) -> None:
     """Show how many prompt tokens came from the engine's prefix cache, of those that could, and why others did not.
 
-    Needs the run's journals (rollout.state=DIR), and vLLM with --enable-prompt-tokens-details.
+    Needs the run's journals (rollout.state), and vLLM with --enable-prompt-tokens-details.
     """
     sums, block, silent = reuse_by_harness(files, block_size)
     console.print(reuse_table(sums))

@@ -25,6 +25,6 @@ def read_calls(episode: Episode) -> list[ModelCall]:
     if journal is None or not Path(journal).is_file():
         raise ConfigError(
             f"session {episode.session.session_id}: its journal {journal!r} is not there; use the machine of the "
-            "rollout, and roll out with rollout.state=DIR, which keeps the captured calls"
+            "rollout, and keep its rollout.state (gym.make keeps it only where it is set)"
         )
     return read_journal(Path(journal))

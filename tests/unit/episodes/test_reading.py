@@ -76,5 +76,5 @@ def test_an_episode_that_does_not_fit_is_refused_by_its_field(
 
 def test_an_episode_whose_journal_is_gone_is_named() -> None:
     (episode,) = read_episodes(OLD / "episode.jsonl")
-    with pytest.raises(ConfigError, match=r"session 876ad.*: its journal '/data/state/.*rollout\.state=DIR"):
+    with pytest.raises(ConfigError, match=r"session 876ad.*: its journal '/data/state/.*keep its rollout\.state"):
         read_calls(episode)
