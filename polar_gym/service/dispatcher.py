@@ -51,7 +51,7 @@ class Dispatcher:
                 if self._book.queue.peek() is None:
                     continue
                 began = time.monotonic()
-                free = [member.free_places() for member in self._fleet.members.values()]
+                free = [member.free_places() for member in self._fleet.members.values() if member.has_room]
                 assignments = plan(free, self._book.queue, self._book.engines, self._book.record_at)
                 placed: defaultdict[str, list[Placement]] = defaultdict(list)
                 for assignment in assignments:
@@ -67,7 +67,7 @@ class Dispatcher:
     def _place(self, assignment: Assignment) -> Placement:
         task, member = self._book.live[assignment.task_id], self._fleet.members[assignment.node]
         placement = task.place(assignment.session_id, assignment.node, member.heartbeat.incarnation)
-        member.placed[placement] = None
+        member.place(placement)
         self._book.engines.setdefault(task.task_id, member.heartbeat.engine_key)
         return placement
 

@@ -37,13 +37,40 @@ class Member:
     """True: the node did not take a session and gave no reason. Until it takes one, it gets one session at a time."""
     placed: dict[Placement, int | None] = field(default_factory=dict)
     """The placements on this node -> `beats` when the node acknowledged the placement; None: not acknowledged yet."""
+    on_their_way: set[Placement] = field(default_factory=set)
+    """Those of `placed` that the heartbeat does not tell of."""
+    room: int = field(init=False)
+    """How many sessions may be on their way, by the heartbeat alone."""
+
+    def __post_init__(self) -> None:
+        self.room = FreePlaces.of(self.heartbeat).total
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether fewer sessions are on their way than may be. The dispatcher asks all nodes each time."""
+        return len(self.on_their_way) < self.room
+
+    def place(self, placement: Placement, beats: int | None = None) -> None:
+        """Add a placement; `beats` as in `placed`."""
+        self.placed[placement] = beats
+        if placement not in self.held:
+            self.on_their_way.add(placement)
+
+    def forget(self, placement: Placement) -> None:
+        self.placed.pop(placement, None)
+        self.on_their_way.discard(placement)
+
+    def hear(self, heartbeat: Heartbeat, held: Mapping[Placement, Session], now: float) -> None:
+        """Take in the next heartbeat of the node's process."""
+        self.heartbeat, self.held, self.seen = heartbeat, held, now
+        self.on_their_way = self.placed.keys() - held.keys()
+        self.room = FreePlaces.of(heartbeat).total
+        self.beats += 1
+        self.full = False
 
     def free_places(self) -> FreePlaces:
         """Return how many more sessions the node may be given now."""
-        free = FreePlaces.of(self.heartbeat, max(0, len(self.placed) - len(self.held)))
-        if free.total == 0:  # most nodes, most of the time
-            return free
-        free = FreePlaces.of(self.heartbeat, len(self.placed.keys() - self.held.keys()))
+        free = FreePlaces.of(self.heartbeat, len(self.on_their_way))
         if self.draining or self.full or (self.failing and None in self.placed.values()):
             return replace(free, running=0, total=0)
         return replace(free, running=min(free.running, 1), total=min(free.total, 1)) if self.failing else free
@@ -81,9 +108,7 @@ class Fleet:
             if member is not None:
                 self._retire(name, member.heartbeat.incarnation)
             return member
-        member.heartbeat, member.held, member.seen = heartbeat, held, now
-        member.beats += 1
-        member.full = False
+        member.hear(heartbeat, held, now)
         return None
 
     def take_silent(self, now: float, lease: float) -> list[Member]:
@@ -114,7 +139,7 @@ class Fleet:
 
     def forget(self, placement: Placement) -> None:
         if (member := self.at(placement)) is not None:
-            member.placed.pop(placement, None)
+            member.forget(placement)
 
     def states(self, now: float) -> list[NodeState]:
         return [

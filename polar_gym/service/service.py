@@ -330,7 +330,7 @@ class RolloutService:
                     continue
                 self.book.engines.setdefault(task.task_id, heartbeat.engine_key)
                 known = placement in member.held
-                member.placed[placement] = member.beats if known else None
+                member.place(placement, member.beats if known else None)
                 if not known:  # the earlier server process may not have sent the order
                     self._dispatcher.dispatch(task, placement)
         await self._restarted(member, of_another)
@@ -346,7 +346,7 @@ class RolloutService:
             here = replace(placement, incarnation=member.heartbeat.incarnation)
             if here in finished and task is not None and task.counts(placement):
                 task.samples[placement.session_id].incarnation = here.incarnation
-                member.placed[here] = member.beats
+                member.place(here, member.beats)
             else:
                 lost.append(placement)
         await self.book.lost(lost, "its gateway was restarted")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polar_gym.protocol import Heartbeat, StageCounts
 from polar_gym.schema import EngineInfo, Session
@@ -101,13 +103,37 @@ def test_a_session_on_its_way_takes_a_place_until_the_heartbeat_tells_of_it() ->
     fleet = fleet_of("a")
     member = fleet.members["a"]
     assert total(member) == 4
-    member.placed[placement("s")] = None
+    member.place(placement("s"))
     assert total(member) == 3
     fleet.beat(heartbeat(holding=("s",)), 1.0)
     assert total(member) == 3, "counted once"
     fleet.forget(placement("s"))
     fleet.beat(heartbeat(), 2.0)
     assert total(member) == 4
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("place"), st.sampled_from("xyz")),
+        st.tuples(st.just("forget"), st.sampled_from("xyz")),
+        st.tuples(st.just("beat"), st.sets(st.sampled_from("xyz"))),
+    )
+)
+
+
+@given(STEPS)
+def test_what_is_on_its_way_is_what_was_placed_and_not_told(steps: list[tuple[str, Any]]) -> None:
+    fleet = fleet_of("a")
+    member = fleet.members["a"]
+    for step, what in steps:
+        if step == "place":
+            member.place(placement(what))
+        elif step == "forget":
+            fleet.forget(placement(what))
+        else:
+            fleet.beat(heartbeat(holding=tuple(what)), 1.0)
+        assert member.on_their_way == member.placed.keys() - member.held.keys()
+        assert member.has_room == (total(member) > 0)
 
 
 def test_a_node_that_drains_or_has_refused_is_given_nothing() -> None:
@@ -127,7 +153,7 @@ def test_a_failing_node_is_tried_with_one_session_at_a_time() -> None:
     member = fleet.members["a"]
     member.failing = True
     assert total(member) == 1
-    member.placed[placement("s")] = None
+    member.place(placement("s"))
     assert total(member) == 0
 
 
@@ -135,7 +161,9 @@ def test_an_acknowledged_session_is_missing_after_the_second_heartbeat_without_i
     """The first one may have been made before the acknowledgement."""
     fleet = fleet_of("a")
     member = fleet.members["a"]
-    member.placed = {placement("lost"): member.beats, placement("kept"): member.beats, placement("sent"): None}
+    member.place(placement("lost"), member.beats)
+    member.place(placement("kept"), member.beats)
+    member.place(placement("sent"))
     fleet.beat(heartbeat(holding=("kept",)), 1.0)
     assert member.missing() == []
     fleet.beat(heartbeat(holding=("kept",)), 2.0)
