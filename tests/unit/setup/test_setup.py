@@ -151,6 +151,14 @@ def test_root_without_namespaces_is_told_that_the_demo_has_no_sandbox(machine: M
     assert machine.run("needs", "test").returncode == 1
 
 
+def test_the_clock_of_a_step_ends_with_the_step(machine: Machine) -> None:
+    """Guards against a sleep that is left, which held the output of `./demo | tee` open for ten seconds a step."""
+    slow = shutil.which("sleep")
+    (machine.programs / "sleep").unlink()
+    machine.add("sleep", f"exec {slow} 600")
+    assert machine.run("progress", "step", "rm", "-f", "nothing").stderr.startswith("step ...\nstep: done in ")
+
+
 def test_tests_that_look_for_processes_have_procps_named(machine: Machine) -> None:
     """Debian's minimal system has neither `ps` nor `pgrep`."""
     assert "procps" in machine.run("needs", "test", CI="true").stderr
