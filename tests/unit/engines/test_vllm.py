@@ -15,7 +15,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from polar_gym.engines import EngineError
+from polar_gym.engines import EngineError, http
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Sampling
 from tests.support.vllm_stand_in import REQUEST, answer, started
@@ -183,7 +183,8 @@ async def test_failures_name_the_server(status: int, becomes: int, words: str) -
     assert failure.value.status == becomes
 
 
-async def test_nobody_there() -> None:
+async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "START_PATIENCE_SECONDS", 0.1)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

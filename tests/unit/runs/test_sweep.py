@@ -9,6 +9,7 @@ import yaml
 
 from polar_gym.cli import main
 from polar_gym.config.composition import SweepRun, sweep
+from polar_gym.engines import http
 from polar_gym.errors import ConfigError
 from polar_gym.runs.state import state_of
 from polar_gym.runs.sweep import plan
@@ -84,7 +85,10 @@ def test_a_wrong_run_stops_the_sweep_before_anything_starts(capsys: pytest.Captu
     assert not Path("multirun").exists()
 
 
-def test_runs_whose_engine_does_not_answer_are_named_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_whose_engine_does_not_answer_are_named_and_the_others_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "START_PATIENCE_SECONDS", 0.1)
     with pytest.raises(SystemExit) as ended:
         main(["rollout", "-m", "engine=vllm", "engine.url=http://127.0.0.1:1,http://127.0.0.1:2", "hydra.sweep.dir=s"])
     assert ended.value.code == 1
