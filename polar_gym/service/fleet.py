@@ -82,6 +82,15 @@ class Member:
         return [placement for placement in old if placement not in self.held]
 
 
+@dataclass(slots=True)
+class Orphan:
+    """A node that had sessions when an earlier server process ended, and that has sent no heartbeat since."""
+
+    deadline: float
+    """When the node counts as dead."""
+    placed: list[Placement] = field(default_factory=list)
+
+
 class Fleet:
     """All nodes by name."""
 

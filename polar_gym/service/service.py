@@ -35,7 +35,7 @@ from polar_gym.schema import Session, Status, TaskRequest
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import Change, NewEpisode
 from polar_gym.service.dispatcher import Dispatcher
-from polar_gym.service.fleet import Fleet, Member
+from polar_gym.service.fleet import Fleet, Member, Orphan
 from polar_gym.service.node_link import NodeLink, NodeUnreachableError
 from polar_gym.service.store import Store, StoreError
 from polar_gym.service.task import Ending, Phase, Placement, Task, Verdict
@@ -90,9 +90,7 @@ class RolloutService:
         self._link = link
         self._dispatcher = Dispatcher(self.book, link)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._orphans: dict[str, float] = {}
-        """Nodes that had sessions when an earlier server process ended, and that have sent no heartbeat since -> the
-        time at which they count as dead."""
+        self._orphans: dict[str, Orphan] = {}
         self._loops: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> RolloutService:
@@ -102,7 +100,8 @@ class RolloutService:
         deadline = time.monotonic() + self.limits.lease_seconds
         for task in await self.store.live_tasks():
             self.book.add(task)
-            self._orphans.update({placement.node: deadline for placement in task.placements()})
+            for placement in task.placements():
+                self._orphans.setdefault(placement.node, Orphan(deadline)).placed.append(placement)
         self._loops = [
             self.book.watch(asyncio.create_task(loop))
             for loop in (self._dispatcher.run(), self._watch_leases(), self._evict())
@@ -179,8 +178,8 @@ class RolloutService:
         member = self.fleet.members[heartbeat.node]
         if replaced is not None:
             await self._restarted(member, replaced.placed)
-        if self._orphans.pop(heartbeat.node, None) is not None:
-            await self._adopt(member)
+        if (orphan := self._orphans.pop(heartbeat.node, None)) is not None:
+            await self._adopt(member, orphan.placed)
         unwanted = await self._hear(member)
         if missing := member.missing():
             await self.book.lost(missing, "its gateway does not know it any more")
@@ -317,22 +316,22 @@ class RolloutService:
             await self.book.write(change)
         return unwanted
 
-    async def _adopt(self, member: Member) -> None:
+    async def _adopt(self, member: Member, placed: Iterable[Placement]) -> None:
         """Take up the sessions that an earlier server process had placed on a node which sends its first heartbeat."""
         heartbeat = member.heartbeat
         of_another = []
-        for task in self.book.live.values():
-            for placement in task.placements():
-                if placement.node != heartbeat.node:
-                    continue
-                if placement.incarnation != heartbeat.incarnation:
-                    of_another.append(placement)
-                    continue
-                self.book.engines.setdefault(task.task_id, heartbeat.engine_key)
-                known = placement in member.held
-                member.place(placement, member.beats if known else None)
-                if not known:  # the earlier server process may not have sent the order
-                    self._dispatcher.dispatch(task, placement)
+        for placement in placed:
+            task = self.book.task_of(placement.session_id)
+            if task is None or not task.counts(placement):
+                continue
+            if placement.incarnation != heartbeat.incarnation:
+                of_another.append(placement)
+                continue
+            self.book.engines.setdefault(task.task_id, heartbeat.engine_key)
+            known = placement in member.held
+            member.place(placement, member.beats if known else None)
+            if not known:  # the earlier server process may not have sent the order
+                self._dispatcher.dispatch(task, placement)
         await self._restarted(member, of_another)
 
     async def _restarted(self, member: Member, placements: Iterable[Placement]) -> None:
@@ -379,13 +378,13 @@ class RolloutService:
             now = time.monotonic()
             late = now - slept - pause
             self.fleet.excuse(late)
-            self._orphans = {node: deadline + late for node, deadline in self._orphans.items()}
+            for orphan in self._orphans.values():
+                orphan.deadline += late
             for member in self.fleet.take_silent(now, lease):
                 await self.book.lost(member.placed, f"silent for more than {lease:g} s")
-            for node in [node for node, deadline in self._orphans.items() if now > deadline]:
-                del self._orphans[node]
-                lost = [at for task in self.book.live.values() for at in task.placements() if at.node == node]
-                await self.book.lost(lost, f"not heard of for {lease:g} s after the server's restart")
+            for node in [node for node, orphan in self._orphans.items() if now > orphan.deadline]:
+                if (orphan := self._orphans.pop(node, None)) is not None:  # else its heartbeat has just come
+                    await self.book.lost(orphan.placed, f"not heard of for {lease:g} s after the server's restart")
 
     async def _evict(self) -> None:
         while True:
