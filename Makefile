@@ -58,7 +58,7 @@ show-branch: ## Branch an episode of every harness at each turn, on a real vLLM 
 show-errors: ## Run every harness against an engine that fails (10 min)
 show-exact: ## Audit the books of sessions with a recorder and a real vLLM (40 min)
 show-faults: ## Kill every process of the service while 200 sessions run, twice (10 min)
-show-fleet: ## Run the service with a thousand nodes on a virtual clock (30 min)
+show-fleet: ## Run the service with a thousand nodes on a virtual clock (1 h)
 show-forest: ## Count what groups of sessions of each harness share as prefixes (15 min)
 show-fuzz: ## Try other random inputs in every property test (5 min)
 show-gym: ## Run harnesses on NeMo Gym's own environments, and compare rewards (40 min)
