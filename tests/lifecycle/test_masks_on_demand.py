@@ -24,12 +24,11 @@ from polar_gym.runtimes import Command, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.runtimes.kernel.disk import Disk, DiskFullError
 from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
-from polar_gym.splicing.terms import Terms
 from tests.lifecycle.runtime_kinds import started
 from tests.support.calls import make_call
 from tests.support.requirements import need, need_bubblewrap
 from tests.support.sessions import asking, node, task
-from tests.support.vllm_stand_in import MODELS, answer, as_asked
+from tests.support.vllm_stand_in import MODELS, answer, as_asked, without_templates
 
 GRADE = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
 
@@ -97,10 +96,7 @@ class Fragile:
 
 @asynccontextmanager
 async def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    async def nothing_to_ask(self: Terms) -> None:
-        """This server has no templates."""
-
-    monkeypatch.setattr(Terms, "probe", nothing_to_ask)
+    without_templates(monkeypatch)
     server = Fragile()
     await server.up()
     engine = VllmEngine(VllmOptions(url=server.url, patience_seconds=0.5))

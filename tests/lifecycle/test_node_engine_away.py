@@ -22,11 +22,10 @@ from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.gateway.proxy import sending
 from polar_gym.schema import Sampling, Status
-from polar_gym.splicing.terms import Terms
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 from tests.support.tools import ASK
-from tests.support.vllm_stand_in import REQUEST, LeavingServer
+from tests.support.vllm_stand_in import REQUEST, LeavingServer, without_templates
 
 
 @asynccontextmanager
@@ -72,10 +71,7 @@ async def test_patience_has_an_end() -> None:
 async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_bubblewrap()
 
-    async def nothing_to_ask(self: Terms) -> None:
-        """This server has no templates."""
-
-    monkeypatch.setattr(Terms, "probe", nothing_to_ask)
+    without_templates(monkeypatch)
     server = LeavingServer()
     async with started(server) as engine, Node(engine, cache=tmp_path / "cache") as node:
         await server.down()
@@ -88,10 +84,7 @@ async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch
 async def test_a_session_goes_on_where_its_server_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call names the server that answered, and the version of that server's weights."""
 
-    async def nothing_to_ask(self: Terms) -> None:
-        """These servers have no templates."""
-
-    monkeypatch.setattr(Terms, "probe", nothing_to_ask)
+    without_templates(monkeypatch)
     servers = LeavingServer(), LeavingServer()
     for each in servers:
         await each.up()
@@ -117,10 +110,7 @@ async def test_a_session_goes_on_where_its_server_has_gone(tmp_path: Path, monke
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks for an engine at the start follow at once; this one has no templates."""
 
-    async def nothing_to_ask(self: Terms) -> None:
-        """This server has no templates."""
-
-    monkeypatch.setattr(Terms, "probe", nothing_to_ask)
+    without_templates(monkeypatch)
     monkeypatch.setattr(http, "START_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(process, "ENGINE_AGAIN_SECONDS", 0.1)
 

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
+import pytest
 from aiohttp import web
 
 from polar_gym.chat import ChatRequest
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.splicing.terms import Terms
 from tests.support.listening import listen, stop_listening
 
 MODELS = {
@@ -25,6 +27,15 @@ MODELS = {
 REQUEST = ChatRequest(model="x", messages=[{"role": "user", "content": "hi"}], tool_choice="auto")
 
 Handler = Callable[[dict[str, Any]], web.Response]
+
+
+def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let gateways ask no engine which messages its template takes: a stand-in has no template."""
+
+    async def nothing_to_ask(self: Terms) -> None:
+        pass
+
+    monkeypatch.setattr(Terms, Terms.probe.__name__, nothing_to_ask)
 
 
 def answer(ids: list[int] | None, logprobs: int, **message: Any) -> web.Response:
