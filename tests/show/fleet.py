@@ -54,6 +54,8 @@ BUSY, ONCE, NOTICED, TAKEN, RATE, REAL = LAWS = (
     "one server takes, places and stores at least 500 sessions a second",
     "among node processes, every sample has a usable episode",
 )
+PARTS = {"calm": (BUSY, ONCE, TAKEN), "storm": (ONCE, NOTICED), "real": (RATE, REAL)}
+"""Name of a part -> its laws."""
 LEASE = 20.0
 BEAT = 5.0
 SAMPLES = 16
@@ -425,6 +427,21 @@ def syncs(directory: Path, seconds: float = 2.0) -> float:
         return count / (time.monotonic() - began)
 
 
+async def on_the_real_clock(options: argparse.Namespace, result: Result) -> Table:
+    """Run sessions among node processes, check their laws, and return a table of the figures."""
+    sessions = options.real_sessions // SAMPLES * SAMPLES
+    with tempfile.TemporaryDirectory(prefix="pg-fleet-", dir=".") as name:
+        found = await over_http(sessions, options.node_processes, SAMPLES, EPISODE_BYTES, Path(name))
+        found["disk_syncs_a_second"] = round(syncs(Path(name)))
+    result.figures["node_processes"] = found
+    result.check(REAL, [f"{found['not_usable']} samples"] if found["not_usable"] else [])
+    result.check(RATE, [] if found["sessions_a_second"] >= 500 else [f"{found['sessions_a_second']}"])
+    table = Table(title="one server and its nodes, on the real clock", title_justify="left", show_header=False)
+    for name, value in found.items():
+        table.add_row(name.replace("_", " "), str(value))
+    return table
+
+
 def main() -> int:
     parser = make_parser("fleet", __doc__, quick="most nodes, places and sessions")
     parser.add_argument("--nodes", type=int, default=1000, help="default: %(default)s")
@@ -432,35 +449,27 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=200_000, help="default: %(default)s")
     parser.add_argument("--real-sessions", type=int, default=10_000, help="on the real clock (default: %(default)s)")
     parser.add_argument("--node-processes", type=int, default=100, help="on the real clock (default: %(default)s)")
+    parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS), help="only these parts")
     few = {"nodes": 50, "places": 16, "sessions": 8_000, "real_sessions": 1_600, "node_processes": 10}
     options = parse(parser, quick=few)
     logging.disable(logging.WARNING)
-    result, console = Result("fleet", LAWS, options), make_console()
+    laws = [law for law in LAWS if any(law in PARTS[part] for part in options.only)]
+    result, console = Result("fleet", laws, options), make_console()
     table = Table(
         "simulation", "nodes x places", "sessions", "attempts", "of the ideal", "CPU ms a session", "MB", "faults"
     )
-    for storm in (False, True):
-        found = simulate(options, result, storm=storm)
-        name = "storm" if storm else "calm"
-        result.figures[name] = found
+    for name in [part for part in options.only if part != "real"]:
+        found = result.figures[name] = simulate(options, result, storm=name == "storm")
         counts = (f"{found['nodes']} x {found['places']}", found["sessions"], found["attempts"])
         shown = (f"{found['of_the_ideal']:.1%}", found["cpu_ms_a_session"], found["resident_mb"])
         table.add_row(
             name, *map(str, (*counts, *shown)), ", ".join(f"{n} {what}" for what, n in found["faults"].items())
         )
-    console.print(table)
-    with tempfile.TemporaryDirectory(prefix="pg-fleet-", dir=".") as name:
-        sessions = options.real_sessions // SAMPLES * SAMPLES
-        found = asyncio.run(over_http(sessions, options.node_processes, SAMPLES, EPISODE_BYTES, Path(name)))
-        found["disk_syncs_a_second"] = round(syncs(Path(name)))
-    result.figures["node_processes"] = found
+    if table.rows:
+        console.print(table)
+    if "real" in options.only:
+        console.print(asyncio.run(on_the_real_clock(options, result)))
     result.figures["peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
-    result.check(REAL, [f"{found['not_usable']} samples"] if found["not_usable"] else [])
-    result.check(RATE, [] if found["sessions_a_second"] >= 500 else [f"{found['sessions_a_second']}"])
-    real = Table(title="one server and its nodes, on the real clock", title_justify="left", show_header=False)
-    for name, value in found.items():
-        real.add_row(name.replace("_", " "), str(value))
-    console.print(real)
     return result.finish()
 
 
