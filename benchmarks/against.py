@@ -51,8 +51,8 @@ def compare(earlier: Path, rounds: int, seconds: float) -> list[tuple[str, int, 
     for name, (options, of_engine) in CASES.items():
         with (
             engine(*of_engine) as mock,
-            gateway(mock, *options, sessions=16) as new,
-            gateway(mock, *options, sessions=16, root=earlier) as old,
+            gateway(mock.url, *options, sessions=16) as new,
+            gateway(mock.url, *options, sessions=16, root=earlier) as old,
         ):
             most, stream = max(CONNECTIONS), bool(options)
             subjects = [each.following(CHAT, HEADLINE, stream=stream, sessions=most) for each in (old, new)]

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[int, Callable[[int], list[dict[str, Any]]]]] = {
 
 def measure(quick: bool) -> Section:
     rows, waits = [], list[float]()
-    with engine() as mock, gateway(mock, sessions=2) as own:
+    with engine() as mock, gateway(mock.url, sessions=2) as own:
         idle = asyncio.run(_longest_wait(own, None))
         for name, (size, messages) in CASES.items():
             request = CHAT.request(own.keys[0], {"model": "policy", "messages": messages(size)})

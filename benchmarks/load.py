@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,27 +34,32 @@ class Caller:
         self._writer.close()
 
     async def ask(self, request: bytes) -> bytes:
-        """Return the body of the answer, with chunk sizes if it comes in chunks.
+        """Return the body of the answer.
+
+        Raises `RuntimeError` unless the status is 200.
+        """
+        return b"".join([piece async for piece in self.pieces(request)])
+
+    async def pieces(self, request: bytes) -> AsyncIterator[bytes]:
+        """Yield the body of the answer as it comes: chunk by chunk, or whole if it has a length.
 
         Raises `RuntimeError` unless the status is 200.
         """
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = LENGTH.search(head)
-        body = await (self._reader.readexactly(int(length[1])) if length else self._chunks())
         if not head.startswith(b"HTTP/1.1 200"):
+            body = await self._reader.readexactly(int(length[1])) if length else b""
             raise RuntimeError(f"{head.decode()}{body[:2000].decode(errors='replace')}")
-        return body
+        if length:
+            yield await self._reader.readexactly(int(length[1]))
+            return
+        while (size := int(await self._reader.readuntil(b"\r\n"), 16)) > 0:
+            yield (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readexactly(2)
 
     async def json(self, request: bytes) -> dict[str, Any]:
         return orjson.loads(await self.ask(request))
-
-    async def _chunks(self) -> bytes:
-        parts = []
-        while (size := int(await self._reader.readuntil(b"\r\n"), 16)) > 0:
-            parts.append((await self._reader.readexactly(size + 2))[:-2])
-        await self._reader.readexactly(2)
-        return b"".join(parts)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -35,9 +35,9 @@ def measure(quick: bool) -> Section:
     sessions, turns = (32, 10) if quick else (200, 30)
     held: list[tuple[Figure, ...]] = []
     with engine() as mock:
-        with gateway(mock, sessions=1) as small:
+        with gateway(mock.url, sessions=1) as small:
             empty = resident(small.pid)
-        with gateway(mock, sessions=sessions * 5) as many:
+        with gateway(mock.url, sessions=sessions * 5) as many:
             opened = resident(many.pid)
             held.append(("opened", sessions * 5, "-", (opened - empty) / (sessions * 5) * 1024, opened))
             tokens = _play(many, turns, sessions)

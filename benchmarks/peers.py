@@ -296,7 +296,7 @@ def _direct(mock: Engine) -> Subject:
 
 @contextmanager
 def _ours(mock: Engine) -> Iterator[Subject]:
-    with gateway(mock, sessions=32) as own:
+    with gateway(mock.url, sessions=32) as own:
         said = Conversations(CHAT.path, lambda connection, _: own.keys[connection])
         yield Subject("polar-gym", True, own.port, own.pid, said)
 

@@ -159,9 +159,9 @@ async def _answer(subject: Subject) -> bytes:
 
 
 @contextmanager
-def gateway(mock: Engine, *options: str, sessions: int = 256, root: Path = ROOT) -> Iterator[Gateway]:
+def gateway(engine_url: str, *options: str, sessions: int = 256, root: Path = ROOT) -> Iterator[Gateway]:
     """Run the gateway of a checkout."""
     with tempfile.TemporaryDirectory(prefix="polar-gym-bench-") as state:
-        arguments = ("--engine", mock.url, "--state", state, "--sessions", str(sessions), *options)
+        arguments = ("--engine", engine_url, "--state", state, "--sessions", str(sessions), *options)
         with server("benchmarks.gateway_process", *arguments, root=root) as process:
             yield Gateway(process.said, process.pid)

@@ -60,7 +60,7 @@ def measure(quick: bool) -> Section:
     connections = CONNECTIONS[:2] if quick else CONNECTIONS
     section = Section(title="Proxy", text=(proxy.__doc__ or "").partition("\n\n")[2].strip())
     with engine() as mock:
-        with gateway(mock) as default:
+        with gateway(mock.url) as default:
             _headline(section, pace, mock, default, connections)
             _sizes(section, pace, mock, default)
             _wires(section, pace, mock, default)
@@ -172,13 +172,13 @@ def _settings(section: Section, pace: Pace, mock: Engine) -> None:
     figures = Figures(pace)
     direct, streamed = mock.direct(HEADLINE), mock.direct(HEADLINE, stream=True)
     real = Subject("direct, streamed", streamed.port, streamed.pids, streamed.request)
-    with gateway(mock, sessions=32) as default:
+    with gateway(mock.url, sessions=32) as default:
         spliced = default.following(CHAT, HEADLINE, sessions=32)
-        with gateway(mock, "--no-splice", sessions=32) as off:
+        with gateway(mock.url, "--no-splice", sessions=32) as off:
             plain = off.following(CHAT, HEADLINE, sessions=32, name="not spliced")
             for count in (1, 32):
                 figures.compare(direct, spliced, plain, connections=count)
-        with gateway(mock, "--streaming", "real", sessions=32) as streaming:
+        with gateway(mock.url, "--streaming", "real", sessions=32) as streaming:
             events = streaming.following(CHAT, HEADLINE, stream=True, sessions=32, name="real streaming")
             for count in (1, 32):
                 figures.compare(real, events, connections=count)

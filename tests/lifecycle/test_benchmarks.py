@@ -47,6 +47,20 @@ def test_what_goes_on_from_an_answer_is_spliced(wire: Wire, tmp_path: Path) -> N
     assert len(calls[0].prompt_ids) == pytest.approx(PROMPT, rel=0.15)
 
 
+def test_the_gateways_part_of_a_call_is_measured_beside_the_engine() -> None:
+    """Guards against times that are not those of the gateway: an engine that answers at once leaves it most."""
+    with server("benchmarks.mock_engine") as mock:
+        url = f"http://127.0.0.1:{mock.said}"
+        command = [sys.executable, "-m", "benchmarks.real_engine", "--engine", url, "--seconds", "0.2"]
+        done = subprocess.run([*command, "--connections", "1"], cwd=ROOT, capture_output=True, text=True, check=True)
+    row = [float(cell) for cell in done.stdout.strip().splitlines()[-1].strip("| ").split("|")]
+    (_, first, _, first_added, _, _, _, added, _, share, cpu) = row
+    assert first > 0
+    assert first_added > 0
+    assert 0.5 < share < 1
+    assert cpu < 1.5 * added
+
+
 def test_the_engine_is_idle_only_where_sandboxes_are_made_and_graded_in_its_time() -> None:
     assert stages.staged(16, 2).utilisation > 0.98
     assert stages.one_pool(16, 16).utilisation < 0.8
