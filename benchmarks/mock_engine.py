@@ -102,6 +102,12 @@ class Answer:
         chosen = {"index": 0, "token_ids": self.ids, "logprobs": {"content": named}, "finish_reason": "stop"}
         self.generated = orjson.dumps({"request_id": "0", "choices": [chosen]})
         """The answer to a prompt of ids, without chat around it."""
+        drawn = [[entry["logprob"], each, None] for entry, each in zip(self.entries, self.ids, strict=True)]
+        told = {"meta_info": {"completion_tokens": len(self.ids), "output_token_logprobs": drawn}}
+        alone = orjson.loads(self._choice(called=False)) | told
+        del alone["token_ids"]
+        self.of_sglang = self._head(b"chat.completion") + b',"choices":[' + orjson.dumps(alone) + b"]}"
+        """The answer to `input_ids`, in SGLang's form."""
         self._with_calls, self._without = self._choice(called=True), self._choice(called=False)
         self._streamed: dict[tuple[bool, int], bytes] = {}
         """The events after the first one, by whether a tool is called and by the tokens in one event."""
@@ -249,6 +255,8 @@ class Connection(asyncio.Protocol):
 
     def _chat(self, raw: bytes) -> tuple[bytes, bytes]:
         given, body = PROMPT_IDS.search(raw), orjson.loads(raw)
+        if "input_ids" in body:
+            return b"application/json", self._answer.of_sglang
         prompt = given[1] if given else template(body["messages"], body.get("tools") or [])
         if body.get("top_logprobs"):
             return b"application/json", self._answer.probed(prompt, body.get("temperature", 1.0))

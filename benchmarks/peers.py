@@ -1,9 +1,10 @@
 """Measures other gateways under the same load, in the same run: `make bench-peers`, then `python -m benchmarks peers`.
 
-The peers are installed from PyPI, each in a separate virtual environment under `~/.cache/polar-gym/peers`. A peer that
-does not install or run is named. Every connection leads conversations of six turns, whose prompts grow from 7k tokens
-to 9k. Each turn is answered with 340 tokens. *Token-in* means that the next turn is conditioned on the ids already
-sampled; the other gateways pass text on. Each gateway has one core. The client and the mock engine have the rest.
+The peers are installed from PyPI, each in a separate virtual environment under `~/.cache/polar-gym/peers`. miles is in
+no registry: `MILES_PYTHON` names a Python that has miles and SGLang. A peer that does not install or run is named.
+Every connection leads conversations of six turns, whose prompts grow from 7k tokens to 9k. Each turn is answered with
+340 tokens. *Token-in* means that the next turn is conditioned on the ids already sampled; the other gateways pass text
+on. Each gateway has one core. The client and the mock engine have the rest.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from benchmarks.wires import CHAT, text
 
 CACHE = Path.home() / ".cache" / "polar-gym" / "peers"
 EMBEDDED = ROOT / "polar_gym" / "engines" / "embedded"
+_EMBEDDED_FILES = (
+    *("--tokenizer", str(EMBEDDED / "tokenizer.json")),
+    *("--template", str(EMBEDDED / "chat_template.jinja")),
+)
 TURNS = 6
 OPENING = 7000
 ADDED = 60
@@ -55,6 +60,8 @@ class Peer:
     """`{session}` is the conversation's session."""
     own_ids: bool = False
     """The peer tokenises, with the tokenizer of the benchmark, and asks the engine for ids."""
+    named_by: str = ""
+    """The environment variable that names the Python of a peer that no registry has."""
 
     @property
     def environment(self) -> Path:
@@ -62,8 +69,10 @@ class Peer:
         return CACHE / re.split(r"[\[=]", self.requirements[0])[0]
 
     @property
-    def python(self) -> Path:
-        return self.environment / "bin" / "python"
+    def python(self) -> Path | None:
+        """Return the peer's Python; None: the peer is not installed."""
+        found = Path(os.environ.get(self.named_by, "")) if self.named_by else self.environment / "bin" / "python"
+        return found if found.is_file() else None
 
 
 def _litellm(python: Path, port: int, url: str, folder: Path) -> list[str]:
@@ -85,7 +94,7 @@ def _rllm(python: Path, port: int, url: str, folder: Path) -> list[str]:
 def _agentcore(python: Path, port: int, url: str, folder: Path) -> list[str]:
     return [
         *(str(python), str(ROOT / "benchmarks" / "peer_agentcore.py"), "--engine", url, "--port", str(port)),
-        *("--tokenizer", str(EMBEDDED / "tokenizer.json"), "--template", str(EMBEDDED / "chat_template.jinja")),
+        *_EMBEDDED_FILES,
         *("--sessions", str(MOST_SESSIONS)),
     ]
 
@@ -100,9 +109,13 @@ def _verifiers(python: Path, port: int, url: str, folder: Path) -> list[str]:
     return [str(python), str(script), "--engine", url, "--port", str(port), "--sessions", str(MOST_SESSIONS)]
 
 
+def _miles(python: Path, port: int, url: str, folder: Path) -> list[str]:
+    script = ROOT / "benchmarks" / "peer_miles.py"
+    return [*(str(python), str(script), "--engine", url, "--port", str(port)), *_EMBEDDED_FILES]
+
+
 def _verifiers_training(python: Path, port: int, url: str, folder: Path) -> list[str]:
-    own = ("--tokenizer", str(EMBEDDED / "tokenizer.json"), "--template", str(EMBEDDED / "chat_template.jinja"))
-    return [*_verifiers(python, port, url, folder), *own]
+    return [*_verifiers(python, port, url, folder), *_EMBEDDED_FILES]
 
 
 PEERS = (
@@ -130,6 +143,15 @@ PEERS = (
     ),
     Peer(name="verifiers, relay", requirements=VERIFIERS, token_in=False, command=_verifiers),
     Peer(name="verifiers, training", requirements=VERIFIERS, token_in=True, command=_verifiers_training, own_ids=True),
+    Peer(
+        name="miles",
+        requirements=(),
+        token_in=True,
+        command=_miles,
+        path="/sessions/{session}/v1/chat/completions",
+        own_ids=True,
+        named_by="MILES_PYTHON",
+    ),
 )
 SESSION = re.compile(rb"^session: (\S+)$", re.MULTILINE)
 """Matches the line in which a peer that names sessions itself prints the name."""
@@ -137,8 +159,8 @@ SESSION = re.compile(rb"^session: (\S+)$", re.MULTILINE)
 
 def install() -> None:
     """Prepare the environments that are missing."""
-    for peer in {each.environment: each for each in PEERS}.values():
-        if not peer.python.exists():
+    for peer in {each.environment: each for each in PEERS if each.requirements}.values():
+        if peer.python is None:
             subprocess.run([sys.executable, "-m", "venv", str(peer.environment)], check=True)
         done = subprocess.run([str(peer.python), "-m", "pip", "install", "-q", *peer.requirements], check=False)
         print(f"{peer.environment.name}: {'installed' if done.returncode == 0 else 'did not install'}")
@@ -230,11 +252,11 @@ def measure(quick: bool) -> Section:
         mock = stack.enter_context(engine())
         subjects = [_direct(mock), stack.enter_context(_ours(mock))]
         for peer in PEERS:
-            if not peer.python.exists():
-                missing.append(f"{peer.name}: not installed (make bench-peers)")
+            if (python := peer.python) is None:
+                missing.append(f"{peer.name}: not installed ({peer.named_by or 'make bench-peers'})")
                 continue
             try:
-                subjects.append(stack.enter_context(_started(peer, mock)))
+                subjects.append(stack.enter_context(_started(peer, python, mock)))
             except RuntimeError as error:
                 missing.append(f"{peer.name}: {error}")
         rows, least = _compare(subjects, rounds, seconds)
@@ -302,7 +324,7 @@ def _ours(mock: Engine) -> Iterator[Subject]:
 
 
 @contextmanager
-def _started(peer: Peer, mock: Engine) -> Iterator[Subject]:
+def _started(peer: Peer, python: Path, mock: Engine) -> Iterator[Subject]:
     """Run a peer. Raises `RuntimeError` with the end of the peer's output."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-peer-")))
@@ -318,7 +340,7 @@ def _started(peer: Peer, mock: Engine) -> Iterator[Subject]:
             "HF_HUB_OFFLINE": "1",
             "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
         }
-        command = peer.command(peer.python, port, url, folder)
+        command = peer.command(python, port, url, folder)
         process = stack.enter_context(running(command, log=log.fileno(), environment=environment))
         said = Conversations(peer.path, lambda _, conversation: f"s{conversation % MOST_SESSIONS}", scale)
         until = time.monotonic() + START_SECONDS
