@@ -137,7 +137,7 @@ def _of_call(call: ModelCall, engine: EngineInfo) -> dict[str, Any]:
             **{f"gen_ai.request.{name}": call.sampling.get(name) for name in SAMPLING},
             "error.type": (call.error_kind or "_OTHER") if call.outcome == "failed" else None,
             "url.full": call.engine_url,
-            "polar_gym.kind": call.hints.get("kind", "main"),
+            "polar_gym.kind": call.kind,
             "polar_gym.outcome": call.outcome,
             "polar_gym.continuation": call.continuation,
             "polar_gym.splice_cause": call.splice_cause,

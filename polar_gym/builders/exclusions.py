@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from polar_gym.builders.trace import kind_of
 from polar_gym.chat import has_media
 from polar_gym.schema import BuilderSpec, ModelCall
 
@@ -24,7 +23,7 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
     `rejected`, `branched` (another session trains them), or `kind:<kind>`."""
     reasons: dict[str, str] = {}
     for call in calls:
-        kind = kind_of(call)
+        kind = call.kind
         if call.branched_from is not None:
             reasons[call.call_id] = "branched"
         elif call.outcome != "delivered":

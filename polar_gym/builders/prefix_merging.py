@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from polar_gym.builders.trace import kind_of, merge_path
+from polar_gym.builders.trace import merge_path
 from polar_gym.builders.tree import token_tree
 from polar_gym.schema import ModelCall, Trace
 
 
 def prefix_merging(calls: Sequence[ModelCall], excluded: Mapping[str, str]) -> list[Trace]:
     nodes = token_tree(calls)
-    continued = {node.parent for node in nodes if node.parent and kind_of(node.parent.call) == kind_of(node.call)}
+    continued = {node.parent for node in nodes if node.parent and node.parent.call.kind == node.call.kind}
     paths = [_to_the_last_not_excluded(node.path(), excluded) for node in nodes if node not in continued]
     paths = [path for path in paths if path]
     paths.sort(key=lambda path: (-_trainable_tokens(path, excluded), path[-1].index))
@@ -44,7 +44,7 @@ def _to_the_last_not_excluded(path: list[ModelCall], excluded: Mapping[str, str]
 
 
 def _of_its_kind(path: Sequence[ModelCall]) -> list[ModelCall]:
-    return [call for call in path if kind_of(call) == kind_of(path[-1])]
+    return [call for call in path if call.kind == path[-1].kind]
 
 
 def _trainable_tokens(path: Sequence[ModelCall], excluded: Mapping[str, str]) -> int:

@@ -40,7 +40,7 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
     return Trace(
         trace_id=f"{root.session_id}/{last.call_id}",
         session_id=root.session_id,
-        kind=kind_of(last),
+        kind=last.kind,
         prompt_ids=root.prompt_ids,
         response_ids=response_ids,
         loss_mask=loss_mask,
@@ -60,11 +60,6 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
 
 def _shaping(call: ModelCall) -> dict[str, Any]:
     return {name: call.sampling[name] for name in SHAPING if name in call.sampling}
-
-
-def kind_of(call: ModelCall) -> Any:
-    """Return the kind of a call, as the harness's `classify` named it."""
-    return call.hints.get("kind", "main")
 
 
 def verify_trace(trace: Trace, calls: Sequence[ModelCall]) -> None:

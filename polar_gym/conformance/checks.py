@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from polar_gym.builders.trace import kind_of
 from polar_gym.conformance.acting import Compacting, Delegating, ToolCalling, Vault, asks_for_summary, spawn
 from polar_gym.conformance.rehearsal import CONTEXT_LENGTH, Rehearsal
 from polar_gym.engines import EngineError
@@ -74,7 +73,7 @@ class Run:
         return f"{ending}; it printed: {printed.stdout.strip()[-200:]} {printed.stderr.strip()[-200:]}"
 
     def of_kind(self, kind: str) -> list[ModelCall]:
-        return [call for call in self.calls if kind_of(call) == kind]
+        return [call for call in self.calls if call.kind == kind]
 
 
 class Subject:
@@ -193,7 +192,7 @@ async def _kinds(subject: Subject) -> Seen:
     """Count conversations of kind main: a side call that `classify` does not know would be a second one."""
     run = await subject.plain
     roots = [call for call in run.of_kind("main") if call.continuation == "root"]
-    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(map(kind_of, run.calls)).items())
+    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(call.kind for call in run.calls).items())
     return _judged(len(roots) == 1, f"{counts or 'no call'}; main conversations: {len(roots)}")
 
 

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from polar_gym.builders.trace import kind_of
 from polar_gym.errors import ConfigError, explain
 from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError
 from polar_gym.evaluators.resources_server import TOOL_NAME, AwayError, ResourcesServer
@@ -111,7 +110,7 @@ class NemoGym:
         """
         prefix = HARNESSES.get(context.request.agent.name).mcp_prefix or ""
         bare = {tool["name"] for tool in self.environment.tools}
-        own = [call for call in context.calls if call.outcome == "delivered" and kind_of(call) in ("main", "subagent")]
+        own = [call for call in context.calls if call.outcome == "delivered" and call.kind in ("main", "subagent")]
         turns = [(answer, results) for _, answer, results in exchanges(sorted(own, key=lambda call: call.index))]
         made = [item for answer, _ in turns for item in answer if item["type"] == "function_call"]
         ours = [item for item in made if item["name"].startswith(prefix) and item["name"][len(prefix) :] in bare]

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from polar_gym.builders.trace import kind_of
 from polar_gym.nemo.envelope import Span, trained_spans
 from polar_gym.providers.openai_responses.recorded import Item, exchanges
 from polar_gym.record import RoutedExperts
@@ -37,7 +36,7 @@ def main_trace(traces: Sequence[Trace], calls: Mapping[str, ModelCall]) -> Trace
     begins = [(trace, calls[spans[0].call_id]) for trace in traces if (spans := trained_spans(trace, calls))]
     if not begins:
         return None
-    first = min((call for _, call in begins), key=lambda call: (kind_of(call) != "main", call.index))
+    first = min((call for _, call in begins), key=lambda call: (call.kind != "main", call.index))
     alike = [trace for trace, call in begins if np.array_equal(call.prompt_ids, first.prompt_ids)]
     return max(alike, key=lambda trace: trace.trainable_tokens)
 

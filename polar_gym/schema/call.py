@@ -217,6 +217,11 @@ class ModelCall(Record):
     those of the record."""
 
     @property
+    def kind(self) -> Any:
+        """Return the kind of the call, as the harness's `classify` named it."""
+        return self.hints.get("kind", "main")
+
+    @property
     def branched_from(self) -> str | None:
         """Return the session that sampled and trains the call's tokens; None: the call's own session does."""
         return None if self.replayed is None or self.replayed.owned else self.replayed.session_id

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from polar_gym.builders import build_trajectory
 from polar_gym.builders.exclusions import exclusions
-from polar_gym.builders.trace import kind_of
 from polar_gym.engines import EngineError
 from polar_gym.engines.local_tokenizer import local_tokenizer
 from polar_gym.errors import ConfigError
@@ -191,7 +190,7 @@ def _of_call(call: ModelCall) -> _Strand:
     start, length = len(call.prompt_ids), len(call.prompt_ids) + len(call.response_ids)
     return _Strand(
         id=call.call_id,
-        kind=kind_of(call),
+        kind=call.kind,
         trace=False,
         prompt=start,
         ids=np.concatenate([call.prompt_ids, call.response_ids]),

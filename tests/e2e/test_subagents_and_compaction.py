@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polar_gym.builders.trace import kind_of, verify_trace
+from polar_gym.builders.trace import verify_trace
 from polar_gym.conformance.acting import SUMMARY
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import ModelCall, Trace, Trajectory
@@ -43,7 +43,7 @@ def solved(tmp_path: Path, harness: str, profile: str, engine: str) -> tuple[Tra
 
 
 def of_kind(calls: list[ModelCall], kind: str) -> list[ModelCall]:
-    return [call for call in calls if kind_of(call) == kind]
+    return [call for call in calls if call.kind == kind]
 
 
 def is_one_chain(trace: Trace, calls: list[ModelCall]) -> bool:
