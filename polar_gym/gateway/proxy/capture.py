@@ -132,9 +132,9 @@ class SessionCapture:
 
     @property
     def cut_by_budget(self) -> bool:
-        """Return whether the last answer ended because the token budget was used up."""
+        """Return whether the last answer of the main conversation ended because the token budget was used up."""
         limit = self.budget.max_sampled_tokens
-        last = self.calls[-1].finish_reason if self.calls else None
+        last = next((call.finish_reason for call in reversed(self.calls) if call.kind == "main"), None)
         return limit is not None and self._sampled_tokens >= limit and last == "length"
 
     async def end(self) -> None:

@@ -44,8 +44,8 @@ def _without_traces(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajectory
 
 
 def final_message(calls: Sequence[ModelCall]) -> str:
-    """Return the text of the last answer that the harness received."""
+    """Return the text of the last answer that the harness received in its main conversation."""
     for call in reversed(calls):
-        if call.outcome == "delivered" and call.response is not None:
+        if call.kind == "main" and call.outcome == "delivered" and call.response is not None:
             return str(call.response.get("content") or "")
     return ""
