@@ -40,10 +40,7 @@ def leaves_no_space(error: EngineError, fields: dict[str, Any]) -> bool:
 
 
 def asks_for_more_than_the_space(error: EngineError, fields: dict[str, Any]) -> bool:
-    """Return whether the engine refused `max_tokens` because of the context length. Versions word it differently. If
-    the prompt itself is too long, a second request without `max_tokens` is refused the same way."""
-    return (
-        error.status == 400
-        and "max_tokens" in fields
-        and ("max_model_len" in error.message or "maximum context length" in error.message)
-    )
+    """Return whether the engine refused `max_tokens` because of the context length. If the prompt itself is too long,
+    a second request without `max_tokens` is refused the same way."""
+    of_length = error.kind == "context_length" or (error.status == 400 and "max_model_len" in error.message)
+    return "max_tokens" in fields and of_length

@@ -173,7 +173,7 @@ class Http:
 
 def _refusal(url: str, status: int, payload: bytes) -> EngineError:
     message = _error_message(payload)
-    if status == 400 and "maximum context length" in message:
+    if status == 400 and "context length" in message:  # in these words vLLM and SGLang agree
         return EngineError(400, message, kind="context_length")
     if status == 403 and SWITCHED_OFF in message:
         return EngineError(404, message, kind="not_found")

@@ -6,10 +6,10 @@ with both numbers in it: Claude Code compacts its history for no other error.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from polar_gym.providers.http import sse
+from polar_gym.providers.overflow import overflow
 
 _TYPES = {
     "authentication": "authentication_error",
@@ -20,9 +20,6 @@ _TYPES = {
 }
 
 _TYPES_BY_STATUS = {413: "request_too_large", 429: "rate_limit_error"}
-
-_LIMIT = re.compile(r"context length is (?:only )?(\d+)")
-_PROMPT = re.compile(r"(?:contains|has|passed) (?:at least )?(\d+) input tokens")
 
 
 def error_body(status: int, kind: str, message: str) -> dict[str, Any]:
@@ -36,13 +33,10 @@ def error_body(status: int, kind: str, message: str) -> dict[str, Any]:
 def _too_long(message: str) -> str:
     """Return an engine's complaint in Anthropic's words. The engine may not name the prompt's length, or may complain
     of an answer that does not fit after the prompt. The prompt is then called one token too long: no more is known."""
-    limit = _LIMIT.search(message)
-    if limit is None:
+    prompt, maximum = overflow(message)
+    if maximum is None:
         return f"prompt is too long: {message}"
-    prompt = _PROMPT.search(message)
-    maximum = int(limit[1])
-    length = max(int(prompt[1]) if prompt else 0, maximum + 1)
-    return f"prompt is too long: {length} tokens > {maximum} maximum"
+    return f"prompt is too long: {max(prompt or 0, maximum + 1)} tokens > {maximum} maximum"
 
 
 def error_event(kind: str, message: str) -> bytes:

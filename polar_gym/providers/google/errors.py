@@ -6,10 +6,11 @@ they read the body of an error response, and ask again or stop as they would for
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import orjson
+
+from polar_gym.providers.overflow import overflow
 
 _STATUS = {
     "authentication": "UNAUTHENTICATED",
@@ -20,9 +21,6 @@ _STATUS = {
 }
 
 _IN_STREAM = {"authentication": 401, "permission": 403, "not_found": 404, "overloaded": 503, "server": 500}
-
-_LIMIT = re.compile(r"maximum context length is (\d+)")
-_PROMPT = re.compile(r"(\d+) (?:input )?tokens|at least (\d+)")
 
 
 def error_body(status: int, kind: str, message: str) -> dict[str, Any]:
@@ -40,9 +38,7 @@ def error_event(kind: str, message: str) -> bytes:
 def _too_long(message: str) -> str:
     """Return an engine's complaint in Google's words, which clients know. Where it names no numbers, its words
     follow."""
-    limit = _LIMIT.search(message)
-    prompt = _PROMPT.search(message, limit.end()) if limit else None
-    used = (prompt[1] or prompt[2]) if prompt else None
-    if limit and used:
-        return f"The input token count ({used}) exceeds the maximum number of tokens allowed ({limit[1]})."
+    used, maximum = overflow(message)
+    if used is not None and maximum is not None:
+        return f"The input token count ({used}) exceeds the maximum number of tokens allowed ({maximum})."
     return f"The input token count exceeds the maximum number of tokens allowed. {message}"

@@ -25,6 +25,8 @@ class StandIn:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.gives_ids = True
+        self.complaint = ""
+        self.full = False
 
     def application(self) -> web.Application:
         application = web.Application()
@@ -40,9 +42,8 @@ class StandIn:
     async def _chat(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append(body)
-        if body.get("max_tokens", 0) > 64:
-            words = "Requested token count exceeds the model's maximum context length of 64 tokens."
-            return web.json_response({"object": "error", "message": words, "code": 400}, status=400)
+        if self.full or body.get("max_tokens", 0) > 64:
+            return web.json_response({"object": "error", "message": self.complaint, "code": 400}, status=400)
         choice: dict[str, Any] = {
             "message": {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [CALL]},
             "logprobs": {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.25}]},
@@ -109,9 +110,28 @@ async def test_templating_decoding_and_scoring(engine: Engine) -> None:
     assert scores[1:].tolist() == pytest.approx([-0.1, -0.2])
 
 
-async def test_more_tokens_than_the_context_means_all_the_room(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "Requested token count exceeds the model's maximum context length of 64 tokens.",
+        "The input (70 tokens) is longer than the model's context length (64 tokens).",
+        # vLLM's, of some versions
+        "You passed 50 input tokens and requested 100 output tokens. However, the model's context length is only 64 "
+        "tokens, resulting in a maximum input length of 0 tokens.",
+    ],
+)
+async def test_a_full_context_is_known_in_each_wording(
+    engine: Engine, stand_in: tuple[StandIn, str], complaint: str
+) -> None:
+    """Guards against an overflow that is taken for a bad request of the agent: no harness compacts then, and the
+    session is graded."""
+    stand_in[0].complaint = complaint
     completion = await engine.chat(request(max_tokens=100), Sampling())
     assert "max_tokens" not in completion.sampling
+    stand_in[0].full = True
+    with pytest.raises(EngineError) as refusal:
+        await engine.chat(request(max_tokens=100), Sampling())
+    assert (refusal.value.status, refusal.value.kind) == (400, "context_length")
 
 
 async def test_a_server_that_gives_no_ids_is_refused_at_the_start(stand_in: tuple[StandIn, str]) -> None:

@@ -238,6 +238,10 @@ def test_a_refusal_names_the_block_the_value_and_the_fix(wrong: dict[str, Any], 
             "4096 tokens",
             "prompt is too long: 5000 tokens > 4096 maximum",
         ),
+        (
+            "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+            "prompt is too long: 5000 tokens > 4096 maximum",
+        ),
         ("no room", "prompt is too long: no room"),
     ],
 )
