@@ -12,9 +12,10 @@ that the record has in another form is a divergence. Conversations are matched s
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -48,6 +49,8 @@ class Recording:
     """The calls of a recorded session, and which of them were given out. `find` gives each out once."""
 
     session_id: str
+    model: str
+    """The engine's name of the model that sampled the record."""
     owned: bool
     volatile: Mapping[str, re.Pattern[str]]
     live_when_divergent: bool
@@ -64,6 +67,8 @@ class Recording:
     """The calls that are to be given out, by id."""
     left_out: list[ModelCall] = field(init=False)
     """The calls that are never given out and belong to the session's books, or come before the last one given out."""
+    new_indices: Iterator[int] = field(init=False)
+    """The indices of calls that the engine answers: all come after those of the record."""
 
     def __post_init__(self) -> None:
         delivered = [call for call in self.calls if call.outcome == "delivered"]
@@ -71,6 +76,7 @@ class Recording:
         last = max((call.index for call in self.waiting.values()), default=-1)
         others = [call for call in self.calls if call.call_id not in self.waiting]
         self.left_out = others if self.owned else [call for call in others if call.index < last]
+        self.new_indices = itertools.count(max([last, *(call.index for call in self.left_out)]) + 1)
 
     def find(
         self, parent_id: str | None, messages: Sequence[Message], tools: Sequence[ToolDefinition]

@@ -19,9 +19,10 @@ from polar_gym.config.run_config import FrozenConfig
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
-from polar_gym.schema import HarnessSpec, Message, PluginSpec, Sampling, ToolDefinition
-from tests.support.sessions import REQUEST, running_session
+from polar_gym.schema import HarnessSpec, Message, PluginSpec, Sampling, StartFrom, ToolDefinition
+from tests.support.sessions import REQUEST, played, running_session
 
 CLAUDE = REQUEST.model_copy(update={"agent": HarnessSpec(name="claude_code")})
 HELPER: dict[str, Any] = {"name": "embedded", "model": "helper", "scripts": [{"final_message": "A short title."}]}
@@ -69,6 +70,26 @@ async def test_a_title_does_not_break_the_conversation_of_the_policy(tmp_path: P
         said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Go on."}]
         await ask(node.url, capture, said, BASH)
         assert [call.continuation for call in capture.calls] == ["root", "root", "spliced"]
+
+
+async def test_a_recorded_frozen_answer_is_given_again(tmp_path: Path) -> None:
+    """Guards against a new answer of a frozen model in a resumed session: the harness goes on from another text."""
+
+    async def harness(node: Node, capture: SessionCapture) -> None:
+        said = [{"role": "user", "content": "Do it."}]
+        answer = await ask(node.url, capture, said, BASH)
+        said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Sum it up."}]
+        await ask(node.url, capture, said)  # continues the policy's conversation
+
+    def policy() -> EmbeddedEngine:
+        return EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="The policy's own words.")]))
+
+    first, _, directory = await played(tmp_path, CLAUDE, harness, policy(), frozen=FROZEN)
+    again = CLAUDE.model_copy(update={"start_from": StartFrom(record=str(directory), owned=True)})
+    calls, _, _ = await played(tmp_path, again, harness, policy(), frozen=FROZEN)
+    assert [(call.call_id, call.outcome) for call in calls] == [(call.call_id, "delivered") for call in first]
+    assert [call.frozen for call in calls] == [None, "helper"]
+    assert all(call.replayed for call in calls)
 
 
 @pytest.mark.parametrize("frozen", [None, FrozenConfig(engine=PluginSpec(**HELPER), kinds=["judge"])])

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,12 @@ from polar_gym.builders import build_trajectory
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
-from polar_gym.gateway.session.starting import RecordError, read_recording
+from polar_gym.gateway.session.starting import RecordError, check_vocabulary, read_recording
 from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import BuilderSpec, HarnessSpec, ModelCall, StartFrom, TaskRequest
 from tests.support.requirements import need_bubblewrap
-from tests.support.sessions import REQUEST, asking, listing_engine, node, task
+from tests.support.sessions import MODEL, REQUEST, asking, listing_engine, node, played, task
 from tests.support.tools import ASK, BASH
-
-MODEL = EmbeddedOptions().model
 
 
 async def ask(node: Node, capture: SessionCapture, messages: list[Any], stream: bool = False) -> dict[str, Any]:
@@ -69,26 +66,6 @@ async def session(
     """Run a session, and return its calls, the ids that its harness got, and its directory."""
     stream = options.pop("stream", False)
     return await played(tmp_path, request, lambda node, own: work(node, own, turns, took, stream), **options)
-
-
-async def played(
-    tmp_path: Path,
-    request: TaskRequest,
-    harness: Callable[[Node, SessionCapture], Awaitable[Any]],
-    engine: EmbeddedEngine | None = None,
-    **options: Any,
-) -> tuple[list[ModelCall], Any, Path]:
-    """Run a session of a harness, and return its calls, the harness's result, and its directory."""
-    node = Node(engine or listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state", **options)
-    async with node, node.session(request) as life:
-        await node.note(life)
-        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name), MODEL)
-        if recording is not None:
-            life.capture.start_from(recording)
-        life.capture.running = True
-        result = await harness(node, life.capture)
-        await life.capture.end()
-        return life.capture.calls, result, life.capture.journal.path.parent
 
 
 def starting(directory: Path, **fields: Any) -> TaskRequest:
@@ -339,6 +316,23 @@ async def test_a_session_goes_on_only_as_it_was_sampled(tmp_path: Path, change: 
             branch = await local.rollout(task().model_copy(update={"start_from": StartFrom(record=str(directory))}))
             assert branch.session.failure is None, "a branch may sample in another way"
             directory = Path(refused.artifacts.journal or "").parent
+
+
+class OtherVocabulary(EmbeddedEngine):
+    """An engine whose model has other ids for the same text."""
+
+    async def template(self, messages: Any, tools: Any) -> Any:
+        return 9999 - await super().template(messages, tools)
+
+
+async def test_a_branch_has_the_ids_of_its_record(tmp_path: Path) -> None:
+    """Guards against a prompt of two vocabularies: the new model would sample after ids that say something else."""
+    _, _, directory = await session(tmp_path, REQUEST, 1, "0.006")
+    recording = read_recording(starting(directory), HARNESSES.get("pi"), "other")
+    assert recording is not None
+    await check_vocabulary(recording, EmbeddedEngine(EmbeddedOptions(model="other")))
+    with pytest.raises(RecordError, match=f"the model other has other ids for the first prompt than {MODEL}"):
+        await check_vocabulary(recording, OtherVocabulary(EmbeddedOptions(model="other")))
 
 
 def _edit(directory: Path, change: Any) -> None:

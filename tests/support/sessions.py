@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from polar_gym.engines import Engine
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
-from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
+from polar_gym.gateway.session.starting import read_recording
+from polar_gym.harnesses import HARNESSES
+from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, TaskRequest
+
+MODEL = EmbeddedOptions().model
 
 ASK = """
 import json, os, sys, urllib.request
@@ -59,3 +64,24 @@ async def running_session(
     async with node, node.session(request) as life:
         life.capture.running = True
         yield node, life.capture
+
+
+async def played(
+    directory: Path,
+    request: TaskRequest,
+    harness: Callable[[Node, SessionCapture], Awaitable[Any]],
+    engine: EmbeddedEngine | None = None,
+    **options: Any,
+) -> tuple[list[ModelCall], Any, Path]:
+    """Run a session of a harness, which is a function here, from its record where the request names one. Return its
+    calls, the harness's result, and the session's directory."""
+    node = Node(engine or listing_engine(), cache=directory / "cache", state=directory / "state", **options)
+    async with node, node.session(request) as life:
+        await node.note(life)
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name), MODEL)
+        if recording is not None:
+            life.capture.start_from(recording)
+        life.capture.running = True
+        result = await harness(node, life.capture)
+        await life.capture.end()
+        return life.capture.calls, result, life.capture.journal.path.parent

@@ -334,7 +334,7 @@ class Proxy:
             return None
         asked = self._asked(exchange)
         known = capture.memory.conversations.continuation(request.messages, request.tools, request.origins)
-        parent_id = None if known.parent is None else known.parent.call_id
+        parent_id = None if exchange.frozen or known.parent is None else known.parent.call_id  # as it is recorded
         try:
             found = capture.recording.find(parent_id, asked.messages, asked.tools)
         except DivergenceError as error:
@@ -343,6 +343,7 @@ class Proxy:
         if found is None or not capture.recording.waiting:
             capture.caught_up.set()
         if found is None:
+            exchange.index = next(capture.recording.new_indices)
             return None
         if len(capture.handles.recorded) > handles:  # later requests have this one's messages with the recorded handles
             request = replace(request, messages=capture.handles.from_harness(request.messages))

@@ -25,7 +25,7 @@ from polar_gym.gateway.session.building import build, final_message
 from polar_gym.gateway.session.harness_run import HarnessRun, LaunchError
 from polar_gym.gateway.session.preparation import base_of, prepare
 from polar_gym.gateway.session.sandboxes import Census, GradingSandboxes, Sandboxes
-from polar_gym.gateway.session.starting import RecordError, read_recording
+from polar_gym.gateway.session.starting import RecordError, check_vocabulary, read_recording
 from polar_gym.gateway.session.work import READ_SECONDS, Work, read_work
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.install import InstallError
@@ -176,6 +176,7 @@ class SessionLife:
         spec, model = self.request.runtime, self._around.proxy.engine.info.model
         recording = await asyncio.to_thread(read_recording, self.request, self._plugins.harness, model)
         if recording is not None:
+            await check_vocabulary(recording, self._around.proxy.engine)
             self.capture.start_from(recording)
         if self.capture.environment is not None:
             await self.capture.environment.open()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 
+from polar_gym.engines import Engine, EngineError
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.harnesses import Harness
@@ -58,6 +60,7 @@ def read_recording(request: TaskRequest, harness: Harness, model: str) -> Record
             raise RecordError(f"start_from.record={start.record!r}: {other}; start the session without start_from")
     return Recording(
         session_id=manifests[0].session.session_id,
+        model=manifests[0].engine.model,
         owned=start.owned,
         volatile={name: re.compile(pattern) for name, pattern in harness.volatile.items()},
         handles=Handles({name: re.compile(pattern) for name, pattern in harness.handles.items()}),
@@ -67,6 +70,25 @@ def read_recording(request: TaskRequest, harness: Harness, model: str) -> Record
         limit=start.calls,
         seconds=seconds if start.owned else 0.0,
     )
+
+
+async def check_vocabulary(recording: Recording, engine: Engine) -> None:
+    """Raise `RecordError` where a record has ids of another vocabulary than the engine's, which would sample after
+    them. A record of the same model is not examined."""
+    first = next((call for call in recording.calls if call.parent_id is None and call.frozen is None), None)
+    if first is None or recording.model == engine.info.model or engine.info.path == "plain":
+        return
+    try:
+        own = await engine.template(first.messages, first.tools)
+    except EngineError as error:
+        raise RecordError(
+            f"start_from: the record's ids cannot be compared with the engine's: {error.message}"
+        ) from error
+    if not np.array_equal(own, first.prompt_ids):
+        raise RecordError(
+            f"start_from: the model {engine.info.model} has other ids for the first prompt than {recording.model}, "
+            "which was recorded; branch with a model of the same tokenizer and chat template"
+        )
 
 
 def _difference(manifest: Manifest, request: TaskRequest, harness: Harness, model: str, *, owned: bool) -> str | None:

@@ -37,7 +37,12 @@ def conversation(name: str, turns: int, first: int) -> list[ModelCall]:
 
 
 def recording(calls: list[ModelCall], **fields: Any) -> Recording:
-    options = {"owned": True, "volatile": {"date": re.compile(r"Today: \S+")}, "live_when_divergent": False}
+    options = {
+        "owned": True,
+        "volatile": {"date": re.compile(r"Today: \S+")},
+        "live_when_divergent": False,
+        "model": "m",
+    }
     return Recording(session_id="first", calls=calls, **{**options, "limit": None, **fields})
 
 
@@ -54,6 +59,15 @@ def test_parallel_conversations_are_answered_in_any_order_of_arrival(lengths: li
         assert not found[1].differences
     assert not kept.waiting
     assert kept.find("agent00", [], TOOLS) is None, "beyond the record, the engine answers"
+
+
+def test_new_calls_come_after_all_of_the_record() -> None:
+    """Guards against a call that gets an earlier index than its parent, because a conversation ran ahead of its order
+    in the record: no trace joins the two."""
+    ahead, behind = conversation("a", 2, 0), conversation("b", 2, 4)
+    kept = recording([*ahead, *behind])
+    assert [next(kept.new_indices), next(kept.new_indices)] == [6, 7]
+    assert next(recording([*ahead, *behind], owned=False, limit=1).new_indices) == 1
 
 
 def test_a_tool_result_may_differ_and_each_difference_is_recorded() -> None:
