@@ -124,13 +124,16 @@ class StateDirectory:
         files.journal.write_text(piece.lines, encoding="utf-8")
 
     def news(self, sizes: Mapping[Key, int]) -> list[JournalPiece]:
-        """Return what journals have after their first bytes (`sizes`): whole lines, `PIECES_BYTES` at most in all."""
+        """Return what journals have after their first bytes (`sizes`): whole lines, `PIECES_BYTES` at most in all,
+        or one line that is longer."""
         pieces, left = [], PIECES_BYTES
         for key, size in sizes.items():
             files = self.files(key)
             with files.journal.open("rb") as journal:
                 journal.seek(size)
                 data = journal.read(left)
+                if not pieces and len(data) == left and b"\n" not in data:  # a line that is longer than all pieces
+                    data += journal.readline()
             data = data[: data.rfind(b"\n") + 1]
             if data:
                 left -= len(data)

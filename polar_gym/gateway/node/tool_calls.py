@@ -46,8 +46,9 @@ class ToolCalls:
         self._markers = {token: text for token, text in texts.items() if text in {*MARKERS, *MARKERS.values()}}
 
     async def judge(self, trajectory: Trajectory, calls: Sequence[ModelCall]) -> None:
-        """Set the attempts of a session. Warn after the first episodes where none of their attempts is `ok`."""
-        answered = [call for call in calls if call.tools and call.outcome == "delivered"]
+        """Set the attempts of the session's own policy. Warn after the first episodes where none of them is `ok`."""
+        own = [call for call in calls if call.frozen is None and call.branched_from is None]
+        answered = [call for call in own if call.tools and call.outcome == "delivered"]
         judged = await asyncio.to_thread(lambda: [tool_attempts(call, self._markers) for call in answered])
         trajectory.tool_attempts = [attempt for attempts in judged for attempt in attempts]
         first = self._first

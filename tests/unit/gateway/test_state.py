@@ -119,6 +119,20 @@ def test_news_of_a_journal_are_its_next_whole_lines(state: StateDirectory) -> No
     assert not state.news({key: 13})
 
 
+def test_a_line_that_is_longer_than_a_round_of_news_is_told_whole(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a session whose journal is never sent again after a long line, such as one with an image."""
+    monkeypatch.setattr("polar_gym.gateway.node.state.PIECES_BYTES", 8)
+    small, large = Key("small", 0), Key("large", 0)
+    for key, text in ((small, b"a\n"), (large, b"longer than that\nb\n")):
+        state.begin(key, manifest())
+        state.files(key).journal.write_bytes(text)
+    assert [piece.lines for piece in state.news({small: 0, large: 0})] == ["a\n"], "next round"
+    assert [piece.lines for piece in state.news({small: 2, large: 0})] == ["longer than that\n"]
+    assert [piece.lines for piece in state.news({small: 2, large: 17})] == ["b\n"]
+
+
 def test_a_journal_that_ran_elsewhere_goes_with_the_session_that_needs_it(state: StateDirectory) -> None:
     key, elsewhere = ended(state, "s", 10.0, 1), StateDirectory(state.files(Key("s", 0)).record)
     elsewhere.put(JournalPiece(session_id="s", attempt=0, lines="x" * 500, manifest=""))

@@ -9,7 +9,7 @@ import pytest
 
 from polar_gym.builders.tool_attempts import tool_attempts
 from polar_gym.gateway.node.tool_calls import FIRST_EPISODES, ToolCalls
-from polar_gym.schema import Fidelity, ModelCall, Trajectory
+from polar_gym.schema import Fidelity, ModelCall, Replayed, Trajectory
 from tests.support.calls import make_call
 from tests.support.tools import BASH
 from tests.unit.splicing.template_families import FAMILIES, Family, FamilyEngine, Said
@@ -44,6 +44,17 @@ async def test_spans_begin_and_end_with_the_markers_of_the_models_template(famil
     assert said.endswith(closing)
     assert (said.count(opening), "ls" in said, "I look." in said) == (1, True, False)
     assert [each.status for each in tool_attempts(call, {})] == ["ok"]
+
+
+async def test_attempts_are_those_of_the_sessions_own_policy() -> None:
+    """Guards against calls of a frozen model, or of the session that a branch began with, in the policy's figures."""
+    others = [
+        CALLING.model_copy(update={"frozen": "helper"}),
+        CALLING.model_copy(update={"replayed": Replayed(session_id="first", owned=False)}),
+    ]
+    trajectory = Trajectory(builder="", traces=[], fidelity=Fidelity())
+    await ToolCalls().judge(trajectory, [*others, BROKEN])
+    assert [attempt.status for attempt in trajectory.tool_attempts] == ["malformed"]
 
 
 async def warnings(caplog: pytest.LogCaptureFixture, *episodes: ModelCall) -> list[str]:
