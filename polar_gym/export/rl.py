@@ -38,7 +38,11 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "trace_id": (pa.string(), "the trace; unique in a session"),
     "session_id": (pa.string(), "the session; its traces share a reward"),
     "attempt": (pa.int32(), "the attempt of the session, from 0"),
-    "group": (pa.string(), "the task's id: advantages are over the sessions of a group, never over its rows"),
+    "group": (
+        pa.string(),
+        "the task's id, or the state from which a session branched: advantages are over the sessions of a group, "
+        "never over its rows",
+    ),
     "sample_index": (pa.int32(), "the number of the session in its group"),
     "repo": (pa.string(), "the task's repository, else the task's id"),
     "harness": (pa.string(), "the command-line agent"),
@@ -50,6 +54,8 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "prompt_length": (pa.int32(), "the number of `input_ids` before the first sampled token"),
     "loss_mask": (pa.list_(pa.int8()), "1 where a token is trained; as long as `input_ids`"),
     "logprobs": (pa.list_(pa.float32()), "as captured, in nats; 0.0 where `loss_mask` is 0; as long as `input_ids`"),
+    "branched_from": (pa.string(), "the session whose calls the trace begins with; null: the trace is of no branch"),
+    "shared_prefix": (pa.int32(), "the number of the trace's ids that are that session's"),
     "reward": (pa.float64(), "the session's; null: the session is masked"),
     "components": (pa.json_(), "the parts of the reward, by name"),
     "failure": (pa.string(), "the reason why the session is masked; null: it has a reward"),
@@ -124,10 +130,10 @@ def to_row(episode: Episode, trace: Trace) -> Row:
     session, before = episode.session, len(trace.prompt_ids)
     return {
         **trace.model_dump(include={"trace_id", "session_id", "kind", "finish_reason", "call_ids", "messages"}),
-        **trace.model_dump(include={"turns", "weight_versions", "tools"}),
+        **trace.model_dump(include={"turns", "weight_versions", "tools", "branched_from", "shared_prefix"}),
         **session.model_dump(include={"attempt", "sample_index", "harness", "truncated_by", "staleness"}),
         **episode.engine.model_dump(include={"model", "scripted"}),
-        "group": session.task_id,
+        "group": episode.group,
         "repo": repository(episode),
         "builder": episode.trajectory.builder,
         "input_ids": np.concatenate([trace.prompt_ids, trace.response_ids]),

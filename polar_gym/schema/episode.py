@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Any, Literal
 
 from pydantic import Field
 
 from polar_gym.record import Record
-from polar_gym.schema.request import TaskRequest
+from polar_gym.schema.request import StartFrom, TaskRequest
 from polar_gym.schema.trajectory import Trace, Trajectory
 
 
@@ -165,6 +166,21 @@ class Episode(Record):
     @property
     def truncated(self) -> bool:
         return self.session.truncated_by is not None
+
+    @property
+    def branch_point(self) -> StartFrom | None:
+        """Return the state of another session that this one began with; None: it began at the start of its task."""
+        start = self.request.start_from
+        return None if start is None or start.owned or start.calls == 0 else start
+
+    @property
+    def group(self) -> str:
+        """Return the name of the state that the session was sampled from: its task, or a state of another session.
+
+        Advantages compare sessions of one group. The reward of a branch depends on what was done before its state.
+        """
+        start, task_id = self.branch_point, self.session.task_id
+        return f"{task_id}, {start.calls} calls of {PurePath(start.record).name}" if start else task_id
 
     def sampled_with(self, trace: Trace) -> dict[str, Any]:
         """Return how the tokens of a trace were sampled, for a trainer that computes their logprobs again: the trace's

@@ -20,7 +20,7 @@ import numpy as np
 from polar_gym.schema import Episode, Trace
 from polar_gym.training.advantage import Scale, advantages, call_advantages, without_variance
 from polar_gym.training.row import Row, first_tokens, inert_row, parents_of, row_of
-from polar_gym.training.turn_values import origin, state_values, turn_advantages
+from polar_gym.training.turn_values import state_values, turn_advantages
 
 Overlong = Literal["drop", "truncate", "mask"]
 """The treatment of a trace that is longer than the trainer takes. `drop`: no row. `truncate`: its first tokens.
@@ -94,14 +94,13 @@ def make_batch(
     turn_reward_weight: float = 0.0,
     turn_values: bool = False,
 ) -> Batch:
-    """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by task.
+    """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by `Episode.group`.
 
     `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
     data-parallel ranks; inert rows fill the batch up to a multiple. `turn_reward_weight`: the weight of
-    `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). `turn_values`: sessions are
-    grouped by the state that they were sampled from, and calls have the advantages of `training.turn_values`, where
-    other sessions value a state before them. Raises `ValueError` for a session that occurs twice, for a reward or a
-    logprob that is not finite, and for a wrong setting.
+    `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). `turn_values`: calls have
+    the advantages of `training.turn_values`, where other sessions value a state before them. Raises `ValueError` for a
+    session that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
     """
     _check_choice("truncated", truncated, Truncated)
     episodes = [regarded(episode, truncated) for episode in episodes]
@@ -153,8 +152,6 @@ def _advantages(
 ) -> tuple[list[str], list[float], list[dict[str, float]]]:
     """Return for each session its group, its advantage and those of its calls that have advantages of their own."""
     rewards, groups = rewards_and_groups(episodes)
-    if turn_values:
-        groups = [origin(episode) for episode in episodes]
     of_sessions = advantages(rewards, groups, scale=scale).tolist()
     if turn_values:
         return groups, of_sessions, _of_values(episodes)
@@ -184,7 +181,7 @@ def _of_values(episodes: Sequence[Episode]) -> list[dict[str, float]]:
 
 def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
     """Return the reward and the group of each episode."""
-    return [episode.reward for episode in episodes], [episode.session.task_id for episode in episodes]
+    return [episode.reward for episode in episodes], [episode.group for episode in episodes]
 
 
 def begin_counts(rewards: Sequence[float | None], groups: Sequence[str]) -> BatchCounts:

@@ -95,7 +95,7 @@ def row_of(episode: Episode, trace: Trace, advantage: float) -> Row:
         weights=np.zeros(before + len(trace.response_ids), np.float32),
         advantage=advantage,
         reward=episode.reward,
-        group_id=episode.session.task_id,
+        group_id=episode.group,
         session_id=episode.session.session_id,
         trace_id=trace.trace_id,
         sampling=episode.sampled_with(trace),

@@ -12,7 +12,7 @@ from math import nan
 from pathlib import PurePath
 from statistics import mean, stdev
 
-from polar_gym.schema import Episode, StartFrom
+from polar_gym.schema import Episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,6 @@ class StateValue:
     samples: int
 
 
-def origin(episode: Episode) -> str:
-    """Return a name of the state that the session was sampled from: its task, or a state of another session."""
-    start = _branched(episode)
-    task_id = episode.session.task_id
-    return f"{task_id}, {start.calls} calls of {PurePath(start.record).name}" if start else task_id
-
-
 def state_values(episodes: Sequence[Episode]) -> dict[str, list[StateValue]]:
     """Return the states of each session that have a value, in their order, by session id.
 
@@ -47,10 +40,10 @@ def state_values(episodes: Sequence[Episode]) -> dict[str, list[StateValue]]:
     sampled: dict[str, list[Episode]] = {}
     branches: dict[str, dict[int, list[Episode]]] = {}
     for episode in episodes:
-        start = _branched(episode)
+        start = episode.branch_point
         if episode.reward is None or (start and (start.when_divergent == "live" or start.calls is None)):
             continue
-        sampled.setdefault(origin(episode), []).append(episode)
+        sampled.setdefault(episode.group, []).append(episode)
         if start and start.calls:
             branches.setdefault(PurePath(start.record).name, {}).setdefault(start.calls, []).append(episode)
     return {episode.session.session_id: _states(episode, sampled, branches) for episode in episodes}
@@ -59,10 +52,10 @@ def state_values(episodes: Sequence[Episode]) -> dict[str, list[StateValue]]:
 def _states(
     episode: Episode, sampled: Mapping[str, list[Episode]], branches: Mapping[str, dict[int, list[Episode]]]
 ) -> list[StateValue]:
-    start, own = _branched(episode), _calls(episode)
+    start, own = episode.branch_point, _calls(episode)
     first = (start.calls or 0) if start else 0
     found = dict(branches.get(_record(episode), {}))
-    siblings = [other for other in sampled.get(origin(episode), []) if other is not episode]
+    siblings = [other for other in sampled.get(episode.group, []) if other is not episode]
     found[first] = siblings + found.get(first, [])
     states: list[StateValue] = []
     delivered = episode.trajectory.delivered
@@ -100,12 +93,6 @@ def _value(calls: int, before: frozenset[str], rewards: Sequence[float]) -> Stat
     number, value = len(rewards), mean(rewards)  # of equal rewards exactly their value
     error = stdev(rewards) / number**0.5 if number > 1 else nan
     return StateValue(calls=calls, before=before, value=value, standard_error=error, samples=number)
-
-
-def _branched(episode: Episode) -> StartFrom | None:
-    """Return the record that a session was branched from; None: it was sampled from the start of its task."""
-    start = episode.request.start_from
-    return None if start is None or start.owned or start.calls == 0 else start
 
 
 def _calls(episode: Episode) -> frozenset[str]:

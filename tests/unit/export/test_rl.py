@@ -17,7 +17,8 @@ from polar_gym.cli import app
 from polar_gym.errors import ConfigError
 from polar_gym.export import rl
 from polar_gym.export.rl import COLUMNS, export_rl, to_trace
-from polar_gym.schema import Episode, EvaluationResult, Trace, WeightVersion
+from polar_gym.schema import Episode, EvaluationResult, Replayed, StartFrom, Trace, WeightVersion
+from tests.support.calls import make_call
 from tests.support.choices import recorded_episode
 from tests.support.episodes import make_episode, sessions
 from tests.unit.export.graded_episodes import graded_episode, make_trace, with_traces
@@ -39,20 +40,34 @@ def asked(episode: Episode, trace: Trace) -> dict[str, Any]:
     return {name: sampled[name] for name in SHAPING if sampled.get(name) is not None}
 
 
+def branch() -> Episode:
+    """Return a session that begins with a call of another one."""
+    first = make_call(0, [1], [2, 3]).model_copy(update={"replayed": Replayed(session_id="first", owned=False)})
+    episode = make_episode("branch", 1.0, [first, make_call(1, [1, 2, 3, 4], [5])])
+    episode.request.start_from = StartFrom(record="/state/sessions/first", calls=1)
+    return episode
+
+
 @settings(max_examples=5)  # each loads a data set
 @given(sessions())
 def test_every_trace_comes_back_whole(episodes: list[Episode]):
-    episodes += [recorded_episode("recorded"), recorded_episode("lost", lost=[0, 1]), graded_episode("graded")]
+    episodes += [
+        recorded_episode("recorded"),
+        recorded_episode("lost", lost=[0, 1]),
+        graded_episode("graded"),
+        branch(),
+    ]
     with tempfile.TemporaryDirectory() as directory:
         rows = list(exported(Path(directory), *episodes))
     traces = [(episode, trace) for episode in episodes for trace in episode.trajectory.traces]
+    assert rows[-1]["branched_from"] == "first"
     assert len(rows) == len(traces)
     for row, (episode, trace) in zip(rows, traces, strict=True):
         expected = trace.model_copy(update={"reward": episode.reward, "sampling": asked(episode, trace)})
         if trace.routed_experts is not None:
             expected.routed_experts = trace.routed_experts.astype(np.int64)  # as lists come back
         assert to_trace(row).to_json() == expected.to_json()
-        assert row["group"] == episode.session.task_id
+        assert row["group"] == episode.group
         assert row["fidelity"] == episode.trajectory.fidelity.model_dump()
         assert (row["reward"] is None) == (row["failure"] is not None)
         assert len(row["input_ids"]) == len(row["loss_mask"]) == len(row["logprobs"])

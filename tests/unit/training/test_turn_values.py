@@ -77,6 +77,16 @@ def test_each_token_has_the_advantage_of_its_turn() -> None:
     assert batch.counts.holds
 
 
+def test_branches_are_compared_with_their_siblings_alone() -> None:
+    """Guards against a mean over a task and the branches of one of its sessions, whose calls earned their reward."""
+    solved = [branch(f"c{number}", 1.0, "a", 1, 2) for number in range(12)]
+    batch = make_batch([base("a", 1.0, 2), *(base(name, 0.0, 1) for name in "bde"), *solved])
+    by_session = {row.session_id: row for row in batch.rows}
+    assert [by_session[name].advantage for name in ("a", "b", "c0")] == [0.75, -0.25, 0.0]
+    assert [by_session[name].group_id for name in ("a", "b", "c0")] == ["task", "task", "task, 1 calls of a"]
+    assert len(set(padded(batch.rows, pad_id=0)["group_ids"].tolist())) == 2
+
+
 def test_calls_before_the_first_valued_state_have_the_sessions_advantage() -> None:
     (row, _) = make_batch([base("a", 1.0, 2), branch("c", 0.5, "a", 1, 2)], turn_values=True).rows
     assert row.call_advantages == {"a1": 0.5}
