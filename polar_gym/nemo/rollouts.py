@@ -114,7 +114,7 @@ class Rollouts:
         try:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
-            request, index = self._request(machinery, row), int(row.get("_ng_rollout_index") or 0)
+            request, index = self._request(machinery, row), _sample_index(row)
             with machinery.leftovers.watching() as note:
                 episode = await self._episode(machinery, machinery.nodes[turn], request, index, note)
             return await asyncio.to_thread(self._answer, row, episode)
@@ -246,6 +246,13 @@ def _own_task(row: Row) -> Task:
         return to_task("row", own, None, FileSelection())
     except ValueError as error:
         raise RowError("invalid_row", str(error)) from error
+
+
+def _sample_index(row: Row) -> int:
+    """Return the number of a row in its group. Only NeMo Gym's collector tells it; NeMo RL numbers the rows of a batch,
+    and so those of a group differ, too."""
+    known = (row.get(name) for name in ("_ng_rollout_index", "_rowidx"))
+    return int(next((index for index in known if index is not None), 0))
 
 
 def _sampling(sampling: Sampling, row: Row) -> Sampling:

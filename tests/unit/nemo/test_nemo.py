@@ -11,16 +11,20 @@ import orjson
 import pytest
 import yaml
 
+from polar_gym.engines import EngineError
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.node import Node
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
 from polar_gym.nemo.output import nemo_rl_experts
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_configs
 from polar_gym.nemo.rows import row
 from polar_gym.nemo.verified import verified_episode
 from polar_gym.schema import (
+    Episode,
     EvaluationResult,
     Failure,
     Status,
+    TaskRequest,
     ToolAttempt,
 )
 from polar_gym.tasks.bundled import BundledTasks
@@ -313,6 +317,23 @@ async def test_a_row_of_a_strange_shape_is_masked(fields: dict[str, Any], kind: 
     assert answer["instance_config"] == {"mask_sample": True}
     assert says in answer["failure_reason"]
     assert len(consumed(answer["response"]["output"])) == 1
+
+
+async def test_the_samples_of_a_group_have_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a group whose samples are all the same session where `polar.sampling.seed` is set: only NeMo Gym's
+    collector sets `_ng_rollout_index`."""
+    numbers: list[int] = []
+
+    async def rollout(node: Node, request: TaskRequest, sample_index: int, on_change: Any) -> Episode:
+        numbers.append(sample_index)
+        raise EngineError(503, "gone")
+
+    monkeypatch.setattr(Node, "rollout", rollout)
+    good = row(BundledTasks(BundledTasks.Options()).load()[0])
+    of_nemo_rl = [{**good, "_rowidx": number} for number in range(4, 6)]
+    of_collector = {**good, "_ng_rollout_index": 0, "_rowidx": 9}
+    await answer_to(AgentSettings(polar=OFFLINE), *of_nemo_rl, of_collector, good)
+    assert numbers == [4, 5, 0, 0]
 
 
 # The component root ---------------------------------------------------------------------------------------------------
