@@ -25,8 +25,8 @@ def load_config(
 ) -> RunConfig:
     """Compose a run from a recipe (None: the defaults), `key=value` overrides, and nested `settings` on top.
 
-    In `settings` a group may be a name (`{"harness": "codex"}`) or a mapping, whose `name` chooses the group's file.
-    Raises `ConfigError`.
+    In `settings` a group may be a name (`{"harness": "codex"}`) or a mapping, whose `name` chooses the group's file, or
+    a plug-in without a file. Raises `ConfigError`.
     """
     chosen, nested = _split_groups(settings or {}, group_choices(config_dir))
     return check_composed(compose_config(recipe, [*chosen, *overrides], config_dir), nested)
@@ -74,7 +74,7 @@ def _split_groups(settings: Mapping[str, Any], groups: Mapping[str, Sequence[str
             value = value.model_dump(mode="json")
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={value!r}: expected a mapping" + (" or a name" if key in groups else ""))
-        if value.get("name") in groups.get(key, ()):
-            chosen.append(f"{key}={value['name']}")
+        if key in groups and isinstance(name := value.get("name"), str):
+            chosen.append(f"{key}={name}")
         nested[key] = dict(value)
     return chosen, nested

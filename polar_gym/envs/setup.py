@@ -14,7 +14,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.evaluators import EVALUATORS
-from polar_gym.gateway.node.assemble import load_tasks, make_request
+from polar_gym.gateway.node.assemble import load_tasks, make_request, plays_tasks
 from polar_gym.schema import TaskRequest, Workspace
 from polar_gym.tasks import Task
 
@@ -58,7 +58,7 @@ def task_setup(
     `{"name": "test_on_output", "command": "python3 -m unittest"}`. `harness` and `settings` are those of `swe_setup`.
     """
     config = load_config(recipe, settings=_with_harness(harness, {"evaluator": evaluator, **settings}))
-    if config.engine.options.get("policy") == "scripted" and config.engine.options.get("scripts") is None:
+    if plays_tasks(config.engine):
         raise ConfigError(
             "engine.scripts=None: the scripted policy has no demonstration of a task of yours; give one, e.g. "
             'engine={"name": "embedded", "scripts": [{"commands": ["ls"]}]}, or another engine'

@@ -45,10 +45,16 @@ def make_request(config: RunConfig, task: Task) -> TaskRequest:
     return request
 
 
+def plays_tasks(engine: PluginSpec) -> bool:
+    """Return whether an engine has a scripted policy without scripts, which plays the tasks' reference solutions."""
+    options = ENGINES.options(engine)
+    return getattr(options, "policy", None) == "scripted" and getattr(options, "scripts", ()) is None
+
+
 def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
     """Return the engine, not yet started. A scripted policy without scripts plays each task's reference solution."""
     spec = config.engine
-    if spec.options.get("policy") == "scripted" and spec.options.get("scripts") is None:
+    if plays_tasks(spec):
         ends_by = HARNESSES.get(config.harness.name).ends_by
         spec = PluginSpec(**{**spec.model_dump(), "scripts": [reference_script(task, ends_by) for task in tasks]})
     return ENGINES.make(spec)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.gateway.node.admission import allowed_by, check_network
-from polar_gym.gateway.node.assemble import load_tasks, make_node
+from polar_gym.gateway.node.assemble import load_tasks, make_node, plays_tasks
 from polar_gym.gateway.node.control import control_app
 from polar_gym.gateway.node.link import Link
 from polar_gym.gateway.node.metrics import NodeMetrics
@@ -174,8 +174,7 @@ async def _end(task: asyncio.Task[Any]) -> None:
 
 def _demonstrated(config: RunConfig) -> list[Any]:
     """Return the tasks whose reference solutions a scripted policy plays, where it has no script of its own."""
-    options = config.engine.options
-    return load_tasks(config) if options.get("policy") == "scripted" and options.get("scripts") is None else []
+    return load_tasks(config) if plays_tasks(config.engine) else []
 
 
 def _engine_key(engine: PluginSpec) -> str:

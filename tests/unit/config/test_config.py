@@ -14,8 +14,9 @@ from polar_gym.config.files import group_choices, recipe_names
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import field_defaults
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.assemble import plays_tasks
 from polar_gym.paths import shipped_dir
-from polar_gym.schema import HarnessSpec
+from polar_gym.schema import HarnessSpec, PluginSpec
 
 
 @pytest.mark.parametrize(
@@ -160,6 +161,22 @@ def test_a_plug_in_without_a_file_is_a_choice_of_its_group_by_its_import_path() 
     config = load_config(None, ["harness=tests.e2e.broken_harness:CRASHING"])
     assert (config.harness.name, config.harness.options) == ("tests.e2e.broken_harness:CRASHING", {})
     assert load_config(settings={"harness": "tests.e2e.broken_harness:CRASHING"}).harness == config.harness
+
+
+def test_a_plug_in_without_a_file_is_chosen_by_the_name_in_a_mapping() -> None:
+    """Guards against a refusal of the default choice's options, which the user did not set."""
+    name = "polar_gym.engines.sglang:ENGINE"
+    config = load_config(settings={"engine": {"name": name, "url": "http://127.0.0.1:1"}})
+    assert config.engine == load_config(None, [f"engine={name}", "engine.url=http://127.0.0.1:1"]).engine
+    assert "policy" not in config.engine.options
+
+
+def test_a_scripted_engine_without_a_file_plays_the_tasks_too() -> None:
+    """Guards against an engine without a script, because only the default choice's file names the policy."""
+    for options, plays in [({}, True), ({"scripts": []}, False)]:
+        engine = {"name": "polar_gym.conformance.acting:Delegating", **options}
+        assert plays_tasks(load_config(settings={"engine": engine}).engine) is plays
+    assert not plays_tasks(PluginSpec.model_validate({"name": "vllm", "url": "http://127.0.0.1:1"}))
 
 
 def test_a_directory_of_ones_own_adds_recipes_and_choices(tmp_path: Path) -> None:
