@@ -19,12 +19,14 @@ import pyarrow.parquet as pq
 from polar_gym import durable
 from polar_gym.arrow import nested_list
 from polar_gym.errors import ConfigError
-from polar_gym.export.rows import JSON_LIST, Row, column, repository
+from polar_gym.export.rows import JSON_LIST, MOST_NUMBERS, Row, column, nested_numbers, repository
 from polar_gym.export.rows import SCHEMA as SFT
 from polar_gym.schema import Episode, SamplingMask, Trace
 
 GROUP_TOKENS = 4_000_000
-"""Rows are written when they hold this many tokens: no more than these are in memory."""
+"""Rows are written when they hold this many tokens: no more than these are in memory ..."""
+GROUP_NUMBERS = MOST_NUMBERS
+"""... or when their nested columns hold this many numbers."""
 
 SAMPLING = SFT.field("sampling").type
 TURN = pa.struct({"call_id": "string", "start": "int32", "end": "int32", "sampling": SAMPLING, "reward": "float64"})
@@ -102,7 +104,7 @@ def export_rl(episodes: Iterable[Episode], file: Path) -> Counts:
     """
     if file.exists():
         raise ConfigError(f"--out={file}: is there already; name a new file")
-    counts, rows, waiting = Counts(), list[Row](), 0
+    counts, rows, tokens, numbers = Counts(), list[Row](), 0, 0
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with durable.replacing(file) as output, pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
@@ -112,13 +114,14 @@ def export_rl(episodes: Iterable[Episode], file: Path) -> Counts:
                 counts.without_trace += not episode.trajectory.traces
                 for trace in episode.trajectory.traces:
                     rows.append(to_row(episode, trace))
-                    waiting += len(rows[-1]["input_ids"])
+                    tokens += len(rows[-1]["input_ids"])
+                    numbers += nested_numbers(rows[-1])
                     counts.rows += 1
                     counts.tokens += len(rows[-1]["input_ids"])
                     counts.trainable_tokens += trace.trainable_tokens
-                if waiting >= GROUP_TOKENS:
-                    writer.write_table(to_table(rows))
-                    rows, waiting = [], 0
+                    if tokens >= GROUP_TOKENS or numbers >= GROUP_NUMBERS:
+                        writer.write_table(to_table(rows))
+                        rows, tokens, numbers = [], 0, 0
             writer.write_table(to_table(rows))
     except OSError as error:
         raise ConfigError(f"--out={file}: {error.strerror}: {error.filename}") from error

@@ -25,6 +25,9 @@ Row = dict[str, Any]
 
 JSON_LIST = pa.list_(pa.json_())
 
+MOST_NUMBERS = 2**30
+"""Rows are written when their nested columns hold this many numbers: Arrow's offsets, of 32 bits, end at 2**31."""
+
 SAMPLING = {**dict.fromkeys(SHAPING, "float64"), "top_k": "int64", "logprobs_mode": "string"}
 
 
@@ -88,6 +91,12 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         "routed_experts": None if trace.routed_experts is None else trace.routed_experts.astype(np.int16),
         "kept_ids": None if (mask := trace.whole_mask) is None else [ids.tolist() for ids in mask.sets()],
     }
+
+
+def nested_numbers(row: Row) -> int:
+    """Return how many numbers the nested columns of a row hold: of a mixture of experts, thousands for each token."""
+    experts, kept = row["routed_experts"], row["kept_ids"]
+    return (0 if experts is None else experts.size) + sum(map(len, kept or ()))
 
 
 def repository(episode: Episode) -> str:

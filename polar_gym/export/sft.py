@@ -9,11 +9,13 @@ from pathlib import Path
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.dataset import SftDataset, open_dataset, split_of
 from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
-from polar_gym.export.rows import Row, digest, repository, task_name, to_row
+from polar_gym.export.rows import MOST_NUMBERS, Row, digest, nested_numbers, repository, task_name, to_row
 from polar_gym.schema import Episode
 
 PART_TOKENS = 20_000_000
 """A part is committed when its rows hold this many tokens ..."""
+PART_NUMBERS = MOST_NUMBERS
+"""... or when their nested columns hold this many numbers ..."""
 PART_EPISODES = 2_000
 """... or when it holds this many episodes."""
 
@@ -24,7 +26,7 @@ def export_sft(episodes: Iterable[Episode], directory: Path, filters: Filters) -
         part = _Part(dataset, filters)
         for episode in episodes:
             part.add(episode)
-            if part.tokens >= PART_TOKENS or len(part.entries) >= PART_EPISODES:
+            if part.is_full():
                 part.commit()
         part.commit()
         return dataset.entries
@@ -36,9 +38,13 @@ class _Part:
     def __init__(self, dataset: SftDataset, filters: Filters) -> None:
         self._dataset = dataset
         self._filters = filters
-        self.entries: list[EpisodeEntry] = []
+        self._entries: list[EpisodeEntry] = []
         self._rows: list[tuple[str, Row]] = []
-        self.tokens = 0
+        self._tokens = self._numbers = 0
+
+    def is_full(self) -> bool:
+        sizes = (self._tokens, PART_TOKENS), (self._numbers, PART_NUMBERS), (len(self._entries), PART_EPISODES)
+        return any(size >= most for size, most in sizes)
 
     def add(self, episode: Episode) -> None:
         session = episode.session
@@ -54,7 +60,7 @@ class _Part:
             seconds=session.timing.running or 0.0,
             refused=refusal(episode, self._filters),
         )
-        self.entries.append(entry)
+        self._entries.append(entry)
         if entry.refused is None:
             self._add_traces(episode, entry)
 
@@ -72,7 +78,8 @@ class _Part:
                 continue
             self._dataset.digests.add(key)
             self._rows.append((split, row))
-            self.tokens += len(row["input_ids"])
+            self._tokens += len(row["input_ids"])
+            self._numbers += nested_numbers(row)
             entry.examples.append(
                 ExampleEntry(
                     digest=key,
@@ -87,6 +94,7 @@ class _Part:
         entry.left_out = dict(left_out)
 
     def commit(self) -> None:
-        if self.entries:
-            self._dataset.add_part(self.entries, self._rows)
-        self.entries, self._rows, self.tokens = [], [], 0
+        if self._entries:
+            self._dataset.add_part(self._entries, self._rows)
+        self._entries, self._rows = [], []
+        self._tokens = self._numbers = 0

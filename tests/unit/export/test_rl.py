@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from typer.testing import CliRunner
@@ -100,6 +101,14 @@ def test_rows_are_written_in_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(rl, "GROUP_TOKENS", 10)  # a trace has 7
     loaded = exported(tmp_path, *(graded_episode(f"s{number}") for number in range(5)))
     assert list(loaded["session_id"]) == [f"s{number}" for number in range(5)]
+
+
+def test_rows_with_many_experts_are_written_in_groups(tmp_path, monkeypatch):
+    """Guards against lists of experts that are too long for Arrow's offsets: a token may have thousands of numbers."""
+    monkeypatch.setattr(rl, "GROUP_NUMBERS", 20)  # a trace has 16: 10 of experts, 6 of kept tokens
+    export_rl([recorded_episode(f"s{number}") for number in range(3)], tmp_path / "rl.parquet")
+    written = pq.ParquetFile(tmp_path / "rl.parquet").metadata
+    assert [written.row_group(place).num_rows for place in range(written.num_row_groups)] == [2, 1]
 
 
 def test_a_file_is_never_written_over(tmp_path):

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from polar_gym.cli import app
 from polar_gym.console import console
 from polar_gym.errors import ConfigError
+from polar_gym.export import sft
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.rows import to_json_line, to_row, to_table
 from polar_gym.export.sft import export_sft
@@ -162,6 +163,15 @@ def test_a_second_run_adds_only_what_is_new(tmp_path):
     assert len(export_sft([first, second], out, Filters())) == 2
     assert {path: path.read_bytes() for path in out.rglob("*-00000.*")} == files
     assert {row["session_id"] for row in rows(out, tmp_path / "cache")} == {"s", "t"}
+
+
+def test_a_part_holds_no_more_experts_than_arrow_can(tmp_path, monkeypatch):
+    """Guards against lists of experts that are too long for Arrow's offsets: every rerun failed at the same place."""
+    monkeypatch.setattr(sft, "PART_NUMBERS", 12)
+    traces = [make_trace(name, ids, routed_experts=experts(range(6))) for ids, name in enumerate("stu")]  # 12 numbers
+    export_sft([with_traces(trace.session_id, trace) for trace in traces], tmp_path / "out", Filters())
+    parts = sorted((tmp_path / "out" / "parquet").iterdir())
+    assert [len(pq.read_table(part)) for part in parts] == [1, 1, 1]
 
 
 def test_the_same_ids_from_another_session_are_a_duplicate_also_in_a_later_run(tmp_path):
