@@ -12,10 +12,12 @@ from rich.text import Text
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
+from polar_gym.engines.sampling import shaping_fields
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import FAMILIES
 from polar_gym.learning.report import print_run
 from polar_gym.learning.run import Plan, Run
+from polar_gym.schema import Sampling
 
 app = typer.Typer()
 
@@ -51,6 +53,7 @@ def learn(
     config = load_config("learn", settings or [])
     if config.engine.name != "embedded":
         raise ConfigError(f"engine={config.engine.name}: the loop gives weights to engine=embedded; drop the setting")
+    _check_sampling(config.sampling)
     own, more, tested = config.harness.name, also or [], test_on or []
     if twice := [name for name, count in Counter([own, *more, *tested]).items() if count > 1]:
         raise ConfigError(f"--also, --test-on: {', '.join(twice)}: named twice; name each harness once")
@@ -65,6 +68,15 @@ def learn(
         raise typer.Exit(130) from error
     print_run(lines, console)
     console.print(Text(f"the curve is in {directory / 'curve.svg'}, every episode in {directory / 'episodes'}", "dim"))
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Raise `ConfigError` where a setting makes the distribution another one than the model's own, which is trained."""
+    fields, neutral = sampling.model_dump(), Sampling().model_dump()
+    if shaping := shaping_fields(fields):
+        found = ", ".join(f"sampling.{name}={fields[name]}" for name in shaping)
+        fix = ", ".join(f"sampling.{name}={neutral[name]}" for name in shaping)
+        raise ConfigError(f"{found}: the loop trains the model's own distribution; drop the setting, or write {fix}")
 
 
 def _family(given: str | None, config: RunConfig) -> str | None:

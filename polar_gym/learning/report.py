@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+from statistics import NormalDist, stdev
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from polar_gym.console import table
-from polar_gym.episodes.pass_at_k import wilson
+from polar_gym.episodes.pass_at_k import CONFIDENCE, wilson
 from polar_gym.schema import Episode
 from polar_gym.training.batch import regarded
 
@@ -29,10 +31,23 @@ def figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         "masked": len(episodes) - len(rewards),
         "truncated": sum(episode.truncated for episode in episodes),
         "reward": mean,
-        "interval": wilson(mean, len(rewards)) if rewards else (0.0, 1.0),
+        "interval": interval(rewards),
         "sampled": sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes),
         "run_seconds": round(sum(episode.session.timing.running or 0.0 for episode in episodes), 2),
     }
+
+
+def interval(rewards: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of rewards: Wilson's where all lie in [0, 1], else the normal one. A single
+    reward outside of [0, 1] tells no spread: both ends are that reward."""
+    if not rewards:
+        return 0.0, 1.0
+    mean = sum(rewards) / len(rewards)
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        return wilson(mean, len(rewards))
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    reach = z * stdev(rewards) / sqrt(len(rewards)) if len(rewards) > 1 else 0.0
+    return mean - reach, mean + reach
 
 
 def evaluations(lines: Iterable[Line]) -> list[Line]:

@@ -123,6 +123,7 @@ class Run:
             return self._go()
 
     def _go(self) -> list[dict[str, Any]]:
+        tasks = self._tasks()
         transformers: Any = importlib.import_module("transformers")
         transformers.utils.logging.disable_progress_bar()
         start = self._start_model()
@@ -131,7 +132,6 @@ class Run:
             model.to("cuda")
         tokenizer = transformers.AutoTokenizer.from_pretrained(start)
         trainer = Trainer(model, self.plan.grpo, tokenizer.pad_token_id)
-        tasks = self._tasks()
         done = self._restore(trainer)
         engine = {"policy": "transformers", "model_path": str(start)}
         plan = self.plan
@@ -212,12 +212,18 @@ class Run:
         return episodes
 
     def _tasks(self) -> Tasks:
-        """Return the family's tasks; without a family, the config's, of which every fifth is held out."""
+        """Return the family's tasks; without a family, the config's, of which every fifth is held out. Raises
+        `ConfigError` where none is left for training."""
         if self.plan.family is None:
             config = next(iter(self._configs.values()))
             ids = [task.instance_id for task in load_tasks(config)]
             held_out = ids[::OWN_HELD_OUT]
             train = [task_id for task_id in ids if task_id not in held_out]
+            if not train:
+                raise ConfigError(
+                    f"tasks={config.tasks.name}: found {len(ids)}, which is held out, and none is left for training; "
+                    "name at least two tasks (check tasks.limit and tasks.instance_ids)"
+                )
             return Tasks(config.tasks.model_dump(mode="json"), train, held_out)
         train = self._write_tasks("train", self.plan.train_tasks)
         held_out = self._write_tasks("held_out", self.plan.final)
@@ -254,13 +260,13 @@ class Run:
         """Load the state after the last step, and return the number of steps that are done."""
         torch: Any = importlib.import_module("torch")
         path = self.directory / "last.pt"
-        if not path.exists():
-            return 0
-        state = torch.load(path, weights_only=True)
-        lines = [line for line in self._written() if line.get("step", 0) <= state["step"]]  # a later one was not saved
-        durable.write(self.directory / "steps.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-        trainer.model.load_state_dict(state["model"])
-        trainer.optimizer.load_state_dict(state["optimizer"])
+        state = torch.load(path, weights_only=True) if path.exists() else {"step": 0}
+        if written := self._written():
+            lines = [line for line in written if line.get("step", 0) <= state["step"]]  # a later one was not saved
+            durable.write(self.directory / "steps.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        if state["step"]:
+            trainer.model.load_state_dict(state["model"])
+            trainer.optimizer.load_state_dict(state["optimizer"])
         return state["step"]
 
     def _written(self) -> list[dict[str, Any]]:

@@ -40,6 +40,15 @@ def test_another_engine_is_refused() -> None:
     assert "engine=vllm: the loop gives weights" in _refused("engine=vllm", "engine.url=http://127.0.0.1:1")
 
 
+def test_sampling_that_the_trainer_does_not_know_is_refused() -> None:
+    """Guards against a run that stops after its first sessions because of an engine with other weights, which is
+    false."""
+    assert _refused("sampling.temperature=0.6", "sampling.top_k=20", "sampling.seed=1") == (
+        "sampling.temperature=0.6, sampling.top_k=20: the loop trains the model's own distribution; drop the setting, "
+        "or write sampling.temperature=1.0, sampling.top_k=-1"
+    )
+
+
 def test_an_unknown_setting_is_refused() -> None:
     assert "rollout.speed" in _refused("rollout.speed=9")
 
