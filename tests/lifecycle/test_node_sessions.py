@@ -12,6 +12,7 @@ import pytest
 
 from polar_gym.config.run_config import Pools
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.evaluators import EvaluationContext
 from polar_gym.gateway.node.node import Node
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.registry import Options
@@ -20,6 +21,7 @@ from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.schema import (
     BuilderSpec,
     Episode,
+    EvaluationResult,
     EvaluatorSpec,
     HarnessSpec,
     ModelCall,
@@ -198,6 +200,30 @@ async def test_a_plugin_that_raises_ends_its_own_session_only(
     fidelity = broken.trajectory.fidelity
     assert fidelity.exact
     assert sum(fidelity.excluded.values()) == fidelity.sampled_tokens
+
+
+class TooLarge:
+    """An evaluator whose score is a number that no JSON of 64 bits holds."""
+
+    Options = Options
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        return EvaluationResult.model_construct(evaluator="too large", reward=2**64)
+
+
+async def test_an_episode_that_cannot_be_written_ends_without_a_trajectory(tmp_path: Path) -> None:
+    """Guards against a session that never ends, as its task does then, because of one value of its episode."""
+    evaluator = EvaluatorSpec(name=f"{__name__}:TooLarge")
+    async with node_here(tmp_path, imports=[evaluator.name]) as (_, node):
+        await node.put(order(evaluator=evaluator))
+        episode = await node.episode()
+    assert (episode.session.status, episode.reward, episode.trajectory.traces) == (Status.ERROR, None, [])
+    failure = episode.session.failure
+    assert failure is not None
+    assert (failure.kind, "cannot be written" in failure.message) == ("gateway_error", True), failure
 
 
 async def test_a_disk_that_is_full_ends_the_session_and_counts_the_call(tmp_path: Path) -> None:

@@ -226,7 +226,14 @@ class NodeService:
             episode = await life.abandon(Status.ERROR)
         finally:
             await self.node.close_session(life)
-        await self._save(key, episode)
+        try:
+            await self._save(key, episode)
+        except Exception as error:  # a plug-in put a value into the episode that cannot be JSON
+            log.exception("session %s: its episode cannot be written, one without a trajectory is", key)
+            told = f"its episode cannot be written: {error!r}"
+            episode = await asyncio.to_thread(self._without_trajectory, key, told)
+            self._held[key].session = episode.session
+            await self._save(key, episode)
         self.ended_by_status[episode.session.status] += 1
         if episode.session.failure is not None:
             self.failures[episode.session.failure.kind] += 1
@@ -263,12 +270,14 @@ class NodeService:
         self.changed.set()
 
     def substitute(self, key: Key, why: str) -> bytes:
-        """Return what to deliver instead of an episode that the server refuses for good: no trajectory, no reward, and
-        a failure that says why. Blocks."""
+        """Return what to deliver instead of an episode that the server refuses for good. Blocks."""
+        return self._without_trajectory(key, f"its episode is refused: {why}").to_json()
+
+    def _without_trajectory(self, key: Key, why: str) -> Episode:
+        """Return an episode with no trajectory, no reward, and a failure that says why. Blocks."""
         manifest, session = self.state.read_manifest(key), self._held[key].session.model_copy()
         before = f"; before that: {failure.kind}: {failure.message}" if (failure := session.failure) else ""
-        told = f"its episode is refused: {why}{before}"
-        session.failure = Failure(stage=session.status, kind="gateway_error", message=told)
+        session.failure = Failure(stage=session.status, kind="gateway_error", message=f"{why}{before}")
         if session.status is Status.COMPLETED:
             session.status = Status.ERROR
         return Episode(
@@ -278,7 +287,7 @@ class NodeService:
             trajectory=Trajectory(builder=manifest.request.builder.name, traces=[], fidelity=Fidelity()),
             reward=None,
             artifacts=Artifacts(journal=str(self.state.files(key).journal)),
-        ).to_json()
+        )
 
     async def all_delivered(self) -> None:
         while self._held:
