@@ -1,7 +1,7 @@
 """Reads and checks the parts of a request, and makes answers from records.
 
 A bad part raises `AnswerError`, whose message names the field, its value and the fix; no error repeats a key or a body.
-Every body must come in time, so that a client cannot hold a handler by sending slowly.
+Every body must come in a time that grows with its size, so that a client cannot hold a handler by sending slowly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """The form of task ids, session ids and names of nodes, which become parts of paths and of log lines."""
 
 BODY_SECONDS = 60.0
-"""How long the body of a request may take to come."""
+"""How long a small body, and any next piece of a large one, may take to come."""
+LEAST_BYTES_A_SECOND = 2**18
+"""How fast a large body must come: each of so many bytes gives the whole body a second more."""
 LARGE_BYTES = 2**16
 """A body above this size is parsed on a thread."""
 
@@ -60,10 +62,10 @@ async def read_record(request: web.Request, record: type[R], *, empty: bytes = b
     if problem := compression(request):
         raise AnswerError(415, problem)
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await request.read() or empty
+        body = await read_body(request) or empty
     except TimeoutError:
-        raise AnswerError(408, f"the body did not come within {BODY_SECONDS:g} seconds") from None
+        slow = f"the body did not come within {BODY_SECONDS:g} seconds, or {LEAST_BYTES_A_SECOND} bytes a second"
+        raise AnswerError(408, slow) from None
     try:
         large = len(body) > LARGE_BYTES
         return await asyncio.to_thread(record.from_json, body) if large else record.from_json(body)
@@ -71,6 +73,19 @@ async def read_record(request: web.Request, record: type[R], *, empty: bytes = b
         raise AnswerError(invalid, _short(explain(error, record))) from error
     except orjson.JSONDecodeError as error:
         raise AnswerError(400, f"the body is not JSON: {error}") from error
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Return the body of a request. Raises `TimeoutError` where it comes too slowly."""
+    body, clock = bytearray(), asyncio.get_running_loop().time
+    begun = clock()
+    async with asyncio.timeout(BODY_SECONDS) as limit:
+        async for piece in request.content.iter_any():
+            body += piece
+            if len(body) > request.client_max_size:
+                raise web.HTTPRequestEntityTooLarge(request.client_max_size, len(body))
+            limit.reschedule(min(clock(), begun + len(body) / LEAST_BYTES_A_SECOND) + BODY_SECONDS)
+    return bytes(body)
 
 
 def whole_number(field: str, text: str, most: int) -> int:

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from polar_gym.gateway.node import link, process
-from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
+from polar_gym.gateway.node.state import Key
+from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer, JournalPiece
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.nodes import KEY, node_here, order
 from tests.support.listening import listen, stop_listening
@@ -44,6 +45,8 @@ class Server:
     keys: set[str | None] = field(default_factory=set)
     mute: asyncio.Event | None = None
     """Heartbeats are received, and not answered before this is set."""
+    stuck: asyncio.Event | None = None
+    """The next delivery is received, and neither taken nor answered before this is set."""
     port: int = 0
     heard: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -72,6 +75,10 @@ class Server:
         return response
 
     async def _episode(self, http: web.Request) -> web.Response:
+        if (stuck := self.stuck) is not None:
+            self.stuck = None
+            await self._heard(http, web.Response())
+            await stuck.wait()
         if self.refusals:
             return await self._heard(http, web.Response(status=self.refusals.pop(0), text="no"))
         self.deliveries.append(Delivery.from_json(await http.read()))
@@ -146,7 +153,7 @@ async def test_a_server_that_refuses_or_fails_gets_the_episode_again(
         assert f"/v1/nodes/here/episodes answered {status}: no" in caplog.text
 
 
-@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("status", [400, 408, 413, 422])
 async def test_a_server_that_refuses_for_good_gets_an_episode_without_a_trajectory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
@@ -207,6 +214,28 @@ async def test_an_episode_outlives_a_server_that_is_away_and_its_own_process(
         await server.until(lambda: len(server.heartbeats) > 1)
         assert server.heartbeats[-1].sessions == []
     assert len(server.deliveries) == 1, "what was acknowledged is not sent again"
+
+
+async def test_an_episode_in_hand_is_sent_by_the_link_that_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an episode that is not sent before the node's next start, where an error ended the link."""
+    monkeypatch.setattr(link, "SHIP_SECONDS", 0.05)
+    monkeypatch.setattr(process, "RESTART_SECONDS", 0.0)
+    server = Server(stuck=(stuck := asyncio.Event()))
+    async with server.up(), node_here(tmp_path, server=server.url) as (gateway, node):
+        await node.put(order())
+        await server.until(lambda: server.stuck is None)
+
+        def fail_once(sizes: dict[Key, int]) -> list[JournalPiece]:
+            patch.undo()
+            raise ZeroDivisionError("an error of the link")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.service.state, "news", fail_once)
+            await server.until(lambda: server.deliveries)
+        stuck.set()
+    assert server.deliveries[0].episode.session.session_id == "s"
 
 
 async def test_a_node_follows_what_the_answers_to_its_heartbeats_say(tmp_path: Path) -> None:

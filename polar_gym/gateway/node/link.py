@@ -19,6 +19,7 @@ import tenacity
 
 from polar_gym.gateway.node.service import NodeService
 from polar_gym.gateway.node.state import Key
+from polar_gym.http.edge import LEAST_BYTES_A_SECOND
 from polar_gym.http.failures import error_text, reason
 from polar_gym.http.route import Route
 from polar_gym.http.server_routes import DELIVER, HEARTBEAT, JOURNALS
@@ -39,12 +40,13 @@ DELIVERIES = 4
 """How many episodes are sent at the same time."""
 REFUSED_AGAIN_SECONDS = 30.0
 """How long to wait before an episode that the server refused is sent again."""
-FOR_GOOD = {413: 0.0, 400: 3600.0, 422: 3600.0}
-"""Statuses that refuse an episode for what it is -> for how many seconds it is sent again all the same: a server that
-is older than the node may be about to be replaced."""
+FOR_GOOD = {413: 0.0, 400: 3600.0, 408: 3600.0, 422: 3600.0}
+"""Statuses that refuse an episode for what it is, or for how slowly it comes -> for how many seconds it is sent again
+all the same: a server that is older than the node may be about to be replaced."""
 R = TypeVar("R", bound=Record)
-TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
-"""The timeout of a delivery. A heartbeat has half a lease at most: a dead connection must not silence the node."""
+ANSWER_SECONDS, CONNECT_SECONDS = 120.0, 10.0
+"""The time for an answer, and of that for a connection. A delivery has as much more as the server gives its body. A
+heartbeat has half a lease at most: a dead connection must not silence the node."""
 
 
 class UnreachableError(Exception):
@@ -79,7 +81,7 @@ class Link:
 
     async def run(self) -> None:
         """Send heartbeats and journals, and deliver episodes, until cancelled."""
-        async with aiohttp.ClientSession(headers=self._headers, timeout=TIMEOUT) as http, asyncio.TaskGroup() as group:
+        async with aiohttp.ClientSession(headers=self._headers) as http, asyncio.TaskGroup() as group:
             group.create_task(self._beat(http))
             group.create_task(self._ship(http))
             for _ in range(DELIVERIES):
@@ -115,8 +117,7 @@ class Link:
         service = self._service
         orders = service.orders
         body = service.heartbeat(self._own_url).to_json()
-        timeout = aiohttp.ClientTimeout(total=2 * self._pause)
-        answer = await self._post(http, HEARTBEAT, body, timeout)
+        answer = await self._post(http, HEARTBEAT, body, seconds=2 * self._pause)
         self._pause = min(HEARTBEAT_SECONDS, answer.lease_seconds / BEATS_IN_A_LEASE)
         service.cancel_all_of(answer.cancel)
         if answer.draining:
@@ -160,6 +161,9 @@ class Link:
             try:
                 await self._until_taken(http, key)
                 continue
+            except asyncio.CancelledError:
+                self._service.ended.put_nowait(key)  # for the link that begins again
+                raise
             except ServerRefusedError as error:
                 log.error("session %s: its episode is not taken, and is sent again: %s", key, error)
             except Exception:
@@ -189,11 +193,11 @@ class Link:
         body = b'{"attempt":%d,"episode":%b}' % (key.attempt, await asyncio.to_thread(read))
         await self._service.delivered(key, await self._post(http, DELIVER, body))
 
-    async def _post(
-        self, http: aiohttp.ClientSession, route: Route[R], body: bytes, timeout: aiohttp.ClientTimeout = TIMEOUT
-    ) -> R:
+    async def _post(self, http: aiohttp.ClientSession, route: Route[R], body: bytes, seconds: float | None = None) -> R:
         """Return the server's answer to a request. Raises `UnreachableError` or `ServerRefusedError`."""
         assert route.gives is not None
+        total = ANSWER_SECONDS + len(body) / LEAST_BYTES_A_SECOND if seconds is None else seconds
+        timeout = aiohttp.ClientTimeout(total=total, connect=CONNECT_SECONDS)
         url = route.url(self._server, node=self._service.node.name)
         try:
             async with http.post(url, data=body, timeout=timeout) as response:
