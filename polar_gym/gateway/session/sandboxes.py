@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from polar_gym.gateway.session.preparation import Prepared, brings_workspace
 from polar_gym.gateway.session.work import READ_SECONDS
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest, Serve
+from polar_gym.runtimes.threads import finish
 from polar_gym.schema import Session, TaskRequest
 from polar_gym.workspaces.history import set_base
 
@@ -41,7 +42,11 @@ class Census:
         self.left: dict[int, Sandbox] = {}
 
     async def remove(self, sandbox: Sandbox, session_id: str) -> None:
-        """Remove a sandbox. One that cannot be removed is logged, and tried again: it does not affect the episode."""
+        """Remove a sandbox, also when this is cancelled. One that cannot be removed is logged, and tried again: it does
+        not affect the episode."""
+        await finish(self._remove(sandbox, session_id))
+
+    async def _remove(self, sandbox: Sandbox, session_id: str) -> None:
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await sandbox.stop()

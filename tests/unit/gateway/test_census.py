@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from polar_gym.gateway.session.sandboxes import Census, lifetime
 from polar_gym.runtimes import Command, ExecResult, SandboxError
 from polar_gym.schema import HarnessSpec, RuntimeSpec, StartFrom, TaskRequest
@@ -32,6 +36,33 @@ async def test_a_sandbox_that_could_not_be_removed_is_removed_later() -> None:
     assert (census.left, sandbox.attempts) == ({}, 2)
     await census.remove_left()
     assert sandbox.attempts == 2
+
+
+class Slow(Stubborn):
+    """A sandbox whose removal waits for the test."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on, self.gone = asyncio.Event(), asyncio.Event(), False
+
+    async def stop(self) -> None:
+        self.asked.set()
+        await self.go_on.wait()
+        self.gone = True
+
+
+async def test_a_removal_ends_also_when_its_session_is_cancelled() -> None:
+    """Guards against half a removal: mounts, directories and user ids that were in no list stayed for ever."""
+    census, sandbox = Census(), Slow()
+    census.held[id(sandbox)] = sandbox
+    removing = asyncio.create_task(census.remove(sandbox, "one"))
+    await sandbox.asked.wait()
+    removing.cancel()
+    await asyncio.sleep(0)
+    assert list(census.held.values()) == [sandbox]
+    sandbox.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await removing
+    assert (sandbox.gone, census.held, census.left) == (True, {}, {})
 
 
 def test_a_sandbox_lives_as_long_as_its_sessions_budgets() -> None:
