@@ -389,7 +389,8 @@ class RolloutService:
     async def _evict(self) -> None:
         while True:
             before = time.time() - self.limits.keep_seconds
-            await self.book.guard(self.store.evict(before, self.limits.keep_bytes))
+            while await self.book.guard(self.store.evict(before, self.limits.keep_bytes)):
+                pass  # the store evicts a thousand episodes at a time
             self.book.stored_bytes = await self.book.guard(self.store.stored_bytes())
             open_ids = {sample.session.session_id for task in self.book.live.values() for sample in task.open_samples()}
             await asyncio.to_thread(self.store.journals.keep_only, open_ids)

@@ -305,7 +305,8 @@ class Store:
     # Bounds -----------------------------------------------------------------------------------------------------------
 
     async def evict(self, before: float, keep_bytes: int) -> int:
-        """Evict episodes of ended or unknown tasks, and tasks without episodes. Return the number of evicted episodes.
+        """Evict episodes of ended or unknown tasks, a thousand at most, and tasks without episodes. Return the number
+        of evicted episodes: more may be left until that is 0.
 
         An episode may be evicted when it was fetched or delivered by a callback, or is excluded, and when no callback
         of its task is left to be made. Those that are older than `before` are evicted, and the oldest of the others

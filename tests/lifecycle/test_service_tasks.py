@@ -11,6 +11,7 @@ import pytest
 from polar_gym.client import RolloutServiceError, SyncRolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
 from polar_gym.schema import Retries, Status
+from polar_gym.service.store import Store
 from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
 
@@ -209,6 +210,22 @@ async def test_a_task_runs_whose_trainer_hung_up_before_the_answer(tmp_path: Pat
         assert begun
         orders = await node.take(len(begun))
         assert begun <= {order.request.task_id for order in orders}
+
+
+async def test_evicting_goes_on_while_there_is_something_to_evict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against episodes that arrive faster than those of one round of evictions go."""
+    left, done = [1000, 1000, 7, 0], asyncio.Event()
+
+    async def evict(store: Store, before: float, keep_bytes: int) -> int:
+        if len(left) == 1:
+            done.set()
+        return left.pop(0)
+
+    monkeypatch.setattr(Store, "evict", evict)
+    async with rollout_server(tmp_path), asyncio.timeout(30):
+        await done.wait()
 
 
 async def test_tasks_are_listed_in_pages(tmp_path: Path) -> None:
