@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.gateway.node.admission import allowed_by, check_network
-from polar_gym.gateway.node.assemble import load_tasks, make_node, plays_tasks
+from polar_gym.gateway.node.assemble import give_threads, load_tasks, make_node, plays_tasks
 from polar_gym.gateway.node.control import control_app
 from polar_gym.gateway.node.link import Link
 from polar_gym.gateway.node.metrics import NodeMetrics
@@ -47,9 +46,6 @@ RESTART_SECONDS = 5.0
 """How long to wait before background work that failed starts again."""
 ENGINE_AGAIN_SECONDS = 2.0
 """The pause between two tries to reach an engine that is not up yet."""
-WORKERS = 64
-"""Threads for blocking work. Such work mostly waits for disks and subprocesses, and slow work (an npm install) must not
-hold up the episodes of other sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +66,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
     check_exposure(settings.listen, settings.host, {NODE_KEY: key})
     allowed = allowed_by(settings, config, keyed=key is not None)
     check_network(config.runtime, allowed)
+    give_threads()
     async with AsyncExitStack() as stack:
         state = StateDirectory(settings.state.absolute())
         stack.enter_context(state.lock())
@@ -100,7 +97,6 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
 async def serve(config: RunConfig, settings: GatewaySettings, key: str | None, say: Callable[[str], None]) -> None:
     """Run a node until SIGTERM or SIGINT. A second signal ends the grace period."""
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(WORKERS, "polar-gym"))
     told, told_again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (told_again if told.is_set() else told).set())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import tenacity
 
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
 from polar_gym.gateway.proxy.journal import JournalError, read_journal
 from polar_gym.gateway.session.building import build
@@ -48,7 +49,7 @@ async def reap(left: Mapping[Key, Manifest], runtime: Callable[[RuntimeSpec], Ru
     for key, manifest in left.items():
         try:
             sessions[await asyncio.to_thread(runtime, manifest.request.runtime)].add(key.session_id)
-        except (SandboxError, OSError) as error:
+        except (ConfigError, SandboxError, OSError) as error:
             log.error("session %s: its sandbox may be left: %s", key, error)
     for found, session_ids in sessions.items():
         try:
