@@ -140,9 +140,12 @@ class Daemon:
                 log.warning("docker: runtime.disk_mb limits each file alone: %s", reason)
 
     def limits(self) -> dict[str, Any]:
-        """Return the options of a new container that limit its disk and its dumps of core."""
+        """Return the options of a new container that limit its disk and its dumps of core.
+
+        Each file is limited too: a daemon with containerd's image store takes `storage_opt` and ignores it.
+        """
         limits = {"core": 0}
-        if self.options.disk_mb is not None and not self._whole_disk:
+        if self.options.disk_mb is not None:
             limits["fsize"] = self.options.disk_mb * MEBIBYTE
         ulimits = [docker_types.Ulimit(name=name, soft=size, hard=size) for name, size in limits.items()]
         if self.options.disk_mb is None or not self._whole_disk:
