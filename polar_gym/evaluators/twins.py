@@ -112,10 +112,17 @@ class Twins:
 
 
 def names_test(file: str, qualified_name: str, test: str) -> bool:
-    """Return whether a test id names this test of this file."""
+    """Return whether a test id names this test of this file.
+
+    An id of pytest is the file, from where pytest ran, and the name. Other ids hold the words of the name and the file.
+    """
+    head = test.partition("[")[0]
+    path, *names = head.split("::")
+    if names:
+        return ".".join(names) == qualified_name and f"/{file}".endswith(f"/{path}")
     words = [*qualified_name.split("."), PurePosixPath(file).stem]
     # Most ids name another test, and looking for a text is much faster than looking for a word.
-    return all(word in test for word in words) and all(re.search(rf"\b{re.escape(word)}\b", test) for word in words)
+    return all(word in head for word in words) and all(re.search(rf"\b{re.escape(word)}\b", head) for word in words)
 
 
 def rounds(places: TwinPlaces) -> int:

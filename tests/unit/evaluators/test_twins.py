@@ -209,6 +209,31 @@ def test_correct_code_passes_the_originals_and_fails_the_altered_copies(seed: in
     )
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        f"{FILE}::test_cli[Test-test_total]",
+        f"{FILE}::test_cli[test_shop::Test::test_total]",
+        "tests.test_shop.test_cli[Test.test_total]",
+        f"other/{FILE}::Test::test_total",
+        f"{FILE}::test_total",
+        f"{FILE}::Test::Inner::test_total",
+    ],
+)
+def test_an_id_of_another_test_is_not_renamed(other: str) -> None:
+    """Guards against an original that another test's parameters or words name: the run broke off, or the other test
+    counted as missing."""
+    twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(1))
+    assert twins.reported(other) == other
+
+
+@pytest.mark.parametrize("own", [LISTED, "test_shop.py::Test::test_total[1]", "test_shop.Test.test_total"])
+def test_an_id_is_renamed_wherever_the_runner_ran(own: str) -> None:
+    twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(1))
+    (name,) = twins.originals.values()
+    assert twins.reported(own) == own.replace("test_total", name)
+
+
 @given(st.integers(0, 10**6))
 def test_object_that_equals_everything_is_noticed_in_one_place_of_three(seed: int) -> None:
     twins = draw_twins({FILE: SHOP.encode()}, places(SHOP), 0, random.Random(seed))
