@@ -47,11 +47,14 @@ class Caller:
         """
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
-        length = LENGTH.search(head)
         if not head.startswith(b"HTTP/1.1 200"):
-            body = await self._reader.readexactly(int(length[1])) if length else b""
+            body = b"".join([piece async for piece in self._body(head)])
             raise RuntimeError(f"{head.decode()}{body[:2000].decode(errors='replace')}")
-        if length:
+        async for piece in self._body(head):
+            yield piece
+
+    async def _body(self, head: bytes) -> AsyncIterator[bytes]:
+        if length := LENGTH.search(head):
             yield await self._reader.readexactly(int(length[1]))
             return
         while (size := int(await self._reader.readuntil(b"\r\n"), 16)) > 0:
