@@ -20,8 +20,7 @@ def transcript(session: str, calls: Sequence[ModelCall]) -> str:
     lines = [f"== {session}"]
     for call in calls:
         parent = by_id.get(call.parent_id or "")
-        kind = call.kind
-        lines.append(f"-- call {call.index} ({kind}, {len(call.response_ids)} tokens sampled)")
+        lines.append(f"-- call {call.index} ({call.kind}, {len(call.response_ids)} tokens sampled)")
         known = len(parent.messages) + 1 if parent is not None else 0  # its messages, and its answer
         lines += [_said(message) for message in call.messages[known:]]
         lines.append(_said({"role": "assistant", **call.response}) if call.response else f"no answer: {call.error}")

@@ -51,7 +51,7 @@ class Slow(Stubborn):
 
 
 async def test_a_removal_ends_also_when_its_session_is_cancelled() -> None:
-    """Guards against half a removal: mounts, directories and user ids that were in no list stayed for ever."""
+    """Guards against half a removal: no list named the mounts, directories and user ids that stayed."""
     census, sandbox = Census(), Slow()
     census.held[id(sandbox)] = sandbox
     removing = asyncio.create_task(census.remove(sandbox, "one"))

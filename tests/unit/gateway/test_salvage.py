@@ -1,4 +1,4 @@
-"""What a node's next process makes of the sessions that its last one left."""
+"""A node's next process ends the sessions that the last process left."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def came(pieces: int, size: int, pause: float) -> int:
 
 
 def test_a_large_body_has_more_time_than_a_small_one() -> None:
-    """Guards against an episode that is refused for ever because its body takes more than a minute."""
+    """Guards against an episode that needs more than a minute to arrive, and is refused each time."""
     size = 10 * LEAST_BYTES_A_SECOND
     assert came(9, size, pause=9.0) == 9 * size
 
