@@ -7,6 +7,13 @@ from typing import Any
 
 import orjson
 
+LINE_BREAKS = {
+    break_.encode(): f"\\u{ord(break_):04x}".encode()
+    for break_ in "\N{NEXT LINE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}"
+}
+"""Line breaks that JSON may hold raw -> their escapes. They end no line of an event, but some clients (httpx's
+`aiter_lines`, which Mistral Vibe uses) cut lines there."""
+
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
     """Return a header's value, whatever the case of its name in a plain mapping."""
@@ -23,6 +30,8 @@ def bearer_key(headers: Mapping[str, str]) -> str | None:
 
 
 def sse(data: dict[str, Any], event: str | None = None) -> bytes:
-    """Return one server-sent event. JSON escapes line breaks, so the data is always one line."""
-    name = f"event: {event}\n".encode() if event else b""
-    return name + b"data: " + orjson.dumps(data) + b"\n\n"
+    """Return one server-sent event, whose data is one line also for clients that know other line breaks than `\\n`."""
+    name, text = f"event: {event}\n".encode() if event else b"", orjson.dumps(data)
+    for raw, escaped in LINE_BREAKS.items():
+        text = text.replace(raw, escaped)
+    return name + b"data: " + text + b"\n\n"

@@ -222,6 +222,17 @@ def test_text_is_not_held_back(name: str) -> None:
         assert word.encode() in stream.feed(Delta(content=word))
 
 
+@pytest.mark.parametrize("name", PROVIDERS.names())
+def test_an_event_is_one_line_also_for_clients_that_know_other_line_breaks(name: str) -> None:
+    """Guards against raw U+2028, U+2029 and U+0085 in an event: httpx's `aiter_lines` cuts the event there, and the
+    client's JSON parser fails."""
+    provider, said = PROVIDERS.get(name), "a\u2028b\u2029c\u0085d"
+    answer = completion({"role": "assistant", "content": said, "tool_calls": [tool_call("run", f'{{"x": "{said}"}}')]})
+    stream = whole_answer(provider.stream(provider.parse(FORMATS[name].body), "x1"), answer)
+    assert stream.decode().splitlines() == stream.decode().removesuffix("\n").split("\n")
+    assert said in orjson.dumps(FORMATS[name].put_together(events_of(stream))).decode()
+
+
 @given(data=st.data())
 def test_what_was_received_is_what_was_said(data: st.DataObject) -> None:
     message = data.draw(MESSAGES)
