@@ -33,8 +33,9 @@ MOE: dict[str, dict[str, Any]] = {
 """Families of mixture-of-experts models, with the fields of their configs. Phimoe's routers use no `topk`."""
 
 
-def write_tiny_moe(directory: Path, family: str) -> None:
-    """A two-layer mixture-of-experts model of a family of `MOE`, with random weights: the same every time."""
+def write_tiny_moe(directory: Path, family: str, **more: Any) -> None:
+    """A two-layer mixture-of-experts model of a family of `MOE`, with random weights: the same every time. `more` are
+    fields of its config."""
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     torch.manual_seed(0)
@@ -54,6 +55,7 @@ def write_tiny_moe(directory: Path, family: str) -> None:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         **MOE[family],
+        **more,
     )
     getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -54,10 +54,13 @@ class Routers:
 
     @contextmanager
     def recorded(self, rows: list[RoutedExperts]) -> Iterator[None]:
-        """Add the choices of one pass of the model to `rows`, shape (positions, layers, top_k)."""
+        """Add the choices of the passes of the model in the context to `rows`, shape (positions, layers, top_k), the
+        positions of one pass after those of the pass before."""
         with self.watched() as choices:
             yield
-        rows.append(self.torch.stack(choices, 1).cpu().numpy().astype(np.min_scalar_type(self.experts - 1)))
+        count = self.layers
+        passes = [self.torch.stack(choices[at : at + count], 1) for at in range(0, len(choices), count)]
+        rows.append(self.torch.cat(passes).cpu().numpy().astype(np.min_scalar_type(self.experts - 1)))
 
     def check(self, forced: RoutedExperts) -> None:
         """Raise `EngineError` for choices that another model's routers made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,14 +22,14 @@ BOTH: list[ReplayRecord] = ["routed_experts", "sampling_mask"]
 CUT = Sampling(temperature=0.8, top_p=0.95, seed=3)
 
 
-def model(directory: Path, family: str | None) -> Path:
-    """A tiny model of a family of `MOE`; None: a dense one."""
+def model(directory: Path, family: str | None, **more: Any) -> Path:
+    """A tiny model of a family of `MOE`, with `more` fields of its config; None: a dense one."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not here; `make test` runs these on the interpreter that has it")
     if family is None:
         write_tiny_model(directory)
     else:
-        write_tiny_moe(directory, family)
+        write_tiny_moe(directory, family, **more)
     return directory
 
 
@@ -107,6 +108,22 @@ async def test_one_pass_with_the_same_choices_gives_back_the_logprobs(
     again = await engine.replay(ids, replay)
     assert np.isnan(again[0])
     assert np.abs(again[start:] - answer.logprobs).max() < 1e-4
+
+
+async def test_answers_sampled_together_have_their_own_choices(tmp_path: Path) -> None:
+    """Guards against the choices of several passes in one step taken for those of one pass: a model with a sliding
+    window has no slots, and each of its answers has a pass for itself."""
+    engine = engine_of(model(tmp_path, "Mixtral", sliding_window=8), *BOTH)
+    await engine.start()
+    seeds = [Sampling(seed=seed) for seed in range(4)]
+    alone = [await engine.chat(request(), sampling) for sampling in seeds]
+    together = await asyncio.gather(*(engine.chat(request(), sampling) for sampling in seeds))
+    await engine.close()
+    for expected, answer in zip(alone, together, strict=True):
+        assert answer.response_ids.tolist() == expected.response_ids.tolist()
+        assert answer.routed_experts is not None
+        assert expected.routed_experts is not None
+        assert answer.routed_experts.tolist() == expected.routed_experts.tolist()
 
 
 async def test_choices_of_another_model_are_refused(engine: EmbeddedEngine, tmp_path: Path) -> None:
