@@ -38,10 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless all tests are asked for or paths and names are given."""
+    """Leave out what takes long, unless all tests are asked for or paths and names are given. Long modules come first:
+    one that begins last would run alone."""
+    root = config.rootpath / "tests"
+    items.sort(key=lambda item: item.path.is_relative_to(root / "unit"))
     if config.getoption("--all") or os.environ.get("CI") or config.args_source is not config.ArgsSource.TESTPATHS:
         return
-    root = config.rootpath / "tests"
     slow = {item for item in items if _is_slow(item.path.relative_to(root))}
     if slow:
         config.hook.pytest_deselected(items=list(slow))
