@@ -1,8 +1,9 @@
 """The least that a recording proxy on aiohttp can cost: `python -m benchmarks.floor --answer FILE --state DIR`.
 
 A handler that does nothing else parses the request's JSON, parses the JSON of an engine's answer (the bytes in FILE,
-received long before), appends these bytes to a file by one `write()`, and answers. It asks no engine, looks nothing up
-and checks nothing. It prints its port.
+received long before), appends these bytes to a file by one `write()`, and answers. It looks nothing up and checks
+nothing. With `--engine URL` it also asks an engine twice, as a spliced call does: to template the new messages, and to
+sample from ids. The bodies were made long before, and the streamed answer is read as bytes. It prints its port.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import aiohttp
 import orjson
 from aiohttp import web
 
@@ -20,11 +22,31 @@ from polar_gym.http.careful import SERVER_OPTIONS
 SAID = orjson.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 340}}]})
 
 
-async def serve(answer: bytes, journal: Path) -> None:
+NEW = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Apple 1"}]
+NEW += [{"role": "user", "content": "word " * 50}]
+
+
+def asked(answer: bytes) -> tuple[tuple[str, bytes], ...]:
+    """Return paths and bodies of the requests of a spliced call whose prompt is that of the answer."""
+    sampled = {
+        "messages": NEW,
+        "prompt_token_ids": orjson.loads(answer)["prompt_token_ids"],
+        "stream": True,
+        "stream_interval": 8,
+    }
+    return ("/tokenize", orjson.dumps({"messages": NEW})), ("/v1/chat/completions", orjson.dumps(sampled))
+
+
+async def serve(answer: bytes, journal: Path, engine: str | None) -> None:
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    requests = asked(answer) if engine else ()
+    client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
 
     async def handle(request: web.BaseRequest) -> web.Response:
         orjson.loads(await request.read())
+        for path, body in requests:
+            async with client.post(f"{engine}{path}", data=body) as answered:
+                await answered.read()
         orjson.loads(answer)
         os.write(file, answer)
         return web.Response(body=SAID, content_type="application/json")
@@ -39,8 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--answer", type=Path, required=True)
     parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--engine")
     arguments = parser.parse_args()
-    asyncio.run(serve(arguments.answer.read_bytes(), arguments.state / "journal"))
+    asyncio.run(serve(arguments.answer.read_bytes(), arguments.state / "journal", arguments.engine))
 
 
 if __name__ == "__main__":

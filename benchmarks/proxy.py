@@ -143,14 +143,15 @@ def engine(*options: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def floor(mock: Engine, tokens: int) -> Iterator[Subject]:
-    """Run `benchmarks.floor` with the mock engine's answer to a prompt."""
+def floor(mock: Engine, tokens: int, *, asks: bool = False) -> Iterator[Subject]:
+    """Run `benchmarks.floor` with the mock engine's answer to a prompt. `asks`: it also asks the engine."""
     direct = mock.direct(tokens)
     with tempfile.TemporaryDirectory(prefix="polar-gym-bench-") as state:
         answer = Path(state, "answer")
         answer.write_bytes(asyncio.run(_answer(direct)))
-        with server("benchmarks.floor", "--answer", str(answer), "--state", state) as process:
-            yield Subject("floor", int(process.said), [process.pid], direct.request)
+        more = ("--engine", mock.url) if asks else ()
+        with server("benchmarks.floor", "--answer", str(answer), "--state", state, *more) as process:
+            yield Subject("floor, asking" if asks else "floor", int(process.said), [process.pid], direct.request)
 
 
 async def _answer(subject: Subject) -> bytes:

@@ -73,13 +73,14 @@ def _headline(section: Section, pace: Pace, mock: Engine, default: Gateway, conn
     figures = Figures(pace)
     direct, first = mock.direct(HEADLINE), default.first(CHAT, HEADLINE)
     spliced = default.following(CHAT, HEADLINE, sessions=max(connections))
-    with floor(mock, HEADLINE) as least:
+    with floor(mock, HEADLINE) as least, floor(mock, HEADLINE, asks=True) as asking:
         for count in connections:
-            figures.compare(direct, first, spliced, least, connections=count)
+            figures.compare(direct, first, spliced, least, asking, connections=count)
     section.tables.append(
         figures.table(
             "Chat Completions, a prompt of 8k tokens, whole answers, journal on; c: connections. *floor*: an aiohttp "
-            "handler that parses request and answer, and writes the answer to a file (`benchmarks/floor.py`)."
+            "handler that parses request and answer, and writes the answer to a file (`benchmarks/floor.py`). *floor, "
+            "asking*: the same, and it asks the engine twice, as a spliced call does."
         )
     )
     for count, most in DIRECT.items():
