@@ -187,6 +187,9 @@ class ModelCall(Record):
     """Unix time, seconds."""
     duration: float
     """Seconds from the request's arrival to the engine's complete answer."""
+    agent_seconds: float | None = None
+    """How much of its time the agent had used at the end of the call, in all attempts of the session and without pauses
+    of generation. None in files of earlier versions."""
     error: str | None = None
     error_kind: str | None = None
     """`context_length`: the conversation became too long for the model, through the policy. `unreachable`: the engine

@@ -62,7 +62,7 @@ class Recording:
     notice: re.Pattern[str] | None = None
     """See `Harness.notice`."""
     seconds: float = 0.0
-    """How much of the agent's time the earlier attempts used, from the first request to the last answer of each."""
+    """How much of the agent's time the earlier attempts used, until the last call of each."""
     waiting: dict[str, ModelCall] = field(init=False)
     """The calls that are to be given out, by id."""
     left_out: list[ModelCall] = field(init=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,45 @@ async def test_the_agents_time_is_its_own_and_not_that_of_the_replay(tmp_path: P
         assert timing.running is not None
         assert timing.replay is not None
         assert timing.running >= timing.replay + 4 - used
+
+
+async def test_a_pause_takes_nothing_of_a_resumed_agents_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the span of the record as the time that the agent used: an update of the weights used it up."""
+    need_bubblewrap()
+    loop, ahead = asyncio.get_running_loop(), [0.0]
+    loop_time, unix_time = loop.time, time.time
+    monkeypatch.setattr(loop, "time", lambda: loop_time() + ahead[0])
+    monkeypatch.setattr(time, "time", lambda: unix_time() + ahead[0])
+    request = task(agent=asking("ask(); ask(n=1)"), timeout_seconds=3600)
+    async with node(tmp_path) as local:
+        gate = local.proxy.generation
+        gate.pause()
+        async with local.session(request) as life:
+            await local.note(life)
+            conducting = asyncio.create_task(local.conduct(life))
+            while not life.capture.admitted:  # noqa: ASYNC110 - the request comes in its own time
+                await asyncio.sleep(0.01)
+            ahead[0] = 2 * 3600.0
+            gate.resume()
+            first = await conducting
+        journal = Path(str(first.artifacts.journal))
+        lines = journal.read_bytes().splitlines(keepends=True)
+        second = next(at for at, line in enumerate(lines) if b'"index":1' in line)
+        journal.write_bytes(b"".join(lines[:second]))  # as if its node had died after the first call
+        resumed = await local.rollout(_goes_on(request, journal))
+        assert resumed.session.truncated_by is None
+    used = [_seconds(request, each) for each in (journal, Path(str(resumed.artifacts.journal)))]
+    assert 0 < used[0] < used[1] < 3600
+
+
+def _goes_on(request: TaskRequest, journal: Path) -> TaskRequest:
+    return request.model_copy(update={"start_from": StartFrom(record=str(journal.parent), owned=True)})
+
+
+def _seconds(request: TaskRequest, journal: Path) -> float:
+    recording = read_recording(_goes_on(request, journal), HARNESSES.get("command"), MODEL)
+    assert recording is not None
+    return recording.seconds
 
 
 async def test_a_resumed_session_is_as_old_as_its_first_token(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -57,6 +57,8 @@ class SessionCapture:
     """The record that the first calls are answered from; None: the engine answers all calls."""
     handles: Handles = field(default_factory=Handles)
     """Those of the record, and of the harness in their place."""
+    clock: Callable[[], float] | None = None
+    """Returns the agent's seconds so far, with those of its earlier attempts; None: the agent's time has not begun."""
     caught_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the record was given out, or when the engine was asked for a call."""
     exhausted: asyncio.Future[Literal["calls", "tokens"]] = field(
@@ -94,6 +96,10 @@ class SessionCapture:
             yield self.admitted - 1, request
         finally:
             del self._in_flight[task]
+
+    @property
+    def agent_seconds(self) -> float | None:
+        return None if self.clock is None else self.clock()
 
     @property
     def offers_tools(self) -> bool:

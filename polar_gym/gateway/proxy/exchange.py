@@ -133,6 +133,7 @@ class Exchange:
         for name, value in answer.items():
             setattr(call, name, value)
         call.duration = time.time() - self.started_at
+        call.agent_seconds = self.capture.agent_seconds
         return call
 
     def _record(self, **answer: Any) -> ModelCall:
@@ -156,6 +157,7 @@ class Exchange:
             edited_answers=self.plan.edited_answers,
             started_at=self.started_at,
             duration=time.time() - self.started_at,
+            agent_seconds=self.capture.agent_seconds,
             prompt_ids=NO_IDS if self.received.prompt_ids is None else self.received.prompt_ids,
             response_ids=np.asarray(self.received.response_ids, np.int32),
             logprobs=np.asarray(self.received.logprobs, np.float32),

@@ -18,16 +18,30 @@ class GenerationGate:
         self._closed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._pauses_seconds = 0.0
+        """The length of the pauses that have ended."""
+        self._paused_at = 0.0
+        """When the pause began that lasts."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the reading of a clock that stands still while generation is paused."""
+        now = self._paused_at if self.paused else asyncio.get_running_loop().time()
+        return now - self._pauses_seconds
 
     @property
     def paused(self) -> bool:
         return self._closed.is_set()
 
     def pause(self) -> None:
+        if not self.paused:
+            self._paused_at = asyncio.get_running_loop().time()
         self._open.clear()
         self._closed.set()
 
     def resume(self) -> None:
+        if self.paused:
+            self._pauses_seconds += asyncio.get_running_loop().time() - self._paused_at
         self._closed.clear()
         self._open.set()
 
@@ -52,11 +66,9 @@ class GenerationGate:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep until generation was not paused for `seconds` in total."""
-        loop = asyncio.get_running_loop()
-        while seconds > 0:
+        end = self.seconds + seconds
+        while (left := end - self.seconds) > 0:
             await self._open.wait()
-            began = loop.time()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(left):
                     await self._closed.wait()
-            seconds -= loop.time() - began

@@ -129,15 +129,18 @@ class HarnessRun:
 
     async def _time(self) -> None:
         """Return when the agent's time is up. A replay may take as long; a resumed agent has what was left."""
-        limit, recording = self.request.timeout_seconds, self.capture.recording
+        limit, recording, gate = self.request.timeout_seconds, self.capture.recording, self.proxy.generation
+        used = 0.0
         if recording is not None:
             began = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await self.capture.caught_up.wait()
             self.session.timing.replay = time.monotonic() - began
-            limit -= recording.seconds
-        await self.proxy.generation.sleep(max(0.0, limit))
+            used = recording.seconds
+        zero = gate.seconds - used
+        self.capture.clock = lambda: gate.seconds - zero
+        await gate.sleep(max(0.0, limit - used))
 
     async def blame(self, output: ExecResult) -> Failure | None:
         """Return why the run cannot be scored; None: what the agent left is graded.

@@ -104,7 +104,8 @@ def _difference(manifest: Manifest, request: TaskRequest, harness: Harness, mode
 
 
 def _read(directory: Path) -> tuple[list[Manifest], list[ModelCall], float]:
-    """Return manifests, calls and seconds of a recorded session and of the attempts that it went on with, latest first.
+    """Return manifests and calls of a recorded session and of the attempts that it went on with, latest first, and the
+    agent's seconds in all of them.
     A resumed session that ended before it had asked for all of its own record still has the rest of that record, as it
     was delivered first. That record may lie beside its own, brought here with it."""
     manifest = Manifest.from_json((directory / MANIFEST).read_bytes())
@@ -112,7 +113,7 @@ def _read(directory: Path) -> tuple[list[Manifest], list[ModelCall], float]:
     calls = {call.call_id: call for call in read_journal(directory / JOURNAL)}
     new = [call for call in calls.values() if call.replayed is None]
     began, ended = (call.started_at for call in new), (call.started_at + call.duration for call in new)
-    seconds = max(ended) - min(began) if new else 0.0
+    seconds = max(ended) - min(began) if new else 0.0  # in records of earlier versions, whose calls have no seconds
     start = manifest.request.start_from
     if start is not None and start.owned:
         before = Path(start.record)
@@ -120,4 +121,5 @@ def _read(directory: Path) -> tuple[list[Manifest], list[ModelCall], float]:
         manifests += earlier
         seconds += used
         calls |= {call.call_id: call for call in record if call.call_id not in calls or call.outcome == "delivered"}
-    return manifests, list(calls.values()), seconds
+    so_far = (call.agent_seconds for call in new if call.agent_seconds is not None)
+    return manifests, list(calls.values()), max(so_far, default=seconds)

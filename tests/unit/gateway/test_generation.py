@@ -81,6 +81,7 @@ async def test_the_clock_stands_still_while_generation_is_paused(monkeypatch: py
         ahead[0] += seconds
         await settle()
 
+    began = gate.seconds
     gate.pause()
     sleeping = asyncio.create_task(gate.sleep(3600))
     await pass_time(7200)
@@ -94,3 +95,4 @@ async def test_the_clock_stands_still_while_generation_is_paused(monkeypatch: py
     assert not sleeping.done(), "nor does a pause in the middle"
     await pass_time(101)
     assert sleeping.done()
+    assert 3601 <= gate.seconds - began < 7200
