@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from polar_gym.runtimes.scratch_directory import remove
 from polar_gym.runtimes.threads import to_its_end
 from polar_gym.workspaces.repository import make_repository, pack_git_dir
 
@@ -79,7 +79,7 @@ class Repositories:
             removed.append(self._entries.pop(state).making.result())  # before another session can take it
             size -= removed[-1].size
         for repository in removed:
-            await to_its_end(shutil.rmtree, repository.directory)
+            await to_its_end(remove, repository.directory)
 
     async def close(self) -> None:
         """Wait for repositories that are being made: nothing is written afterwards."""
@@ -99,7 +99,7 @@ def _make(source: Path, parent: Path) -> Repository:
         make_repository(source, made.path)
         made.base.write_bytes(pack_git_dir(made.path))
     except BaseException:
-        shutil.rmtree(made.directory)
+        remove(made.directory)
         raise
     return Repository(made.directory, sum(about.st_size for _, about in _entries(made.directory)))
 

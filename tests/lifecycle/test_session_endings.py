@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from polar_gym.errors import ConfigError
-from polar_gym.evaluators import EvaluationContext
+from polar_gym.evaluators import EvaluationContext, ToolAnswer
+from polar_gym.gateway.node.state import Key
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.registry import Options
 from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest
@@ -26,6 +28,7 @@ from polar_gym.schema import (
     Session,
     Status,
 )
+from tests.lifecycle.nodes import node_here, order
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, node, task
 
@@ -211,7 +214,7 @@ class SlowToStop:
     stopping: asyncio.Event
     go_on: asyncio.Event
     stopped: bool
-    error: SandboxError | None = None
+    error: Exception | None = None
 
     def __init__(self, options: Options) -> None:
         self._real = Bubblewrap(Bubblewrap.Options())
@@ -247,7 +250,7 @@ class SlowToStop:
         await self._real.close()
 
 
-def slow_to_stop(error: SandboxError | None = None) -> RuntimeSpec:
+def slow_to_stop(error: Exception | None = None) -> RuntimeSpec:
     SlowToStop.stopping, SlowToStop.go_on = asyncio.Event(), asyncio.Event()
     SlowToStop.stopped, SlowToStop.error = False, error
     return RuntimeSpec(name=f"{__name__}:SlowToStop")
@@ -266,14 +269,59 @@ async def test_cancelling_while_a_sandbox_is_removed_still_removes_it(tmp_path: 
         assert SlowToStop.stopped
 
 
+@pytest.mark.parametrize("error", [SandboxError, RuntimeError])
 async def test_a_sandbox_that_cannot_be_removed_does_not_cost_the_episode(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
     """Guards against a hiccup of the runtime that throws away a finished episode, and with it the whole run."""
     async with node(tmp_path) as local:
-        episode = await local.rollout(task(runtime=slow_to_stop(SandboxError("the daemon is busy"))))
+        episode = await local.rollout(task(runtime=slow_to_stop(error("the daemon is busy"))))
     assert episode.reward == 1.0
     assert "the daemon is busy" in caplog.text
+
+
+class Unending:
+    """An environment without tools, whose end fails."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    async def open(self) -> None: ...
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise RuntimeError("the session is closed")
+
+
+class Unended:
+    """An evaluator with such an environment."""
+
+    Options = Options
+
+    def __init__(self, options: Options) -> None:
+        self.environment = Unending()
+
+    async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
+        return EvaluationResult(evaluator="unended", reward=0.5)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_part_that_cannot_be_ended_costs_neither_the_episode_nor_other_parts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cancelled: bool
+) -> None:
+    """Guards against an error at the end that took the reward back, ended a whole run, or left a sample hanging."""
+    name = f"{__name__}:Unended"
+    delay = 60.0 if cancelled else 0.0
+    async with node_here(tmp_path, imports=[name], delay_seconds=delay) as (gateway, client):
+        await client.put(order(evaluator=EvaluatorSpec(name=name)))
+        if cancelled:
+            await client.until("RUNNING")
+            gateway.service.cancel(Key("s", 0))
+        episode = await client.episode()
+        assert gateway.service.node.census.held == {}
+    assert (episode.reward, episode.session.failure) == (None if cancelled else 0.5, None)
+    assert "the session is closed" in caplog.text
 
 
 _: type[Runtime] = SlowToStop

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -342,17 +342,22 @@ class SessionLife:
 
     async def close(self) -> None:
         """Remove the sandbox, and give the repository back, at whatever stage the session is. May be called twice."""
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._close_journal)
-            stack.push_async_callback(self._around.repositories.give_back, self._key)
-            if self.capture.environment is not None:
-                stack.push_async_callback(self.capture.environment.close)
-            stack.push_async_callback(self._sandboxes.close)
-            await self.capture.end()
-            await self.capture.end_passes(cancel=True)
+        environment = self.capture.environment
+        parts: list[Callable[[], Awaitable[object]]] = [
+            self.capture.end,
+            partial(self.capture.end_passes, cancel=True),
+            self._sandboxes.close,
+            *(() if environment is None else (environment.close,)),
+            partial(self._around.repositories.give_back, self._key),
+            partial(asyncio.to_thread, self.capture.journal.close),
+        ]
+        async with AsyncExitStack() as stack:  # which ends the other parts also where this is cancelled
+            for part in reversed(parts):
+                stack.push_async_callback(self._end, part)
 
-    async def _close_journal(self) -> None:
+    async def _end(self, part: Callable[[], Awaitable[object]]) -> None:
+        """End a part of the session. An error is logged, and costs the episode nothing of what the session has done."""
         try:
-            await asyncio.to_thread(self.capture.journal.close)
-        except OSError as error:  # the episode has all that the journal has
-            log.error("%s could not be closed: %s", self.capture.journal.path, error)
+            await part()
+        except Exception:
+            log.exception("session %s: a part of it could not be ended", self.session.session_id)

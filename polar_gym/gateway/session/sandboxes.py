@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from polar_gym.gateway.session.preparation import Prepared, brings_workspace
 from polar_gym.gateway.session.work import READ_SECONDS
-from polar_gym.runtimes import Runtime, Sandbox, SandboxError, SandboxRequest, Serve
+from polar_gym.runtimes import Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.runtimes.threads import finish
 from polar_gym.schema import Session, TaskRequest
 from polar_gym.workspaces.history import set_base
@@ -50,9 +50,9 @@ class Census:
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await sandbox.stop()
-        except (SandboxError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a runtime may be a third party's
             self.left[id(sandbox)] = sandbox
-            log.error("session %s: a sandbox could not be removed: %s", session_id, error)
+            log.error("session %s: a sandbox could not be removed: %r", session_id, error)
         else:
             self.left.pop(id(sandbox), None)
         self.held.pop(id(sandbox), None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from polar_gym.workspaces import shared
 from polar_gym.workspaces.repository import WorkspaceError
 from polar_gym.workspaces.shared import Repositories
+from tests.lifecycle.other_gateway import NOBODY
 
 
 @pytest.fixture
@@ -93,6 +96,40 @@ async def test_what_fails_is_tried_again(source: Path, place: Path, monkeypatch:
             await repositories.take(source, "a")
     assert list(place.iterdir()) == []
     assert (await repositories.take(source, "a")).path.exists()
+
+
+WITHOUT_ROOT = """
+import asyncio, os, tempfile
+from pathlib import Path
+from polar_gym.workspaces.shared import Repositories
+
+async def main():
+    with tempfile.TemporaryDirectory() as directory:
+        source, place = Path(directory, "source"), Path(directory, "place")
+        (source / "closed").mkdir(parents=True)
+        place.mkdir()
+        (source / "closed" / "file").touch()
+        (source / "closed").chmod(0o555)
+        repositories = Repositories(place, keep_bytes=0)
+        taken = await repositories.take(source, "a")
+        assert (taken.path / "closed" / "file").exists()
+        await repositories.give_back("a")
+        assert not list(place.iterdir())
+        (source / "closed").chmod(0o755)
+
+if os.geteuid() == 0:
+    asyncio.run(main())  # loads all modules while this user still may read them
+    os.setgroups([]); os.setgid(NOBODY); os.setuid(NOBODY)
+    os.environ["HOME"] = "/"
+asyncio.run(main())
+"""
+
+
+def test_one_with_a_directory_that_cannot_be_written_is_removed() -> None:
+    """Guards against Go's module cache in a workspace: without root the end of a session raised, and undid it."""
+    program = WITHOUT_ROOT.replace("NOBODY", str(NOBODY))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 async def test_one_that_is_cancelled_takes_nothing_from_the_others(source: Path, place: Path) -> None:
