@@ -11,7 +11,6 @@ import asyncio
 import difflib
 import itertools
 import logging
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -190,11 +189,7 @@ class Rollouts:
 
     def _answer(self, row: Row, episode: Episode) -> dict[str, Any]:
         assert episode.artifacts.journal is not None
-        journal = Path(episode.artifacts.journal)
-        answer = verified_episode(row, episode, read_journal(journal))
-        if self.configs[0].rollout.state is None:
-            shutil.rmtree(journal.parent)  # a server runs for days, and the node removes this directory only at its end
-        return answer
+        return verified_episode(row, episode, read_journal(Path(episode.artifacts.journal)))
 
 
 def _begun(records: StateDirectory) -> dict[tuple[str, int], list[Key]]:

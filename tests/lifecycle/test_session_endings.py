@@ -10,8 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EvaluationContext, ToolAnswer
+from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.state import Key
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.registry import Options
@@ -124,6 +126,19 @@ async def test_queued_sessions_hold_no_files(tmp_path: Path) -> None:
         assert open_files() == before
         for life in lives:
             await local.close_session(life)
+
+
+async def test_a_node_without_a_state_directory_keeps_the_last_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an environment or a NeMo Gym server of many days, whose journals fill the temporary directory."""
+    engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="Done.")]))
+    async with Node(engine, cache=tmp_path / "cache") as local:
+        journals = [Path(str((await local.rollout(task())).artifacts.journal)) for _ in range(2)]
+        assert [journal.exists() for journal in journals] == [True, True]
+        monkeypatch.setattr("polar_gym.gateway.node.node.KEEP_BYTES", 0)
+        journals.append(Path(str((await local.rollout(task())).artifacts.journal)))
+        assert [journal.parent.exists() for journal in journals] == [False, False, True]
 
 
 async def test_a_cancelled_session_says_so(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import logging
 import shutil
 import tempfile
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from socket import AF_UNIX, socket
@@ -20,7 +21,7 @@ from polar_gym.config.run_config import FrozenConfig, Pools, ScoringConfig
 from polar_gym.engines import ENGINES, Engine, EngineError, Updating
 from polar_gym.engines.replicas import Replicas
 from polar_gym.evaluators import EVALUATORS
-from polar_gym.gateway.node.state import Key, StateDirectory
+from polar_gym.gateway.node.state import Key, SessionFiles, StateDirectory
 from polar_gym.gateway.node.tool_calls import ToolCalls
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import Journal
@@ -38,6 +39,9 @@ from polar_gym.spans import Emit, Spans, open_spans
 from polar_gym.workspaces.shared import Repositories
 
 log = logging.getLogger(__name__)
+
+KEEP_BYTES = 2**30
+"""How much of the records of ended sessions a node without a state directory keeps: a later session may branch them."""
 
 
 def ignore_change(session: Session) -> None:
@@ -64,9 +68,10 @@ class Node:
         name: str = "local",
     ) -> None:
         """`cache`: the directory of harnesses and virtual environments, which runs share. `state`: the directory of
-        journals (see `polar_gym.gateway.node.state`); None: the journals are removed with the node. `scratch`: the
-        directory in which repositories are made; None: the system's temporary directory. `scoring`: None: no scores.
-        `frozen`: a second engine for some kinds of calls. `spans`: where each session's spans go when it ends."""
+        journals (see `polar_gym.gateway.node.state`); None: the last journals are kept (`KEEP_BYTES`), until the node
+        ends. `scratch`: the directory in which repositories are made; None: the system's temporary directory.
+        `scoring`: None: no scores. `frozen`: a second engine for some kinds of calls. `spans`: where each session's
+        spans go when it ends."""
         self.engine = engine
         self.name = name
         self.cache = cache
@@ -89,6 +94,8 @@ class Node:
         self._scratch = Path()
         self._repositories: Repositories
         self._loopback: asyncio.Server | None = None
+        self._ended: deque[tuple[Path, int]] = deque()
+        """The records of ended sessions with their sizes, oldest first, where there is no state directory."""
         self._started = contextlib.AsyncExitStack()
         """The parts that must be taken down when the node ends."""
 
@@ -222,6 +229,11 @@ class Node:
     async def close_session(self, life: SessionLife) -> None:
         self.proxy.remove(life.capture)
         await life.close()
+        if self._state is None:
+            files = SessionFiles(life.capture.journal.path.parent)
+            self._ended.append((files.directory, await asyncio.to_thread(files.bytes)))
+            while len(self._ended) > 1 and sum(size for _, size in self._ended) > KEEP_BYTES:
+                await asyncio.to_thread(shutil.rmtree, self._ended.popleft()[0], ignore_errors=True)
 
     async def rollout(
         self,
