@@ -9,7 +9,7 @@ import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - exit functions run in reverse order of registration: see below
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -33,17 +33,21 @@ class BackgroundLoop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`.
 
-        Ctrl-C cancels `work` and lets it clean up before `KeyboardInterrupt` is raised here.
+        Ctrl-C cancels `work` and lets it clean up before `KeyboardInterrupt` is raised here. Other tasks go on.
         """
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("an environment cannot be used from its own sessions: they would wait for themselves")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        begun: list[asyncio.Task[T]] = []
+
+        async def begin() -> T:
+            begun.append(asyncio.create_task(work))
+            return await begun[0]
+
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(begin(), self._loop).result()
         except KeyboardInterrupt:
-            future.cancel()
-            self._drain()
+            asyncio.run_coroutine_threadsafe(_cancel(begun), self._loop).result()
             raise
 
     def close(self) -> None:
@@ -59,9 +63,13 @@ class BackgroundLoop:
         """Cancel every task of the loop and wait until each has cleaned up."""
 
         async def cancel_all() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancel([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
 
         asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result()
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and return when each has cleaned up."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
