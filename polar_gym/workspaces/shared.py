@@ -55,8 +55,8 @@ class Repositories:
         self._entries: dict[str, _Entry] = {}
         """State of the files -> their repository; the one that was asked for last comes last."""
 
-    async def take(self, source: Path, user: str) -> Repository:
-        """Return the repository of these files as they are now, for this user until `give_back`.
+    async def take(self, source: Path | None, user: str) -> Repository:
+        """Return the repository of these files as they are now, for this user until `give_back`; None: of no files.
 
         Raises `WorkspaceError` and `OSError`.
         """
@@ -85,7 +85,7 @@ class Repositories:
         """Wait for repositories that are being made: nothing is written afterwards."""
         await asyncio.gather(*(each.making for each in self._entries.values()), return_exceptions=True)
 
-    async def _make(self, source: Path, state: str) -> Repository:
+    async def _make(self, source: Path | None, state: str) -> Repository:
         try:
             return await to_its_end(_make, source, self._directory)
         except BaseException:
@@ -93,9 +93,11 @@ class Repositories:
             raise
 
 
-def _make(source: Path, parent: Path) -> Repository:
+def _make(source: Path | None, parent: Path) -> Repository:
     made = Repository(Path(tempfile.mkdtemp(prefix="repository-", dir=parent)), 0)
     try:
+        if source is None:
+            (source := made.directory / "empty").mkdir()
         make_repository(source, made.path)
         made.base.write_bytes(pack_git_dir(made.path))
     except BaseException:
@@ -104,8 +106,10 @@ def _make(source: Path, parent: Path) -> Repository:
     return Repository(made.directory, sum(about.st_size for _, about in _entries(made.directory)))
 
 
-def _state(source: Path) -> str:
+def _state(source: Path | None) -> str:
     """Return a hash of what the files of a task are; their content is not read: who writes a file changes its times."""
+    if source is None:
+        return "empty"
     git = source / ".git"
     if git.is_file():  # its HEAD is elsewhere
         return uuid.uuid4().hex

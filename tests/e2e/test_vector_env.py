@@ -324,6 +324,18 @@ def test_a_task_of_ones_own(silence: None, workspace: Path) -> None:
     assert "It is there." in str(env.render())
 
 
+def test_work_in_an_empty_workspace_is_graded(silence: None) -> None:
+    """Guards against a diff that was always empty where a task names no files."""
+    env = gym.make("polar/task", **task(evaluator=FILE_IS_THERE))
+    try:
+        env.reset()
+        observation, reward, *_ = env.step({})
+    finally:
+        env.close()
+    assert "+new" in observation["diff"]
+    assert reward == 1.0
+
+
 def test_the_transcript_can_be_read_while_the_harness_runs() -> None:
     GatedEngine.came.clear()
     GatedEngine.go_on.clear()

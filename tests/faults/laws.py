@@ -139,7 +139,9 @@ def no_sandbox_is_left(killer: Killer, session_ids: Iterable[str]) -> list[str]:
             left.append(f"control group {path}")
     for node in service.nodes:
         left += [f"sandbox {path}" for path in node.scratch.iterdir()]
-        left += [f"scratch {path}" for path in (service.directory / node.name / "scratch").glob("*/*")]
+        scratch = service.directory / node.name / "scratch"
+        kept = sorted(scratch.glob("*/repository-*"))[:1]  # that of the tasks, for later sessions
+        left += [f"scratch {path}" for path in scratch.glob("*/*") if path not in kept]
     return left
 
 

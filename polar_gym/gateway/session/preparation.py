@@ -26,7 +26,7 @@ class Prepared:
     mounts: Sequence[Mount]
     """The harness, and the virtual environment of the task's packages."""
     repository: Repository | None
-    """The workspace at its base commit; None: the image has the workspace, or the workspace is empty."""
+    """The workspace at its base commit; None: the image has the workspace."""
 
 
 async def prepare(
@@ -39,8 +39,9 @@ async def prepare(
     """
     mounts, executable = await asyncio.to_thread(toolchain_mounts, harness, cache)
     mounts = list(mounts)
-    source = spec.workspace.source
-    repository = None if source is None else await repositories.take(Path(source), user)
+    source = None if spec.workspace.source is None else Path(spec.workspace.source)
+    of_image = source is None and spec.image is not None
+    repository = None if of_image else await repositories.take(source, user)
     if spec.workspace.python_requirements:
         venv = await asyncio.to_thread(ensure_venv, spec.workspace.python_requirements, cache)
         mounts.append(Mount(venv, inside(venv)))
