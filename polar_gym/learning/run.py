@@ -127,13 +127,13 @@ class Run:
         transformers: Any = importlib.import_module("transformers")
         transformers.utils.logging.disable_progress_bar()
         start = self._start_model()
-        model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype="auto")
+        model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype="float32")  # or small updates are lost
         if importlib.import_module("torch").cuda.is_available():
             model.to("cuda")
         tokenizer = transformers.AutoTokenizer.from_pretrained(start)
-        trainer = Trainer(model, self.plan.grpo, tokenizer.pad_token_id)
+        trainer = Trainer(model, self.plan.grpo, tokenizer.pad_token_id or 0)
         done = self._restore(trainer)
-        engine = {"policy": "transformers", "model_path": str(start)}
+        engine = {"policy": "transformers", "model_path": str(start), "dtype": "float32"}
         plan = self.plan
         with Environments(
             self._configs, places=plan.places, seed=plan.seed, tasks=tasks.source, engine=engine

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,14 +13,61 @@ import pytest
 
 from polar_gym.config.loading import load_config
 from polar_gym.errors import ConfigError
+from polar_gym.learning.families import write_tasks
+from polar_gym.learning.grpo import Settings, rows_of
 from polar_gym.learning.run import Plan, Run
+from polar_gym.schema import Episode
+from polar_gym.training import Batch
+from tests.support.requirements import need_bubblewrap
+from tests.support.sessions import asking
 from tests.support.task_files import ROW
+from tests.support.tiny_model import write_tiny_model
 
 
 def _run(directory: Path, day: str, seed: int = 0) -> Run:
     pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
     config = load_config("learn", ["harness=pi", f"harness.today={day}"])
     return Run(directory, Plan(family="trail", seed=seed), {"pi": config}, lambda line: None)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> dict[str, Any]:
+    """Settings for two tasks of one's own and a tiny model."""
+    pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
+    need_bubblewrap()
+    write_tiny_model(tmp_path / "model")
+    return {
+        "tasks": {"name": "jsonl", "path": str(write_tasks(tmp_path, "trail", "train", 0, 2))},
+        "engine": {"name": "embedded", "model_path": str(tmp_path / "model")},
+        "harness": asking("ask(max_tokens=8)").model_dump(exclude={"today"}),
+    }
+
+
+def _own_run(
+    directory: Path, own: dict[str, Any], steps: int, progress: Callable[[str], None] = lambda line: None
+) -> Run:
+    """A run of a task a step, whose two sessions have different rewards."""
+    grpo = Settings(groups=1, samples=2)
+    plan = Plan(family=None, steps=steps, evaluate_every=steps, held_out=1, final=1, places=2, grpo=grpo)
+    return Run(directory, plan, {"command": load_config("learn", settings=own)}, progress, _one_is_better)
+
+
+def _one_is_better(episodes: Sequence[Episode]) -> Batch:
+    return rows_of([episode.model_copy(update={"reward": float(place)}) for place, episode in enumerate(episodes)])
+
+
+def test_a_model_in_bfloat16_without_a_pad_token_is_trained(tmp_path: Path, own: dict[str, Any]) -> None:
+    """Guards against an end at the first update: the rounding of bfloat16 made the logprobs of trainer and engine
+    differ, as if they had different weights."""
+    transformers: Any = importlib.import_module("transformers")
+    path = own["engine"]["model_path"]
+    transformers.AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16").save_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(path)
+    (line,) = [line for line in _own_run(tmp_path / "run", own, steps=1).go() if "step" in line]
+    assert line["rows"] == 2
+    assert line["logprob_difference"] < 1e-3
 
 
 def test_a_run_that_goes_on_tells_its_harness_the_day_on_which_it_began(tmp_path: Path) -> None:
