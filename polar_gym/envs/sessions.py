@@ -138,7 +138,7 @@ class Sessions:
                 await life.run(ready)
             async with self._node.stages.postrun.place(life.request.task_id):
                 episode = await life.finish(ready)
-            self._node.report(life, episode)
+            await self._node.ended(life, episode)
             return episode
         finally:
             await self._end(place)

@@ -93,6 +93,8 @@ def test_sixteen_sessions_run_at_once(silence: None) -> None:
     assert len({episode.session.node for episode in episodes}) == 1
     assert [episode.session.sample_index for episode in episodes] == list(range(PARTIES))
     assert all(episode.trajectory.fidelity.exact for episode in episodes)
+    attempts = [[attempt.status for attempt in episode.trajectory.tool_attempts] for episode in episodes]
+    assert attempts == [["ok"]] * PARTIES, "the node judges the tool calls of all sessions"
 
 
 def test_it_does_what_gymnasiums_own_does(silence: None) -> None:

@@ -274,12 +274,12 @@ class Node:
                 episode = await life.abandon(life.cancelled.result())
         else:
             episode = work.result()
-            await self._tool_calls.judge(episode.trajectory, life.capture.calls)
-        self.report(life, episode)
+        await self.ended(life, episode)
         return episode
 
-    def report(self, life: SessionLife, episode: Episode) -> None:
-        """Send the spans of a session that has ended, where there is a collector."""
+    async def ended(self, life: SessionLife, episode: Episode) -> None:
+        """Judge the tool calls of a session that has ended, and send its spans where there is a collector."""
+        await self._tool_calls.judge(episode.trajectory, life.capture.calls)
         if self._emit is not None:
             self._emit(episode, life.capture.calls, life.began)
 
