@@ -10,6 +10,7 @@ The files of a run, in its directory:
     steps.jsonl                a line for each step and each evaluation: rewards, tokens, CPU seconds, memory
     last.pt                    the weights and the optimizer after the last step
     curve.svg                  the reward on held-out tasks
+    lock                       locked by the process that runs
 """
 
 from __future__ import annotations
@@ -116,10 +117,15 @@ class Run:
         return again
 
     def go(self) -> list[dict[str, Any]]:
-        """Run, or go on, to the end. Return the lines of `steps.jsonl`."""
+        """Run, or go on, to the end. Return the lines of `steps.jsonl`. Raises `ConfigError` where another process runs
+        in the directory."""
         config = next(iter(self._configs.values()))
         parameters = {**config.names, "harness": "+".join(self._configs), "family": self.plan.family}
-        with tracked(config.rollout.metrics, self.directory.name, self.directory, parameters) as self._log:
+        try:
+            lock = durable.locked(self.directory / "lock", wait=False)
+        except BlockingIOError as error:
+            raise ConfigError(f"--out={self.directory}: another process trains there; choose another") from error
+        with lock, tracked(config.rollout.metrics, self.directory.name, self.directory, parameters) as self._log:
             return self._go()
 
     def _go(self) -> list[dict[str, Any]]:

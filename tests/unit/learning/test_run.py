@@ -70,6 +70,19 @@ def test_a_model_in_bfloat16_without_a_pad_token_is_trained(tmp_path: Path, own:
     assert line["logprob_difference"] < 1e-3
 
 
+def test_a_directory_has_one_run_at_a_time(tmp_path: Path, own: dict[str, Any]) -> None:
+    """Guards against two runs of the same arguments that overwrite each other's weights and lines."""
+    refused = []
+
+    def another(line: str) -> None:
+        with pytest.raises(ConfigError, match=r"--out=.*/run: another process trains there"):
+            _own_run(tmp_path / "run", own, steps=1).go()
+        refused.append(line)
+
+    _own_run(tmp_path / "run", own, steps=1, progress=another).go()
+    assert refused
+
+
 def test_a_run_that_goes_on_tells_its_harness_the_day_on_which_it_began(tmp_path: Path) -> None:
     """Guards against a run that is refused, or has other prompts, after midnight."""
     _run(tmp_path, "2026-01-31")
