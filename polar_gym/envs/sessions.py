@@ -51,14 +51,17 @@ class Sessions:
         self._check_open()
         return self._lives.get(place)
 
-    def prepare(self, requests: Mapping[int, TaskRequest]) -> dict[int, SessionLife]:
-        """Bring up a sandbox in each of these places, and end the session that was open in a place.
+    def prepare(
+        self, requests: Mapping[int, TaskRequest], samples: Mapping[int, int | None] | None = None
+    ) -> dict[int, SessionLife]:
+        """Bring up a sandbox in each of these places, and end the session that was open in a place. `samples`: place ->
+        the session's sample index; None: how often the task was begun before.
 
         A sandbox that does not come up is noted in the session's `failure`. Raises `polar_gym.engines.EngineError` when
         the engine does not start; the caller may try again.
         """
         with self._shown():
-            return self._running_loop().run(self._prepare(requests))
+            return self._running_loop().run(self._prepare(requests, samples or {}))
 
     def play(self, places: Collection[int]) -> dict[int, Episode]:
         """Run the open sessions of these places to their ends, all at once."""
@@ -108,17 +111,20 @@ class Sessions:
             _open.add(self)
         return self._loop
 
-    async def _prepare(self, requests: Mapping[int, TaskRequest]) -> dict[int, SessionLife]:
+    async def _prepare(
+        self, requests: Mapping[int, TaskRequest], samples: Mapping[int, int | None]
+    ) -> dict[int, SessionLife]:
         try:
-            await _together([self._begin(place, request) for place, request in requests.items()])
+            await _together([self._begin(place, request, samples.get(place)) for place, request in requests.items()])
         except BaseException:
             await asyncio.gather(*map(self._end, requests))
             raise
         return {place: self._lives[place] for place in requests}
 
-    async def _begin(self, place: int, request: TaskRequest) -> None:
+    async def _begin(self, place: int, request: TaskRequest, sample: int | None) -> None:
         await self._end(place)
-        life = self._node.open_session(request, self._samples[request.task_id], partial(self._at, place))
+        index = self._samples[request.task_id] if sample is None else sample
+        life = self._node.open_session(request, index, partial(self._at, place))
         self._samples[request.task_id] += 1
         self._lives[place] = life
         async with self._node.stages.init.place(request.task_id):

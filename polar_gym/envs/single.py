@@ -90,15 +90,19 @@ class HarnessEnv(OnSessions, gym.Env[Any, Any]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Prepare the sandbox of a task: `options["task_id"]`, or one drawn at random. `options["branch"]`: an episode
         and a number of calls: the session begins with so many calls of the episode, and the policy goes on from there.
+        `options["sample_index"]`: with task and `sampling.seed` it makes the seeds of the session's calls; default: how
+        often this environment began the task before.
 
-        Raises `KeyError` for an unknown task or option, and `RuntimeError` when the sandbox does not come up.
+        Raises `KeyError` for an unknown task or option, `ValueError` for a wrong sample index, and `RuntimeError` when
+        the sandbox does not come up.
         """
         super().reset(seed=seed)
         options = options or {}
-        check_options(options, "task_id", "branch")
+        check_options(options, "task_id", "branch", "sample_index")
+        sample = sample_index(options.get("sample_index"))
         branch = options.get("branch")
         request = choose(self._requests, options.get("task_id"), self.np_random) if branch is None else branched(branch)
-        life = self._sessions.prepare({0: request})[0]
+        life = self._sessions.prepare({0: request}, {0: sample})[0]
         if life.session.failure is not None:
             self._sessions.abandon(0)
             raise RuntimeError(f"task {request.task_id}: {life.session.failure.message}")
@@ -128,6 +132,13 @@ def branched(branch: Any) -> TaskRequest:
     if not (isinstance(branch, tuple) and len(branch) == 2 and isinstance(branch[0], Episode)):
         raise TypeError(f"options['branch'] must be (episode, number of calls), got {branch!r}"[:300])
     return branch_of(*branch)
+
+
+def sample_index(given: Any) -> int | None:
+    """Return the sample index that `reset` was given, if any. Raises `ValueError` for another value."""
+    if given is not None and (not isinstance(given, (int, np.integer)) or given < 0):
+        raise ValueError(f"options['sample_index'] must be an int, at least 0, got {given!r}")
+    return None if given is None else int(given)
 
 
 def check_options(options: Mapping[str, Any], *known: str) -> None:

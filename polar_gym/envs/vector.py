@@ -33,6 +33,7 @@ from polar_gym.envs.single import (
     choose,
     observe,
     outcome,
+    sample_index,
     show,
     told,
 )
@@ -82,13 +83,15 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         """Prepare the sandboxes. `seed`: s for sub-environment 0, s + 1 for 1, ...; or one for each.
 
         Options: `task_id`, one for all or a sequence with one for each (None: drawn at random); `branch`, as that of
-        `HarnessEnv.reset`, one for all or a sequence with one for each (None: no branch); `reset_mask`, a bool array:
-        only these are reset. Raises `KeyError`, `TypeError` or `ValueError` for a wrong one.
+        `HarnessEnv.reset`, one for all or a sequence with one for each (None: no branch); `sample_index`, a sequence
+        with one of `HarnessEnv.reset` for each (None: the default); `reset_mask`, a bool array: only these are reset.
+        Raises `KeyError`, `TypeError` or `ValueError` for a wrong one.
         """
         options = options or {}
-        check_options(options, "task_id", "branch", "reset_mask")
+        check_options(options, "task_id", "branch", "sample_index", "reset_mask")
         places = self._masked(options.get("reset_mask"))
         task_ids = self._task_ids(options.get("task_id"))
+        samples = self._samples(options.get("sample_index"))
         seeds = self._seeds(seed)
         super().reset(seed=seed if isinstance(seed, int) else None)
         for place in places:
@@ -99,7 +102,7 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         if not _one_each(branches, self.num_envs):
             raise ValueError(f"options['branch'] must be one (episode, calls) or {self.num_envs}, got {len(branches)}")
         given = {place: branched(branches[place]) for place in places if branches[place] is not None}
-        infos = self._prepare({place: task_ids[place] for place in places}, {}, given)
+        infos = self._prepare({place: task_ids[place] for place in places}, {}, given, samples)
         return self._batched(), infos
 
     def step(self, actions: Sequence[Action | None]) -> Stepped:
@@ -133,13 +136,17 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         return tuple(map(show, self._shown)) if self._renders() else None
 
     def _prepare(
-        self, task_ids: Mapping[int, str | None], infos: dict[str, Any], given: Mapping[int, TaskRequest] | None = None
+        self,
+        task_ids: Mapping[int, str | None],
+        infos: dict[str, Any],
+        given: Mapping[int, TaskRequest] | None = None,
+        samples: Mapping[int, int | None] | None = None,
     ) -> dict[str, Any]:
         requests = {
             place: (given or {}).get(place) or choose(self._requests, task_id, self._chances[place])
             for place, task_id in task_ids.items()
         }
-        for place, life in self._sessions.prepare(requests).items():
+        for place, life in self._sessions.prepare(requests, samples).items():
             self._shown[place] = life
             self._observations[place] = observe(life)
             self._done[place] = False
@@ -187,6 +194,12 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         for task_id in task_ids:
             check_task_id(task_id, self._requests)
         return task_ids
+
+    def _samples(self, given: Any) -> dict[int, int | None]:
+        samples = [None] * self.num_envs if given is None else given
+        if not _one_each(samples, self.num_envs):
+            raise ValueError(f"options['sample_index'] must have {self.num_envs} numbers, got {given!r}")
+        return dict(enumerate(map(sample_index, samples)))
 
     def _seeds(self, given: Any) -> Sequence[int | None]:
         if given is None:

@@ -13,8 +13,8 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.learning.grpo import roll_out
 from polar_gym.schema import Episode
 
-Assignment = tuple[str, str]
-"""A session to play: (harness, task id)."""
+Assignment = tuple[str, str, int]
+"""A session to play: (harness, task id, sample index)."""
 
 
 class Environments:
@@ -53,7 +53,8 @@ class Environments:
         """Return the episode of each session, those of one harness after the other."""
         episodes: list[Episode] = []
         for harness, envs in self._made.items():
-            episodes += roll_out(envs, [task_id for own, task_id in sessions if own == harness], action)
+            own = [session for session in sessions if session[0] == harness]
+            episodes += roll_out(envs, [task_id for _, task_id, _ in own], action, [index for *_, index in own])
         return episodes
 
     def set_weights(self, state: Mapping[str, Any], version: str) -> None:

@@ -52,13 +52,18 @@ class LogprobsDifferError(RuntimeError):
     """The engine's logprobs are not those of the trainer's weights."""
 
 
-def roll_out(envs: Any, task_ids: Sequence[str], action: dict[str, Any]) -> Iterator[Episode]:
-    """Yield an episode for each id, as many at once as the vector environment has places."""
+def roll_out(
+    envs: Any, task_ids: Sequence[str], action: dict[str, Any], samples: Sequence[int] | None = None
+) -> Iterator[Episode]:
+    """Yield an episode for each id, as many at once as the vector environment has places. `samples`: a sample index for
+    each id; None: the environment counts."""
     for start in range(0, len(task_ids), envs.num_envs):
         ids = list(task_ids[start : start + envs.num_envs])
         idle = envs.num_envs - len(ids)
         mask = np.arange(envs.num_envs) < len(ids)
-        envs.reset(options={"task_id": ids + ids[:1] * idle, "reset_mask": mask})
+        indices = [None] * len(ids) if samples is None else samples[start : start + len(ids)]
+        options = {"task_id": ids + ids[:1] * idle, "sample_index": [*indices, *[None] * idle], "reset_mask": mask}
+        envs.reset(options=options)
         *_, infos = envs.step([action] * len(ids) + [None] * idle)
         yield from infos["trajectory"][: len(ids)]
 

@@ -177,10 +177,9 @@ class Run:
 
     def _sessions(self, environments: Environments, task_ids: Sequence[str], step: int) -> list[Episode]:
         chosen = choose(task_ids, self.plan.grpo, self.plan.seed, step)
-        groups = step * self.plan.grpo.groups  # those before
         sessions = [
-            (self._trained[(groups + place // self.plan.grpo.samples) % len(self._trained)], task_id)
-            for place, task_id in enumerate(chosen)
+            (self._trained[index // self.plan.grpo.samples % len(self._trained)], task_id, index)
+            for index, task_id in enumerate(chosen, start=step * len(chosen))
         ]
         return self._play(environments, sessions, f"step-{step + 1:03}", {})
 
@@ -205,8 +204,10 @@ class Run:
             some = islice(cycle(task_ids), self.plan.final if edge else self.plan.held_out)
             name = f"held-out-{step:03}{f'-{harness}' if harness else ''}{'-greedy' if greedy else ''}"
             action = {"temperature": 0.0} if greedy else {}
+            before = step * max(self.plan.held_out, self.plan.final)
+            sessions = [(harness or first, task_id, index) for index, task_id in enumerate(some, start=before)]
             with self._meter.measured("rollout"):
-                episodes = self._play(environments, [(harness or first, task_id) for task_id in some], name, action)
+                episodes = self._play(environments, sessions, name, action)
             line = {"evaluated": step, "greedy": greedy, **({"harness": harness} if harness else {})}
             self._write({**line, **figures(episodes)})
 

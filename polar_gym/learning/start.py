@@ -69,7 +69,7 @@ def play_demonstrations(
     engine = {"policy": "scripted", "scripts": list(scripted)}
     source = {"name": "jsonl", "path": str(tasks)}
     with Environments(configs, places=PLACES, seed=0, tasks=source, engine=engine) as environments:
-        write_episodes(played, environments.play([(harness, task_id) for harness in configs for task_id in ids], {}))
+        write_episodes(played, environments.play([(harness, task_id, 0) for harness in configs for task_id in ids], {}))
 
 
 def demonstrated(directory: Path) -> list[dict[str, Any]]:

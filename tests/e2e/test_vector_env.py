@@ -223,6 +223,24 @@ def test_an_action_reaches_its_own_session(silence: None) -> None:
     assert [request.instruction for request in requests] == ["Make a file.", "Another one."]
 
 
+def test_a_sample_index_decides_the_seeds(silence: None) -> None:
+    """Guards against a trainer that goes on in a new process, and samples again with the seeds of its first steps."""
+
+    def seeds(envs: HarnessVectorEnv, *indices: int | None) -> list[int | None]:
+        envs.reset(options={"sample_index": indices})
+        *_, infos = envs.step(({}, {}))
+        return [call.sampling["seed"] for episode in infos["trajectory"] for call in read_calls(episode)[:1]]
+
+    whole, resumed = (make_vec("polar/task", 2, **task(sampling={"seed": 7})) for _ in range(2))
+    try:
+        first, second = seeds(whole, 0, 1), seeds(whole, None, None)
+        assert len({*first, *second}) == 4
+        assert seeds(resumed, 2, 3) == second
+    finally:
+        whole.close()
+        resumed.close()
+
+
 def test_a_sandbox_that_does_not_come_up_is_a_masked_episode(silence: None) -> None:
     """Guards against one broken sandbox that ends every other session."""
     envs = make_vec("polar/task", 2, **task(runtime={"name": "bubblewrap", "scratch": "/nonexistent"}))
@@ -272,7 +290,9 @@ def test_wrong_actions(actions: Any, says: str) -> None:
         ({"task_id": "nope"}, KeyError, "unknown task_id 'nope'; known: task"),
         ({"branch": "call=1"}, ValueError, r"must be one \(episode, calls\) or 2, got 6"),
         ({"branch": [(1, 2), None]}, TypeError, r"must be \(episode, number of calls\), got \(1, 2\)"),
-        ({"mask": None}, KeyError, "unknown reset option 'mask'; known: task_id, branch, reset_mask"),
+        ({"sample_index": 1}, ValueError, "sample_index'] must have 2 numbers, got 1"),
+        ({"sample_index": [0, -1]}, ValueError, "sample_index'] must be an int, at least 0, got -1"),
+        ({"mask": None}, KeyError, "unknown reset option 'mask'; known: task_id, branch, sample_index, reset_mask"),
     ],
 )
 def test_wrong_reset_options(options: dict[str, Any], error: type[Exception], says: str) -> None:

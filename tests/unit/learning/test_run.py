@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from polar_gym.config.loading import load_config
+from polar_gym.episodes.reading import read_episodes
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import write_tasks
 from polar_gym.learning.grpo import Settings, rows_of
@@ -52,6 +53,14 @@ def _own_run(
     return Run(directory, plan, {"command": load_config("learn", settings=own)}, progress, _one_is_better)
 
 
+def _samples(run: Path) -> dict[str, list[tuple[str, int]]]:
+    """Return what the seeds of a run's sessions are made of, by file."""
+    return {
+        path.name: [(episode.session.task_id, episode.session.sample_index) for episode in read_episodes(path)]
+        for path in (run / "episodes").iterdir()
+    }
+
+
 def _one_is_better(episodes: Sequence[Episode]) -> Batch:
     return rows_of([episode.model_copy(update={"reward": float(place)}) for place, episode in enumerate(episodes)])
 
@@ -68,6 +77,23 @@ def test_a_model_in_bfloat16_without_a_pad_token_is_trained(tmp_path: Path, own:
     (line,) = [line for line in _own_run(tmp_path / "run", own, steps=1).go() if "step" in line]
     assert line["rows"] == 2
     assert line["logprob_difference"] < 1e-3
+
+
+def test_a_run_that_goes_on_has_the_seeds_of_a_whole_one(tmp_path: Path, own: dict[str, Any]) -> None:
+    """Guards against step 2 with the seeds of step 1: a new process began to count a task's samples again."""
+
+    def stop(line: str) -> None:
+        if line.startswith("step 2"):
+            raise KeyboardInterrupt
+
+    _own_run(tmp_path / "whole", own, steps=2).go()
+    with pytest.raises(KeyboardInterrupt):
+        _own_run(tmp_path / "stopped", own, steps=2, progress=stop).go()
+    _own_run(tmp_path / "stopped", own, steps=2).go()
+    whole = _samples(tmp_path / "whole")
+    assert whole == _samples(tmp_path / "stopped")
+    assert len({*whole["step-001.jsonl"], *whole["step-002.jsonl"]}) == 4
+    assert whole["held-out-000.jsonl"] != whole["held-out-002.jsonl"]
 
 
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path, own: dict[str, Any]) -> None:
