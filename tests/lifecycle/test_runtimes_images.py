@@ -12,10 +12,10 @@ from polar_gym.harnesses import HARNESSES, interpreter
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import HOME, NODEJS, TOOLCHAIN, Command, Mount, SandboxError
-from polar_gym.schema import RuntimeSpec, Workspace
+from polar_gym.schema import HarnessSpec, RuntimeSpec, Workspace
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
-from tests.support import apptainer
+from tests.support import apptainer, sessions
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need_node, need_program
 
@@ -72,6 +72,17 @@ async def test_an_image_keeps_its_variables_and_its_files_become_the_agents(name
     expected = f"of the image\nmore\nagent\nyes it's /bin {HOME}\n/testbed\n"
     assert (result.stdout.decode(), result.stderr) == (expected, b"")
     await named.runtime.close()
+
+
+async def test_a_harness_finds_programs_where_the_image_has_them(docker_host: str, busybox: str, tmp_path: Path):
+    """Only graders did: a harness found no go, cargo or conda of an image, and said nothing."""
+    (tmp_path / "work").mkdir()
+    workspace = Workspace(source=str(tmp_path / "work"))
+    spec = {"name": "docker", "host": docker_host, "image": busybox, "workspace": workspace}
+    look = HarnessSpec.model_validate({"name": "command", "command": "echo $PATH"})
+    async with sessions.node(tmp_path) as local:
+        episode = await local.rollout(sessions.task(runtime=RuntimeSpec.model_validate(spec), agent=look))
+    assert episode.artifacts.stdout == f"/bin:{TOOLCHAIN}/bin\n", episode.session.failure
 
 
 @with_images

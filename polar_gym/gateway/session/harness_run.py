@@ -98,9 +98,7 @@ class HarnessRun:
         return output
 
     async def _path(self) -> str:
-        """Return the directories of programs: those of the image where the whole container is the harness's."""
-        if self.request.runtime.scope == "workspace":
-            return PATH
+        """Return the directories of programs as a command in the sandbox finds them: an image may name its own."""
         said = await self.sandbox.exec(Command(argv=["sh", "-c", 'printf %s "$PATH"']))
         return said.stdout.decode(errors="replace") or PATH
 
