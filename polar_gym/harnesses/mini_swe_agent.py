@@ -8,6 +8,7 @@ one in a row ends the run. Nothing of it compacts, delegates or speaks MCP. Stan
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext
@@ -36,7 +37,7 @@ def launch(context: LaunchContext) -> Launch:
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": _ATTEMPTS,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for prices, at every start
         },
-        files={config: json.dumps(_settings(context), indent=2)},
+        files={config: _yaml(_settings(context))},
     )
 
 
@@ -54,6 +55,13 @@ def _settings(context: LaunchContext) -> dict[str, Any]:
         "agent": agent,
         "model": {"model_name": f"openai/{context.spec.model_name}", "model_kwargs": generation},
     }
+
+
+def _yaml(settings: dict[str, Any]) -> str:
+    """Return the settings as JSON with YAML's escapes: PyYAML does not join the two surrogates by which JSON escapes an
+    emoji."""
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    return re.sub(r"[^\n -~]", lambda match: f"\\U{ord(match[0]):08x}", text)
 
 
 HARNESS = Harness(

@@ -7,6 +7,9 @@ import tomllib
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from polar_gym.harnesses.mini_swe_agent import HARNESS as MINI
 from polar_gym.harnesses.mistral_vibe import HARNESS as VIBE
@@ -25,7 +28,15 @@ def test_the_key_is_in_the_environment_only(harness: Any, variable: str):
 
 def test_the_instruction_is_no_argument():
     assert VIBE.launch(context()).stdin.decode() == "-do 'é'\n"
-    assert json.loads(MINI.launch(context()).files[MINI_SETTINGS])["run"] == {"task": "-do 'é'\n"}
+
+
+@given(st.text())
+@example("🎉")
+@example("\x00\x7f\x85\u2028\ufeff\uffff \\ud83c\\udf89 \t\r\n'\"")
+def test_mini_gets_the_instruction_as_it_is(instruction: str):
+    """An emoji became two lone surrogates, of which mini died before its first call."""
+    settings = MINI.launch(context(instruction=instruction)).files[MINI_SETTINGS]
+    assert yaml.safe_load(settings)["run"] == {"task": instruction}
 
 
 @pytest.mark.parametrize(("length", "answer"), [(262144, 16384), (32768, 8192)])
@@ -41,7 +52,7 @@ def test_profiles():
     for harness in (MINI, VIBE):
         default, lean = (harness.launch(context(profile=profile)) for profile in ("default", "lean"))
         assert (default.argv, default.files) != (lean.argv, lean.files)
-    agent = json.loads(MINI.launch(context(profile="lean")).files[MINI_SETTINGS])["agent"]
+    agent = yaml.safe_load(MINI.launch(context(profile="lean")).files[MINI_SETTINGS])["agent"]
     assert "{{task}}" in agent["instance_template"]
     assert MINI.ends_by in agent["instance_template"]
 
