@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from polar_gym.harnesses import HARNESSES, interpreter
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import HOME, NODEJS, TOOLCHAIN, Command, Mount, SandboxError
+from polar_gym.runtimes.docker.daemon import CALL_THREADS
 from polar_gym.schema import HarnessSpec, RuntimeSpec, Workspace
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
@@ -148,6 +152,32 @@ async def test_an_image_that_cannot_be_pulled_is_named(docker_host: str):
     runtime = make("docker", host=docker_host)
     with pytest.raises(SandboxError, match=r"'registry\.invalid/none:1' could not be pulled.*docker pull"):
         await runtime.prepare(["registry.invalid/none:1"])
+    await runtime.close()
+
+
+async def test_sessions_that_wait_for_an_image_leave_the_daemon_to_those_that_run(docker_host: str):
+    """As many as the daemon has threads held all of them: no command of another session began, and none was killed."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def registry(request: web.Request) -> web.Response:
+        if request.path != "/v2/":  # whether a registry is here at all
+            asked.set()
+            await answer.wait()
+            raise web.HTTPNotFound
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", registry)
+    runtime = make("docker", host=docker_host)
+    async with TestServer(app, host="127.0.0.1") as server, started(runtime) as sandbox:
+        image = f"127.0.0.1:{server.port}/slow:1"
+        waiting = [asyncio.create_task(runtime.prepare([image])) for _ in range(CALL_THREADS)]
+        await asked.wait()
+        assert (await sh(sandbox, "echo here")).stdout == b"here\n"
+        assert not any(task.done() for task in waiting)
+        answer.set()
+        for ended in await asyncio.gather(*waiting, return_exceptions=True):
+            assert "could not be pulled" in str(ended)
     await runtime.close()
 
 

@@ -9,6 +9,8 @@ enter that (not root, or in a container itself), it uses a mounted Unix socket a
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
@@ -41,6 +43,7 @@ class Docker:
 
     def __init__(self, options: DockerOptions) -> None:
         self._daemon = Daemon(options)
+        self._getting: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def check(self) -> list[str]:
         try:
@@ -71,7 +74,7 @@ class Docker:
         return found
 
     async def start(self, request: SandboxRequest) -> DockerSandbox:
-        image = await self._daemon.call(lambda client: self._image(client, request.spec.image))
+        image = await self._get(request.spec.image)
         sandbox = DockerSandbox(self._daemon, request, image)
         try:
             await sandbox.start()
@@ -83,7 +86,7 @@ class Docker:
     async def prepare(self, images: Collection[str]) -> None:
         """Get these images onto this machine before the first sandbox asks for one. Raises `SandboxError`."""
         for image in images:
-            await self._daemon.call(lambda client, name=image: self._image(client, name))
+            await self._get(image)
 
     async def reap(self, session_ids: Collection[str]) -> int:
         """Remove the containers that a killed gateway left of these sessions, and return how many there were."""
@@ -105,6 +108,11 @@ class Docker:
 
     async def close(self) -> None:
         self._daemon.close()
+
+    async def _get(self, name: str | None) -> Image:
+        """Return the image to run. Of all who ask for one image, one alone holds a thread. Raises `SandboxError`."""
+        async with self._getting[name]:
+            return await self._daemon.fetch(lambda client: self._image(client, name))
 
     def _image(self, client: docker.DockerClient, name: str | None) -> Image:
         """Return the image to run, after it was brought onto this machine. Raises `SandboxError`."""

@@ -1,7 +1,8 @@
 """One Docker daemon, as the runtime and its sandboxes use it: SDK calls off the event loop.
 
-The SDK blocks, so all its calls run in threads of the daemon's own. Containers are started in fewer threads still, and
-not faster than a daemon can start them, whatever the number of sessions that ask for one.
+The SDK blocks, so all its calls run in threads of the daemon's own. Images, which may take minutes, have other threads
+than running sandboxes. Containers are started in fewer threads still, and not faster than a daemon can start them,
+whatever the number of sessions that ask for one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ T = TypeVar("T")
 
 SDK_SECONDS = 120
 CALL_THREADS = 16
+IMAGE_THREADS = 16
 START_THREADS = 4
 
 
@@ -98,6 +100,7 @@ class Daemon:
         self.node_check = NodeCheck()
         # The event loop's default pool is shared with everything else and small.
         self._executor = ThreadPoolExecutor(max_workers=CALL_THREADS, thread_name_prefix="polar-gym-docker")
+        self._fetching = ThreadPoolExecutor(max_workers=IMAGE_THREADS, thread_name_prefix="polar-gym-docker-image")
         self._starts = Starts.of(self.host)
         self._deciding = threading.Lock()
         self._client: docker.DockerClient | None = None
@@ -117,6 +120,10 @@ class Daemon:
         Cancelling waits for the call to end, so that nothing is made after the caller has cleaned up.
         """
         return await self._run(self._executor, function)
+
+    async def fetch(self, function: Callable[[docker.DockerClient], T]) -> T:
+        """Run SDK calls that pull or build an image, as `call` does."""
+        return await self._run(self._fetching, function)
 
     async def begin(self, function: Callable[[docker.DockerClient], T]) -> T:
         """Run SDK calls that start a container, in their turn, as `call` does."""
@@ -163,3 +170,4 @@ class Daemon:
         if self._client is not None:
             self._client.close()
         self._executor.shutdown(wait=False)
+        self._fetching.shutdown(wait=False)

@@ -1,12 +1,10 @@
 """Images of one Docker daemon: each is pulled once before a container starts, however many sessions ask for it.
 
-All functions block: they run in the threads of `daemon`.
+All functions block: they run in the threads of `daemon`, for each name one at a time.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,27 +37,25 @@ class Images:
 
     def __init__(self, policy: PullPolicy) -> None:
         self._policy: PullPolicy = policy
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._pulled: set[str] = set()
         self._known: dict[str, Image] = {}
 
     def get(self, client: docker.DockerClient, name: str) -> Image:
         """Return the image called `name`, pulled if the policy says so. Raises `SandboxError`."""
-        with self._locks[name]:
-            if self._policy == "always" and name not in self._pulled:
-                self._pull(client, name)
+        if self._policy == "always" and name not in self._pulled:
+            self._pull(client, name)
+        found = self._find(client, name)
+        if found is None and self._policy == "missing":
+            self._pull(client, name)
             found = self._find(client, name)
-            if found is None and self._policy == "missing":
-                self._pull(client, name)
-                found = self._find(client, name)
-            if found is None:
-                raise SandboxError(
-                    f"runtime.image: {name!r} is not on this machine; get it with: docker pull {name}, or set "
-                    "runtime.pull=missing"
-                )
-            if found not in self._known:
-                self._known[found] = _look_into(client, name, found)
-            return replace(self._known[found], name=name)
+        if found is None:
+            raise SandboxError(
+                f"runtime.image: {name!r} is not on this machine; get it with: docker pull {name}, or set "
+                "runtime.pull=missing"
+            )
+        if found not in self._known:
+            self._known[found] = _look_into(client, name, found)
+        return replace(self._known[found], name=name)
 
     def _pull(self, client: docker.DockerClient, name: str) -> None:
         try:
