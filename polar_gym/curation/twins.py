@@ -12,6 +12,7 @@ from polar_gym.curation.alone import alone
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.validation import GRADING_ERRORS, NO_OP, Verdict, validate
 from polar_gym.evaluators import EVALUATORS, verdict
+from polar_gym.evaluators.alternatives import MOST
 from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
 from polar_gym.evaluators.swe import Swe
@@ -21,27 +22,26 @@ from polar_gym.tasks import Task
 
 RUNS = 3
 COPIES = 2
-"""In each of so many runs, so many copies of each place, each with another text, must fail with the reference solution.
-A place at which some texts pass would fail an honest solution by chance."""
+"""In each of so many runs, so many copies of each place, each with another text (of a number, one neighbour each), must
+fail with the reference solution. A place at which some texts pass would fail an honest solution by chance."""
 MOST_PLACES = 24
 """The most places of one test that are tried; more are chosen among by chance."""
 Place = tuple[str, str, tuple[int, int]]
 """Test file, qualified name of the test, offsets in bytes."""
 Key = tuple[str, str, tuple[int, int] | None]
 """The place of a copy; its third part is None for an original."""
-MakeCopy = Callable[[bytes, TestFunction, Expectation, str], bytes]
-"""(source, test, place, new name) -> the text of a copy."""
+MakeCopies = Callable[[bytes, TestFunction, Expectation], list[Callable[[str], bytes]]]
+"""(source, test, place) -> for each copy a function: its new name -> its text."""
 
 
 class Trial:
     """One run of the tests with a copy beside each test for each of its places."""
 
-    def __init__(self, tests: list[str], places: Collection[Place] | None, make: MakeCopy, copies: int) -> None:
+    def __init__(self, tests: list[str], places: Collection[Place] | None, make: MakeCopies) -> None:
         """Take the ids of the tests, the places (None: all that can be found), and the way to make copies of each."""
         self._tests = tests
         self._places = places
         self._make = make
-        self._number = copies
         self._copies: dict[str, Place] = {}
         """Name of a copy -> the place."""
         self._originals: dict[str, tuple[str, str]] = {}
@@ -73,8 +73,7 @@ class Trial:
         chosen = [place for place in places if self._places is None or place in self._places]
         for place in random.SystemRandom().sample(chosen, min(len(chosen), MOST_PLACES)):
             self.bits[place] = places[place].bits
-            for _ in range(self._number):
-                yield place, partial(self._make, source, test, places[place])
+            yield from ((place, make) for make in self._make(source, test, places[place]))
 
     def failed(self, read: verdict.Verdict, told: Mapping[str, str] | None) -> set[Place]:
         """Return the places whose copies all failed. `told`: the witness's statuses; None where there is no witness."""
@@ -123,11 +122,11 @@ async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[
     live: set[Place] | None = None
     bits: dict[Place, int] = {}
     for _ in range(RUNS):
-        trial, read, told = await _try(task, bench, task.patch.encode(), live, _altered, COPIES)
+        trial, read, told = await _try(task, bench, task.patch.encode(), live, _altered)
         live, bits = trial.failed(read, told) - trial.broken(read), trial.bits
     hiding = {place for place in live or () if bits[place]}
-    gold, read, told = await _try(task, bench, task.patch.encode(), hiding, alone)
-    base, base_read, base_told = await _try(task, bench, NO_OP, hiding - gold.failed(read, told), alone)
+    gold, read, told = await _try(task, bench, task.patch.encode(), hiding, _alone)
+    base, base_read, base_told = await _try(task, bench, NO_OP, hiding - gold.failed(read, told), _alone)
     strong = base.failed(base_read, base_told)
     found: dict[str, dict[str, list[list[int]]]] = {}
     for file, name, span in sorted(live or ()):
@@ -138,13 +137,13 @@ async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[
 
 
 async def _try(
-    task: Task, bench: Bench, diff: bytes, places: Collection[Place] | None, make: MakeCopy, copies: int = 1
+    task: Task, bench: Bench, diff: bytes, places: Collection[Place] | None, make: MakeCopies
 ) -> tuple[Trial, verdict.Verdict, Mapping[str, str] | None]:
     """Run the tests with copies of them. Return the trial, the verdict, and the witness's statuses if it began."""
     context = bench.context(task, diff)
     swe = EVALUATORS.make(context.request.evaluator)
     assert isinstance(swe, Swe)
-    trial = Trial(task.FAIL_TO_PASS, places, make, copies)
+    trial = Trial(task.FAIL_TO_PASS, places, make)
     run = await swe.run(context, trial.draw)
     if isinstance(run, EvaluationResult):
         raise CurationError(f"{task.instance_id}: patch: {run.detail}")
@@ -154,5 +153,13 @@ async def _try(
     return trial, await swe.read(context, run), run.testimony.tests if run.testimony.began else None
 
 
-def _altered(source: bytes, test: TestFunction, place: Expectation, name: str) -> bytes:
-    return copy(source, test, [(place, place.draw(2, random.SystemRandom())[1])], name)
+def _altered(source: bytes, test: TestFunction, place: Expectation) -> list[Callable[[str], bytes]]:
+    """Return copies with different texts at the place, where the place has so many. Of a number, the draws show both
+    neighbours."""
+    chance = random.SystemRandom()
+    others = list({place.draw(2, chance)[1] for _ in range(MOST)})
+    return [partial(copy, source, test, [(place, others[number % len(others)])]) for number in range(COPIES)]
+
+
+def _alone(source: bytes, test: TestFunction, place: Expectation) -> list[Callable[[str], bytes]]:
+    return [partial(alone, source, test, place)]

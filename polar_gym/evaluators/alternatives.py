@@ -9,6 +9,7 @@ import random
 import re
 import string
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 from itertools import product
 
@@ -39,7 +40,7 @@ def drawn(value: object, words: frozenset[str]) -> tuple[int, Draw, int] | None:
         return MOST, partial(_integers, value), 3 if value >= MOST * _roundness(value) else 1
     if isinstance(value, float) and repr(value).replace(".", "").isdigit():
         digits = len(repr(value)) - 1
-        return MOST, partial(_characters, repr(value)[:5], lambda text: float(text + repr(value)[5:])), min(digits, 3)
+        return MOST, partial(_floats, repr(value)), min(digits, 3)
     if isinstance(value, str | bytes) and (isinstance(value, str) or value.isascii()):
         text, made = (value, str) if isinstance(value, str) else (value.decode(), partial(bytes, encoding="ascii"))
         words = words if isinstance(value, str) else frozenset(filter(str.isascii, words))
@@ -65,9 +66,21 @@ def _columns(number: int, places: int, options: int) -> int:
 def _integers(value: int, number: int, chance: random.Random) -> list[str]:
     """Return integers that are as round as `value`, which is at a random place among them; small ones begin at 0."""
     step = _roundness(value)
-    first = 0 if 0 <= value < number * step else value - step * chance.randrange(number)
+    first = 0 if 0 <= value < (number - 1) * step else value - step * chance.randrange(number)
     others = [each for each in range(first, first + number * step, step) if each != value]
     return [str(value), *(f"({each})" if each < 0 else str(each) for each in others)]
+
+
+def _floats(value: str, number: int, chance: random.Random) -> list[str]:
+    """Return floats that differ in some of their first digits. Of two, the other one is a nearest neighbour: a
+    tolerance that lets no neighbour pass lets no farther float pass."""
+    first, rest = value[:5], value[5:]
+    if number > 2:
+        return _characters(first, lambda text: float(text + rest), number, chance)
+    last, zeros = len(first.rstrip(".")) - 1, re.sub(r"\d", "0", value)
+    unit = Decimal(f"{zeros[:last]}1{zeros[last + 1 :]}")
+    neighbours = [each for each in (Decimal(value) - unit, Decimal(value) + unit) if each >= 0]
+    return [value, f"{chance.choice(neighbours):f}"]
 
 
 def _roundness(value: int) -> int:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polar_gym.evaluators.alternatives import MOST
+from polar_gym.curation.twins import Trial, _altered
+from polar_gym.evaluators.alternatives import MOST, drawn
 from polar_gym.evaluators.expectations import find_tests
 from polar_gym.evaluators.parsers import FAILED, PASSED
 from polar_gym.evaluators.twins import MOST_COPIES, Twins, _variants, draw_twins, rounds, weak_tests
+from polar_gym.evaluators.verdict import Verdict
 
 FILE = "tests/test_shop.py"
 SOURCE = """\
@@ -152,6 +154,41 @@ def test_drawn_texts_mean_different_values(value: Any, seed: int) -> None:
     negative = isinstance(value, int | float) and not isinstance(value, bool) and value < 0
     assert meant[0] == (-value if negative else value)  # the place is behind the sign
     assert len(set(map(repr, meant))) == len(meant) == number
+
+
+@pytest.mark.parametrize(
+    ("value", "neighbours"),
+    [
+        *[(12.35, {"12.34", "12.36"}), (99.99, {"99.98", "100.00"}), (1234567.5, {"1234467.5", "1234667.5"})],
+        *[(1234.5, {"1233.5", "1235.5"}), (0.0, {"0.1"}), (1, {"0", "2"}), (0, {"1"}), (300, {"200", "400"})],
+    ],
+)
+def test_of_two_numbers_the_other_one_is_a_neighbour(value: float, neighbours: set[str]) -> None:
+    found = drawn(value, frozenset())
+    assert found is not None
+    pairs = [found[1](2, random.Random(seed)) for seed in range(64)]
+    assert {own for own, _ in pairs} == {repr(value)}
+    assert {other for _, other in pairs} == neighbours
+
+
+TOLERANT = """
+import unittest
+class Test(unittest.TestCase):
+    def test_total(self):
+        self.assertAlmostEqual(total(2), 12.35, delta=0.009)
+        self.assertAlmostEqual(total(3), 1, delta=0.7)
+        self.assertAlmostEqual(total(4), 7.25, delta=0.009)
+"""
+
+
+def test_places_under_a_tolerance_are_not_admitted_by_luck() -> None:
+    """One neighbour of 12.35 and one of 1 pass with the right solution, and once were not always tried."""
+    for _ in range(50):
+        trial = Trial([LISTED], None, _altered)
+        statuses = run(trial.draw({FILE: TOLERANT.encode()}), {2: 12.354, 3: 1.6, 4: 7.25}.__getitem__)
+        failed = trial.failed(Verdict(tests={LISTED: PASSED}, resolved=True, statuses=statuses), None)
+        texts = [TOLERANT[start:end] for _, _, (start, end) in failed]
+        assert texts == ["7.25"]
 
 
 LISTED = f"{FILE}::Test::test_total"
