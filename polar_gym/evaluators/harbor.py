@@ -19,8 +19,8 @@ from pydantic import Field
 from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.registry import Names, Options
-from polar_gym.runtimes import Command, Sandbox, SandboxError
-from polar_gym.runtimes.files import pack, read_file, unpack
+from polar_gym.runtimes import Command, Sandbox
+from polar_gym.runtimes.files import UnreadableFileError, pack, read_file, unpack
 from polar_gym.schema import Environment, EvaluationResult
 
 AS_ROOT = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
@@ -83,7 +83,7 @@ class Harbor:
                 content = await read_file(sandbox, path)
             except FileNotFoundError:
                 continue
-            except SandboxError as error:
+            except UnreadableFileError as error:
                 raise ValueError(str(error)) from error
             rewards = parse_rewards(path, content)
             if self._options.reward_key not in rewards and len(rewards) > 1:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.patch import unquoted
-from polar_gym.runtimes import Command, Sandbox, SandboxError
-from polar_gym.runtimes.files import read_file, write_files
+from polar_gym.runtimes import Command, Sandbox
+from polar_gym.runtimes.files import UnreadableFileError, read_file, write_files
 
 _APPLY = """
 set -e
@@ -125,12 +125,12 @@ async def write(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) ->
 
 
 async def changed(sandbox: Sandbox, workspace: str, texts: Mapping[str, bytes]) -> list[str]:
-    """Return the test files that are no longer as `write` left them."""
+    """Return the test files that are no longer as `write` left them. Raises `SandboxError`."""
     found = []
     for file, text in texts.items():
         try:
             same = await read_file(sandbox, f"{workspace}/{file}") == text
-        except (FileNotFoundError, SandboxError):
+        except (FileNotFoundError, UnreadableFileError):
             same = False
         if not same:
             found.append(file)

@@ -25,8 +25,8 @@ from polar_gym.evaluators.parsers import MISSING, PASSED, SKIPPED, get_parser
 from polar_gym.evaluators.protected import named_by
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.registry import Names, Options
-from polar_gym.runtimes import Command, ExecResult, Sandbox, SandboxError
-from polar_gym.runtimes.files import read_file
+from polar_gym.runtimes import Command, ExecResult, Sandbox
+from polar_gym.runtimes.files import UnreadableFileError, read_file
 from polar_gym.schema import EvaluationResult
 
 _PREPARE = 'for each; do rm -rf -- "$each" && mkdir -p -- "$(dirname -- "$each")" || exit; done'
@@ -131,7 +131,7 @@ class TestOnOutput:
         try:
             report = await read_file(sandbox, str(workdir / self._options.junit))
             tests = await asyncio.to_thread(parse_junit, report)
-        except (FileNotFoundError, SandboxError, ValueError) as error:
+        except (FileNotFoundError, UnreadableFileError, ValueError) as error:
             return {}, f"junit: {error}"
         return tests, "" if tests else "the JUnit report names no test"
 
@@ -140,7 +140,7 @@ class TestOnOutput:
             return 1.0, ""
         try:
             reward = float(await read_file(sandbox, str(workdir / self._options.reward_file)))
-        except (FileNotFoundError, SandboxError, ValueError) as error:
+        except (FileNotFoundError, UnreadableFileError, ValueError) as error:
             return 0.0, f"reward_file: {error}"
         if not (math.isfinite(reward) and 0 <= reward <= 1):
             return 0.0, f"reward_file: {reward:g} is not between 0 and 1"

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED, SKIPPED
-from polar_gym.runtimes import HOME, Sandbox, SandboxError
-from polar_gym.runtimes.files import read_file, write_files
+from polar_gym.runtimes import HOME, Sandbox
+from polar_gym.runtimes.files import UnreadableFileError, read_file, write_files
 
 IN_SANDBOX = Path(__file__).parent / "in_sandbox"
 _UNITTEST = {
@@ -92,7 +92,7 @@ class Witness:
         await write_files(sandbox, {**self.programs, self.key_file: self.key})
 
     async def hear(self, sandbox: Sandbox, changed: Collection[str]) -> Testimony:
-        """Return the testimony. Call this after the tests, when none of their processes is left.
+        """Return the testimony. Call this after the tests, when none of their processes is left. Raises `SandboxError`.
 
         `changed`: the files of the workspace that the harness changed.
         """
@@ -100,7 +100,7 @@ class Witness:
             record = await read_file(sandbox, f"{self.directory}/record")
         except FileNotFoundError:  # if the key is gone too, a record was begun and removed
             return Testimony(began=not await self._has_key(sandbox))
-        except SandboxError:  # the record exists, but is not a regular file any more
+        except UnreadableFileError:  # the record exists, but is not a regular file any more
             return Testimony(began=True, broken=True)
         return await asyncio.to_thread(heard, record, self.key, changed)
 
@@ -108,7 +108,7 @@ class Witness:
         """Return whether the key lies where it was placed: then no process has begun a record."""
         try:
             return await read_file(sandbox, self.key_file) == self.key
-        except (FileNotFoundError, SandboxError):
+        except (FileNotFoundError, UnreadableFileError):
             return False
 
 

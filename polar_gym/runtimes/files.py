@@ -14,6 +14,10 @@ MAX_FILE = 64 * 1024 * 1024
 TRANSFER_SECONDS = 300.0
 
 
+class UnreadableFileError(SandboxError):
+    """A file in the sandbox is too long or cannot be read. The sandbox says so, and is not lost."""
+
+
 def pack(directory: Path) -> bytes:
     """Return the content of a directory as a tar. Sockets, pipes and devices are left out."""
     buffer = io.BytesIO()
@@ -69,7 +73,7 @@ async def write_files(sandbox: Sandbox, files: Mapping[str, str | bytes]) -> Non
 
 
 async def read_file(sandbox: Sandbox, path: str) -> bytes:
-    """Return a file's content. Raises `FileNotFoundError`, or `SandboxError` where it is too long or unreadable."""
+    """Return a file's content. Raises `FileNotFoundError`, `UnreadableFileError`, or `SandboxError`."""
     script = f'[ -f "$1" ] || exit 66; [ "$(wc -c < "$1")" -le {MAX_FILE} ] || exit 67; exec cat -- "$1"'
     argv = ["sh", "-c", script, "sh", path]
     result = await sandbox.exec(
@@ -77,8 +81,11 @@ async def read_file(sandbox: Sandbox, path: str) -> bytes:
     )
     if result.exit_code == 66:
         raise FileNotFoundError(f"{path} does not exist in the sandbox")
+    if result.exit_code is None:
+        raise SandboxError(f"{path} in the sandbox could not be read: it took too long")
     if result.exit_code == 67:
-        raise SandboxError(f"{path} in the sandbox is longer than {MAX_FILE} bytes")
+        raise UnreadableFileError(f"{path} in the sandbox is longer than {MAX_FILE} bytes")
     if result.exit_code != 0:
-        raise SandboxError(f"{path} in the sandbox could not be read: {result.stderr.decode(errors='replace').strip()}")
+        reason = result.stderr.decode(errors="replace").strip()
+        raise UnreadableFileError(f"{path} in the sandbox could not be read: {reason}")
     return result.stdout

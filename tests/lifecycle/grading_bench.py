@@ -18,7 +18,7 @@ import pytest
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
 from polar_gym.evaluators.expectations import find_tests
-from polar_gym.runtimes import Command, ExecResult, Mount, Runtime, Sandbox, SandboxRequest
+from polar_gym.runtimes import Command, ExecResult, Mount, Runtime, Sandbox, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, RuntimeSpec, Session
 from polar_gym.tasks import Task
@@ -67,6 +67,21 @@ class HangingSandbox:
 
     async def stop(self) -> None:
         await self._sandbox.stop()
+
+
+def lose_one_read(monkeypatch: pytest.MonkeyPatch, kind: Any, end: str) -> list[str]:
+    """Have the first read of a path with this end, in sandboxes of this kind, find that the sandbox is lost. Return a
+    list, into which the path goes then."""
+    lost, exec_command = list[str](), kind.exec
+
+    async def exec_unless_lost(self: Sandbox, command: Command) -> ExecResult:
+        if "exec cat" in " ".join(command.argv) and command.argv[-1].endswith(end) and not lost:
+            lost.append(command.argv[-1])
+            raise SandboxError("the daemon was restarted")
+        return await exec_command(self, command)
+
+    monkeypatch.setattr(kind, "exec", exec_unless_lost)
+    return lost
 
 
 class Bench:

@@ -157,6 +157,11 @@ JUNIT = (
         ({"reward_file": "reward", "command": "echo 7 > reward"}, 0.0, "not between 0 and 1"),
         ({"reward_file": "reward", "command": "echo nan > reward"}, 0.0, "not between 0 and 1"),
         ({"reward_file": "reward", "command": "echo much > reward"}, 0.0, "reward_file: could not convert"),
+        (
+            {"reward_file": "reward", "command": "echo 1 > reward; chmod 0 reward"},
+            0.0,
+            "reward_file: /workspace/reward",
+        ),
     ],
 )
 async def test_on_what_the_command_reports(bench, options, reward, detail):

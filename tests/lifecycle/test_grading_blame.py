@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,17 @@ from polar_gym.evaluators.grading import carry
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, SandboxError
 from polar_gym.schema import EvaluationResult, EvaluatorSpec
-from tests.lifecycle.grading_bench import HIDDEN_TESTS, INTERVALS, PRICES, Bench, bench, make_patch, prices_task
+from tests.lifecycle.grading_bench import (
+    HIDDEN_TESTS,
+    INTERVALS,
+    PRICES,
+    Bench,
+    HangingSandbox,
+    bench,
+    lose_one_read,
+    make_patch,
+    prices_task,
+)
 
 __all__ = ["bench"]
 
@@ -90,6 +101,28 @@ class LosesOne:
                 type(self).left -= 1
                 raise SandboxError("gone")
         return EvaluationResult(evaluator="grader", reward=1.0)
+
+
+JUNIT = "<testsuite><testcase classname='t' name='a'/></testsuite>"
+
+
+@pytest.mark.parametrize(
+    ("end", "options"),
+    [
+        ("/record", {}),
+        ("/test_intervals.py", {}),
+        ("/reward", {"name": "test_on_output", "command": "echo 1 > reward", "reward_file": "reward"}),
+        ("/r.xml", {"name": "test_on_output", "command": f'echo "{JUNIT}" > r.xml', "junit": "r.xml"}),
+    ],
+)
+async def test_a_sandbox_that_is_lost_while_results_are_read_is_not_the_agents_doing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, end: str, options: dict[str, Any]
+) -> None:
+    """The loss was taken for a file that the agent had made unreadable: the reward was 0."""
+    lost = lose_one_read(monkeypatch, HangingSandbox, end)
+    result = await bench.evaluate(INTERVALS, INTERVALS.patch.encode(), **options)
+    assert len(lost) == 1
+    assert result.reward == 1.0, result.detail
 
 
 async def test_tests_that_hang_by_themselves_mask(bench: Bench) -> None:

@@ -17,9 +17,10 @@ from polar_gym.curation.validation import validate
 from polar_gym.gateway.node.node import Node
 from polar_gym.runtimes import Command, LeftoverError, SandboxError, WholeSandbox
 from polar_gym.runtimes.docker.builds import build
-from polar_gym.runtimes.docker.sandbox import KEPT
+from polar_gym.runtimes.docker.sandbox import KEPT, DockerSandbox
 from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec
 from polar_gym.tasks import Task
+from tests.lifecycle.grading_bench import lose_one_read
 from tests.lifecycle.harbor_base import base_image
 from tests.lifecycle.images import imported
 from tests.support.harbor_tasks import BASE, TASKS, write_task
@@ -146,6 +147,15 @@ async def test_a_harness_cannot_buy_a_mask_by_breaking_its_grading(local: Node, 
     assert episode.session.failure is None, episode.session.failure
     assert episode.reward == 0
     assert detail(episode)
+
+
+async def test_a_container_that_is_lost_while_the_reward_is_read_is_graded_again(
+    local: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = lose_one_read(monkeypatch, DockerSandbox, "/reward.json")
+    episode = await run(local, task_in(tmp_path, test=f"#!/bin/sh\necho 1 > {REWARD}\n"), "true")
+    assert len(lost) == 1
+    assert episode.reward == 1, detail(episode)
 
 
 @pytest.mark.parametrize(
