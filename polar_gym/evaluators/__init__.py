@@ -57,7 +57,7 @@ class Progress:
     """The progress of one evaluation."""
 
     carried: bool = False
-    """At least a part of the harness's diff is in a sandbox, or the policy's text is with a judge."""
+    """At least a part of the harness's diff is in the sandbox of this run, or the policy's text is with a judge."""
     counted: list[str] = field(default_factory=list)
     """Files that the harness changed and that do not belong to the task."""
     not_counted: list[str] = field(default_factory=list)

@@ -36,36 +36,46 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
     Each attempt to grade has the deadline, as many times as the evaluator says that it runs the tests (`runs`).
     """
     deadline_seconds *= getattr(evaluator, "runs", 1)
-    try:
-        return await _attempt(evaluator, context, deadline_seconds)
-    except MaskedError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a third party's grader may raise anything
-        failure = error
-    reason = _say(failure, context, deadline_seconds)
-    if context.control or not (context.progress.carried or isinstance(failure, SuspectError)):
-        raise MaskedError(reason) from failure
+    graded = await _grade(evaluator, context, deadline_seconds)
+    if isinstance(graded, EvaluationResult):
+        return graded
     control = dataclasses.replace(context, diff=b"", diff_problem="", control=True, progress=Progress())
     try:
         await _attempt(evaluator, control, deadline_seconds)
     except Exception as error:
-        also = _say(error, control, deadline_seconds)
+        reason, also = _say(graded, context, deadline_seconds), _say(error, control, deadline_seconds)
         raise MaskedError(f"{reason}; and without the harness's changes: {also}") from error
-    if isinstance(failure, SandboxError | OSError) and not isinstance(failure, TimeoutError):
+    if isinstance(graded, SandboxError | OSError) and not isinstance(graded, TimeoutError):
         # A sandbox can be lost by chance. The harness is at fault only if that happens twice.
-        try:
-            return await _attempt(evaluator, context, deadline_seconds)
-        except Exception as error:  # noqa: BLE001
-            failure, reason = error, _say(error, context, deadline_seconds)
-    if isinstance(failure, SuspectError):
+        graded = await _grade(evaluator, context, deadline_seconds)
+        if isinstance(graded, EvaluationResult):
+            return graded
+    if isinstance(graded, SuspectError):
         same = context.progress.doubts <= control.progress.doubts
-        return failure.believed if failure.believed and same else failure.result
+        return graded.believed if graded.believed and same else graded.result
+    reason = _say(graded, context, deadline_seconds)
     return EvaluationResult(
         evaluator=context.request.evaluator.name,
         reward=0.0,
         resolved=False,
         detail=f"grading fails with the harness's changes, and not without them: {reason}",
     )
+
+
+async def _grade(
+    evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float
+) -> EvaluationResult | Exception:
+    """Return the evaluator's result, or a failure for which the harness may be at fault. Raises `MaskedError` for any
+    other failure."""
+    context.progress.carried = False
+    try:
+        return await _attempt(evaluator, context, deadline_seconds)
+    except MaskedError:
+        raise
+    except Exception as error:
+        if context.control or not (context.progress.carried or isinstance(error, SuspectError)):
+            raise MaskedError(_say(error, context, deadline_seconds)) from error
+        return error
 
 
 async def _attempt(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:

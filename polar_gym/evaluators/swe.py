@@ -198,6 +198,7 @@ class Swe:
         """
         options, workspace = self._options, context.request.runtime.workspace.path
         witness = Witness()
+        context.progress.carried = False
         async with context.fresh_sandbox() as sandbox:
             owned = await hidden_tests.place(sandbox, options.test_patch, apply=not options.eval_script)
             files = TaskFiles(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any
 
 import pytest
 
-from polar_gym.evaluators import EVALUATORS, EvaluationContext, EvaluatorError
+from polar_gym.evaluators import EVALUATORS, EvaluationContext, EvaluatorError, hidden_tests
 from polar_gym.evaluators.blame import MaskedError
 from polar_gym.evaluators.grading import carry
 from polar_gym.registry import Options
-from polar_gym.runtimes import Command, SandboxError
+from polar_gym.runtimes import Command, Sandbox, SandboxError
 from polar_gym.schema import EvaluationResult, EvaluatorSpec
 from tests.lifecycle.grading_bench import (
     HIDDEN_TESTS,
@@ -89,13 +90,44 @@ async def test_a_sandbox_that_is_lost_once_is_not_the_agents_doing(bench: Bench)
     assert result.reward == 1.0
 
 
+async def test_a_second_try_that_fails_before_the_diff_is_carried_masks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    LosesOne.left = 1
+    monkeypatch.setattr(LosesOne, "fails_then", True)
+    with pytest.raises(MaskedError, match=r"^no room for a sandbox$"):
+        await bench.evaluate(INTERVALS, diff, name=f"{__name__}:LosesOne")
+
+
+async def test_a_second_run_of_the_tests_that_fails_before_the_diff_is_carried_masks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The diff of the first run counted, and the fault was taken for the harness's: the reward was 0."""
+    bench.offer_pytest()
+    task, place, runs = prices_task(bench.directory), hidden_tests.place, count(1)
+
+    async def place_once(sandbox: Sandbox, test_patch: str, *, apply: bool) -> set[str]:
+        if next(runs) == 2:
+            raise EvaluatorError("test_patch does not apply to the base commit: timed out")
+        return await place(sandbox, test_patch, apply=apply)
+
+    monkeypatch.setattr(hidden_tests, "place", place_once)
+    with pytest.raises(MaskedError, match=r"^test_patch does not apply to the base commit: timed out$"):
+        await bench.evaluate(task, task.patch.encode())
+
+
 class LosesOne:
     left = 0
+    fails_then = False
+    """The next try fails before it carries the diff."""
 
     def __init__(self, options: Options) -> None: ...
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:
         async with context.fresh_sandbox() as sandbox:
+            if type(self).fails_then and not type(self).left and not context.control:
+                raise EvaluatorError("no room for a sandbox")
             await carry(context, sandbox)
             if type(self).left and not context.control:
                 type(self).left -= 1
