@@ -121,7 +121,8 @@ class Evaluator(Protocol):
 
     For a class with `needs_sandbox = True`, the gateway makes the fresh sandbox while the harness runs, if a place is
     free. A grader that runs its tests several times has the largest number as its attribute `runs`, and as many times
-    the time. A grader whose `environment` is an `Environment` gives the harness the tools of that.
+    the time. A grader with `judges_parts = True` has `blame.judge` grade its parts, each with a deadline, and has none
+    itself. A grader whose `environment` is an `Environment` gives the harness the tools of that.
     """
 
     async def evaluate(self, context: EvaluationContext) -> EvaluationResult:

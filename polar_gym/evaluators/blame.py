@@ -33,7 +33,8 @@ class MaskedError(EvaluatorError):
 async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
     """Return the grade of a session. Raises `MaskedError`.
 
-    Each attempt to grade has the deadline, as many times as the evaluator says that it runs the tests (`runs`).
+    Each attempt to grade has the deadline, as many times as the evaluator says that it runs the tests (`runs`). With
+    `judges_parts`, the evaluator's parts have deadlines of their own, and the whole has none.
     """
     deadline_seconds *= getattr(evaluator, "runs", 1)
     graded = await _grade(evaluator, context, deadline_seconds)
@@ -81,7 +82,7 @@ async def _grade(
 async def _attempt(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
     """Return the evaluator's result, with rewards of calls in the order of the calls. Raises `MaskedError` for a number
     that is not finite: JSON has none, so that the episode could not be delivered."""
-    async with asyncio.timeout(deadline_seconds):
+    async with asyncio.timeout(None if getattr(evaluator, "judges_parts", False) else deadline_seconds):
         result = await evaluator.evaluate(context)
     named = {"reward": result.reward, **{f"components[{name!r}]": each for name, each in result.components.items()}}
     if wrong := {name: value for name, value in named.items() if not math.isfinite(value)}:

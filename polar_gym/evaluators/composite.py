@@ -2,8 +2,9 @@
 
 The reward of a call is the weighted mean over those evaluators that rewarded the call.
 
-The evaluators grade one after the other, in separate sandboxes. If one of them is broken and the harness is not at
-fault, the episode is masked. A mean over the rest would be a different reward from one episode to the next.
+The evaluators grade one after the other, in separate sandboxes, each within its own time. If one of them is broken and
+the harness is not at fault, the episode is masked. A mean over the rest would be a different reward from one episode to
+the next.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class CompositeOptions(Options):
 
 class Composite:
     Options = CompositeOptions
+    judges_parts = True
 
     def __init__(self, options: CompositeOptions) -> None:
         self._options = options
         self._evaluators = {name: EVALUATORS.make(spec) for name, spec in options.components.items()}
-        self.runs = max(getattr(evaluator, "runs", 1) for evaluator in self._evaluators.values())
         environments = [each for one in self._evaluators.values() if (each := getattr(one, "environment", None))]
         if len(environments) > 1:
             raise ConfigError(
@@ -74,10 +75,7 @@ class Composite:
             request = context.request.model_copy(update={"evaluator": spec})
             own = dataclasses.replace(context, request=request, progress=Progress())
             deadline = request.runtime.init_timeout_seconds + spec.timeout_seconds
-            try:
-                results[name] = await judge(self._evaluators[name], own, deadline)
-            finally:
-                context.progress.carried |= own.progress.carried
+            results[name] = await judge(self._evaluators[name], own, deadline)
         weights = {name: self._options.weight(name) for name in results}
         reward = sum(weights[name] * result.reward for name, result in results.items()) / sum(weights.values())
         trusts = {result.trust for result in results.values()}

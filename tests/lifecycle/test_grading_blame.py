@@ -222,6 +222,17 @@ async def test_composite_reports_each_component(bench: Bench) -> None:
     assert "solved 0: the command exited with 1" in result.detail
 
 
+async def test_composite_has_no_deadline_beside_those_of_its_components(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Components that were each within their time were cut by that of the whole, and the reward was 0."""
+    monkeypatch.setattr("tests.lifecycle.grading_bench.GRADING_SLACK", 0.0)
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    components = {"made": {"name": "test_on_output", "command": "test -f made.txt"}}
+    result = await bench.evaluate(INTERVALS, diff, name="composite", components=components, timeout_seconds=0.001)
+    assert result.reward == 1.0
+
+
 async def test_composite_is_masked_as_a_whole(bench: Bench) -> None:
     diff = await bench.diff_after(INTERVALS, "touch made.txt")
     components = {
