@@ -25,6 +25,7 @@ from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import UNREACHABLE, Engine, EngineError, Updating
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import ServerOptions
+from polar_gym.engines.probe import answers
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
@@ -182,6 +183,12 @@ class Replicas:
         """Return where a replica listens; None where there is only one."""
         several = self.replicas if len(self.replicas) > 1 else ()
         return next((each.engine.http.url for each in several if each.engine is engine), None)
+
+    async def answers(self, url: str | None, sampling: Sampling) -> bool:
+        """Return whether the replica that `url_of` names is up and samples one token now. Where `url` names none of the
+        replicas, the one with the least load counts."""
+        asked = next((each for each in self.replicas if each.engine.http.url == url), None) or self._least()
+        return asked.up and await answers(asked.engine, sampling)
 
     def note(self, session_id: str, tokens: int) -> None:
         """Take notice of the tokens of a session's call, prompt and answer."""

@@ -22,6 +22,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.schema import HarnessSpec, Message, PluginSpec, Sampling, StartFrom, ToolDefinition
+from tests.support.calls import make_call
 from tests.support.sessions import REQUEST, played, running_session
 
 CLAUDE = REQUEST.model_copy(update={"agent": HarnessSpec(name="claude_code")})
@@ -110,14 +111,15 @@ async def test_a_judge_in_the_sandbox_is_a_kind_of_its_own(tmp_path: Path, froze
 async def test_a_frozen_engine_that_is_down_is_the_machinerys_fault(tmp_path: Path) -> None:
     """Guards against a reward of 0 for a session whose titles could not be sampled."""
     async with running_session(EmbeddedEngine(EmbeddedOptions()), tmp_path, CLAUDE, frozen=FROZEN) as (node, _):
-        assert await node.proxy.engine_answers()
+        asked = make_call(0, [1], []), Sampling()
+        assert await node.proxy.engine_answers(*asked)
 
         async def down(*_: Any) -> None:
             raise EngineError(503, "away")
 
         (helper,) = node._frozen
         helper.chat = down  # type: ignore[method-assign]
-        assert not await node.proxy.engine_answers()
+        assert not await node.proxy.engine_answers(*asked)
 
 
 @pytest.mark.parametrize(

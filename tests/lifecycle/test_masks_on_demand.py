@@ -17,7 +17,7 @@ from aiohttp import web
 
 from polar_gym.chat import Completion
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.engines.vllm import ENGINE, VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import Journal, read_journal
 from polar_gym.runtimes import Command, SandboxError, SandboxRequest
@@ -28,7 +28,7 @@ from tests.lifecycle.runtime_kinds import started
 from tests.support.calls import make_call
 from tests.support.requirements import need, need_bubblewrap
 from tests.support.sessions import asking, node, task
-from tests.support.vllm_stand_in import MODELS, answer, as_asked, without_templates
+from tests.support.vllm_stand_in import MODELS, SickServer, answer, as_asked, without_templates
 
 GRADE = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
 
@@ -135,7 +135,7 @@ async def test_an_engine_that_is_killed_masks(
 async def test_an_engine_that_cannot_be_reached_masks_though_it_is_back_at_the_end(
     tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def back() -> bool:
+    async def back(*_: object) -> bool:
         return True
 
     async with fragile(tmp_path, monkeypatch) as local:
@@ -144,6 +144,34 @@ async def test_an_engine_that_cannot_be_reached_masks_though_it_is_back_at_the_e
     assert episode.reward is None
     assert episode.session.failure is not None
     assert "cannot be reached" in episode.session.failure.message
+
+
+@asynccontextmanager
+async def several(tmp_path: Path, *servers: SickServer, **options: Any) -> AsyncIterator[Node]:
+    """A node whose engine is these servers."""
+    for each in servers:
+        await each.up()
+    engine = ENGINE(VllmOptions(url=[each.url for each in servers], **options))
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        yield local
+    for each in servers:
+        await each.down()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_sick_server_masks_though_another_one_is_healthy(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Guards against a reward of 0 because another server than the session's answered the request of one token."""
+    without_templates(monkeypatch)
+    servers = [SickServer("in the middle") for _ in range(count)]
+    servers[0].healthy_calls = 1
+    async with several(tmp_path, *servers) as local:
+        episode = await run(local, workspace, "ask()")
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "engine_error"
+    assert "CUDA error" in episode.session.failure.message
 
 
 # text -----------------------------------------------------------------------------------------------------------------

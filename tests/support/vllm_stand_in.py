@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from math import inf
+from typing import Any, Literal
 
 import orjson
 import pytest
@@ -162,3 +163,30 @@ class LeavingServer:
     async def down(self) -> None:
         assert self._runner is not None
         await stop_listening(self._runner, self._listening)
+
+
+CUDA_ERROR = {"error": {"message": "CUDA error: an illegal memory access was encountered"}}
+
+
+class SickServer(LeavingServer):
+    """A server whose engine fails while its HTTP port goes on."""
+
+    def __init__(self, how: Literal["at once", "in the middle"] = "at once") -> None:
+        super().__init__()
+        self.how = how
+        self.healthy_calls: float = inf
+        """How many calls of sessions are answered. After them, every request for an answer fails."""
+        self._calls = 0
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        if self._calls < self.healthy_calls:
+            self._calls += "X-Session-ID" in request.headers
+            return await super()._chat(request)
+        if self.how == "at once":
+            return web.json_response(CUDA_ERROR, status=500)
+        whole = streamed(answer([5, 6], 2)).body
+        assert isinstance(whole, bytes)
+        begun = whole.split(b"\n\n", 1)[0]
+        return web.Response(
+            body=begun + b"\n\ndata: " + orjson.dumps(CUDA_ERROR) + b"\n\n", content_type="text/event-stream"
+        )

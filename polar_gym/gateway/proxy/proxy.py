@@ -25,6 +25,7 @@ from polar_gym.chat import LONG, ChatRequest, Completion, Delta, sampling_deviat
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
+from polar_gym.engines.probe import answers
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy import mcp
@@ -37,7 +38,7 @@ from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes
 from polar_gym.providers.json_text import request_body
-from polar_gym.schema import Message, ModelCall, Sampling
+from polar_gym.schema import ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Splicer
 from polar_gym.splicing.recording import DivergenceError
 from polar_gym.splicing.terms import Terms
@@ -60,8 +61,6 @@ HEAD_SECONDS = 60.0
 """How long a connection may take for its first request's head."""
 BODY_SECONDS = 120.0
 """How long a request's body may take to come."""
-PROBE_SECONDS = 30.0
-"""How long a live engine may take for one token."""
 LOGGED = (401, 403, 408, 413)
 """Statuses of refusals that are logged, because a well-behaved client does not cause them."""
 
@@ -175,19 +174,17 @@ class Proxy:
             log.exception("%s %s", http.method, http.path)
             return _error(provider, 500, "server", "the gateway failed; its log says why")
 
-    async def engine_answers(self) -> bool:
-        """Return whether each engine samples one token now for a request of the proxy's own. While generation is
-        paused, the requests wait."""
-        hello: Message = {"role": "user", "content": "Hello"}
+    async def engine_answers(self, call: ModelCall, sampling: Sampling) -> bool:
+        """Return whether each engine samples one token now for a request of the proxy's own; of the replicas of an
+        engine, the one that the call was sent to. While generation is paused, the requests wait."""
         async with self.generation.call():
-            try:
-                async with asyncio.timeout(PROBE_SECONDS):
-                    for engine in {self.engine, *self._frozen.values()}:
-                        request = ChatRequest(model=engine.info.model, messages=[hello], max_tokens=1)
-                        await engine.chat(request, Sampling())
-            except Exception as error:  # noqa: BLE001 - an engine that fails by any error does not answer
-                log.warning("the engine does not answer a request of one token: %r", error)
-                return False
+            for engine in {self.engine, *self._frozen.values()}:
+                if isinstance(engine, Replicas):
+                    answered = await engine.answers(call.engine_url, sampling)
+                else:
+                    answered = await answers(engine, sampling)
+                if not answered:
+                    return False
         return True
 
     def _route(self, http: web.BaseRequest) -> tuple[Provider, Route | None]:

@@ -196,4 +196,4 @@ class HarnessRun:
             return False
         if not acted or call.error_kind == UNREACHABLE:
             return True
-        return call.error_kind != "invalid_request" and not await self.proxy.engine_answers()
+        return call.error_kind != "invalid_request" and not await self.proxy.engine_answers(call, self.capture.sampling)
