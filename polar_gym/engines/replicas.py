@@ -1,10 +1,11 @@
 """The servers of a policy as one engine. Each session stays with one replica, whose prefix cache knows it.
 
 A new session goes to the replica with the least load: the tokens of the longest calls of its sessions, or those that a
-session is expected to have, if these are more. A replica that cannot be connected to hands its sessions over to the
-others, and is asked again in the background. It is taken back at once where its process is the
-same as before, else after the last update was repeated. Where a trainer updates the servers itself, a replica that
-began anew waits until the trainer names its weights: they may be any. All this holds for a single server, too.
+session is expected to have, if these are more. A replica that cannot be connected to, or that fails a call and then a
+request of one token, hands its sessions over to the others, and is asked again in the background. It is taken back at
+once where its process is the same as before and samples, else after the last update was repeated. Where a trainer
+updates the servers itself, a replica that began anew waits until the trainer names its weights: they may be any. All
+this holds for a single server, too.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class Replica:
     up: bool = True
     named: asyncio.Event = field(default_factory=_set)
     """Cleared when the replica began anew with unknown weights: it waits until a trainer names or sends weights."""
+    sick: Sampling | None = None
+    """The sampling with which it failed a call and then one token; None once it samples."""
+    probe: asyncio.Task[bool] | None = None
+    """The last request of one token."""
 
 
 @dataclass(slots=True)
@@ -126,9 +131,10 @@ class Replicas:
                 )
 
     async def close(self) -> None:
-        for task in self._waiting.values():
+        tasks = [*self._waiting.values(), *(each.probe for each in self.replicas if each.probe is not None)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._waiting.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(each.engine.close() for each in self.replicas))
 
     @property
@@ -188,7 +194,7 @@ class Replicas:
         """Return whether the replica that `url_of` names is up and samples one token now. Where `url` names none of the
         replicas, the one with the least load counts."""
         asked = next((each for each in self.replicas if each.engine.http.url == url), None) or self._least()
-        return asked.up and await answers(asked.engine, sampling)
+        return asked.up and await self._samples(asked, sampling)
 
     def note(self, session_id: str, tokens: int) -> None:
         """Take notice of the tokens of a session's call, prompt and answer."""
@@ -209,17 +215,34 @@ class Replicas:
                 loads[seat.replica] += max(seat.tokens, expected)
         return min(loads, key=lambda replica: loads[replica])
 
-    async def moved(self, engine: Engine, error: EngineError) -> bool:
-        """Return whether another replica can be asked after a replica failed: where it cannot be connected to, at once
-        if another one is up, else as soon as one is, within `patience_seconds`."""
-        if error.kind != UNREACHABLE:
-            return False
+    async def lost(self, engine: Engine, error: EngineError, sampling: Sampling | None = None) -> bool:
+        """Return whether a replica that failed is away: it cannot be connected to, or it failed a call with this
+        `sampling` by itself, and now one token, too. Its sessions then go elsewhere."""
         failed = next(each for each in self.replicas if each.engine is engine)
+        if error.kind == "server" and sampling is not None:
+            if failed.up and await self._samples(failed, sampling):
+                return False  # the request is the cause
+            failed.sick = sampling
+        elif error.kind != UNREACHABLE:
+            return False
         if failed.up:
             log.warning("%s; %s", error.message, self._elsewhere(failed))
             failed.up = False
             self._back.clear()
             self._waiting[failed] = asyncio.create_task(self._wait_for(failed))
+        return True
+
+    async def _samples(self, replica: Replica, sampling: Sampling) -> bool:
+        """Return whether a replica samples one token. Calls that fail together ask once."""
+        if replica.probe is None or replica.probe.done():
+            replica.probe = asyncio.create_task(answers(replica.engine, sampling))
+        return await asyncio.shield(replica.probe)
+
+    async def moved(self, engine: Engine, error: EngineError, sampling: Sampling | None = None) -> bool:
+        """Return whether another replica can be asked after a replica failed: where that one is `lost`, at once if
+        another one is up, else as soon as one is, within `patience_seconds`."""
+        if not await self.lost(engine, error, sampling):
+            return False
         try:
             await self.ready()
         except EngineError:
@@ -235,7 +258,7 @@ class Replicas:
                 await self._back.wait()
         except TimeoutError as error:
             urls = ", ".join(each.engine.http.url for each in self.replicas)
-            told = f"{urls} cannot be reached, or began anew and waits until its weights are named"
+            told = f"{urls} cannot be reached, or began anew and waits until its weights are named, or does not sample"
             raise EngineError(503, told, kind=UNREACHABLE) from error
 
     def _elsewhere(self, failed: Replica) -> str:
@@ -265,6 +288,10 @@ class Replicas:
             await engine.start()
             self._check_alike(replica)
             replica.began = began
+        if replica.sick is not None:
+            if not await self._samples(replica, replica.sick):
+                raise EngineError(503, "it does not sample one token", kind=UNREACHABLE)
+            replica.sick = None
         while not self._is_current(replica):  # a trainer may bring other weights during an update
             if self._weights is None:
                 log.warning("%s is back with unknown weights; it waits until its version is set", engine.http.url)

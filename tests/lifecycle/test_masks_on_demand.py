@@ -174,6 +174,33 @@ async def test_a_sick_server_masks_though_another_one_is_healthy(
     assert "CUDA error" in episode.session.failure.message
 
 
+async def test_a_session_goes_on_where_its_server_fell_sick(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_templates(monkeypatch)
+    servers = SickServer(), SickServer()
+    servers[0].healthy_calls = 1
+    async with several(tmp_path, *servers) as local:
+        episode = await run(local, workspace, "ask()\nopen('made', 'w')")
+    assert (episode.session.failure, episode.reward) == (None, 1.0)
+    calls = read_journal(Path(str(episode.artifacts.journal)))
+    assert [call.engine_url for call in calls] == [each.url for each in servers]
+
+
+async def test_a_single_server_that_stays_sick_masks(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_templates(monkeypatch)
+    server = SickServer()
+    server.healthy_calls = 1
+    async with several(tmp_path, server, patience_seconds=0.5) as local:
+        episode = await run(local, workspace, "ask()")
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "engine_error"
+    assert "CUDA error" in episode.session.failure.message
+
+
 # text -----------------------------------------------------------------------------------------------------------------
 
 

@@ -176,12 +176,15 @@ class SickServer(LeavingServer):
         self.how = how
         self.healthy_calls: float = inf
         """How many calls of sessions are answered. After them, every request for an answer fails."""
+        self.failed = 0
+        """How many requests for answers have failed."""
         self._calls = 0
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         if self._calls < self.healthy_calls:
             self._calls += "X-Session-ID" in request.headers
             return await super()._chat(request)
+        self.failed += 1
         if self.how == "at once":
             return web.json_response(CUDA_ERROR, status=500)
         whole = streamed(answer([5, 6], 2)).body

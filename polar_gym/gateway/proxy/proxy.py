@@ -307,7 +307,7 @@ class Proxy:
         return self._terms[exchange.engine].of(exchange.capture.memory.engine_ids, exchange.request)
 
     async def _ask(self, exchange: Exchange) -> Completion:
-        """Ask the session's replica of the engine; where it is away, the one that takes the session over."""
+        """Ask the session's replica of the engine; where it is lost, the one that takes the session over."""
         session_id = exchange.capture.session_id
         asked = replace(exchange.plan.request, stream=exchange.live, session_id=session_id)
         while True:
@@ -319,7 +319,12 @@ class Proxy:
             try:
                 return await exchange.server.chat(asked, exchange.sampling, functools.partial(self._take, exchange))
             except EngineError as error:
-                if replicas is None or exchange.call is not None or not await replicas.moved(exchange.server, error):
+                if replicas is None:
+                    raise
+                if exchange.call is not None:
+                    await replicas.lost(exchange.server, error, exchange.sampling)
+                    raise
+                if not await replicas.moved(exchange.server, error, exchange.sampling):
                     raise
 
     def _recorded(self, exchange: Exchange) -> tuple[Completion, ModelCall] | None:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from aiohttp import web
@@ -20,7 +21,7 @@ from polar_gym.engines import UNREACHABLE, EngineError, replicas
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.vllm import ENGINE, VllmOptions
 from polar_gym.schema import Sampling
-from tests.support.vllm_stand_in import REQUEST, LeavingServer, answer, streamed
+from tests.support.vllm_stand_in import REQUEST, LeavingServer, SickServer, answer, streamed
 
 RPC = "/collective_rpc"
 """The route of the order to read weights."""
@@ -166,6 +167,37 @@ async def test_a_server_that_goes_hands_its_sessions_over_and_is_taken_back() ->
         await until(lambda: engine.replicas[0].up)
         assert places(engine, "abcd") == [1] * 4, "their tokens are cached there now"
         assert places(engine, "ef") == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["at once", "in the middle"])
+async def test_a_server_that_fails_all_calls_is_away_until_it_samples(how: Literal["at once", "in the middle"]) -> None:
+    """Guards against a server that draws all new sessions because it fails them soonest."""
+    servers = SickServer(how), LeavingServer()
+    async with started(*servers) as engine:
+        assert places(engine, "abcd") == [0, 1, 0, 1]
+        servers[0].healthy_calls = 0
+        with pytest.raises(EngineError, match="CUDA error") as raised:
+            await engine.replicas[0].engine.chat(REQUEST, Sampling())
+        assert await engine.moved(engine.replicas[0].engine, raised.value, Sampling())
+        assert places(engine, "abcde") == [1] * 5
+        failed = servers[0].failed
+        await until(lambda: servers[0].failed > failed + 1)
+        assert not engine.replicas[0].up
+        servers[0].healthy_calls = inf
+        await until(lambda: engine.replicas[0].up)
+        assert places(engine, "abcdef") == [1] * 5 + [0]
+
+
+async def test_requests_that_fail_on_a_healthy_server_take_no_server_away() -> None:
+    """The server is asked for one token, and once for all calls that fail together."""
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers) as engine:
+        failed = EngineError(502, "the grammar cannot be compiled", kind="server")
+        asked = engine.replicas[0].engine
+        assert not any(await asyncio.gather(*(engine.moved(asked, failed, Sampling()) for _ in range(9))))
+        assert [each.up for each in engine.replicas] == [True, True]
+        assert [chat["max_tokens"] for chat in servers[0].chats] == [1]
+        assert servers[1].chats == []
 
 
 async def test_where_no_server_is_left_calls_wait_for_the_first_that_is_back() -> None:
