@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -31,6 +32,10 @@ LONGEST_WAIT_SECONDS = 8.0
 
 KEEPALIVE_SECONDS = 4.0
 """Less than the 5 s after which engines' HTTP servers close an idle connection, so that none is reused as it closes."""
+
+SILENCE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 90_000}
+"""The options by which the system ends a connection 90 s after the other host has fallen silent, for instance without
+power. A host whose engine samples for long is not silent: it acknowledges the system's own questions."""
 
 AWAY = (429, 502, 503, 504)
 """Statuses of a busy engine, or of a router before it. All become 503, because some harnesses give up on a 429."""
@@ -71,7 +76,9 @@ class Http:
             return
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEPALIVE_SECONDS, socket_factory=_watched_socket
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         )
@@ -169,6 +176,17 @@ class Http:
     async def _read(self, method: str, path: str, body: Body | None) -> bytes:
         async with self.response(method, path, body) as response:
             return await response.read()
+
+
+def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket whose connection ends where the other host is gone; without options that the system lacks."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in SILENCE.items():
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _refusal(url: str, status: int, payload: bytes) -> EngineError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
 
 from polar_gym.chat import ChatRequest
 from polar_gym.config.loading import load_config
@@ -26,6 +28,24 @@ from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 from tests.support.tools import ASK
 from tests.support.vllm_stand_in import REQUEST, LeavingServer, without_templates
+
+TCP = Path("/proc/net/tcp")
+
+
+class AskedServer(LeavingServer):
+    """A server that looks at its client's end of the connection."""
+
+    timer = ""
+    """The kind of the system's timer, and its ticks, both hexadecimal."""
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        port = request.transport.get_extra_info("peername")[1]
+        while self.timer.partition(":")[0] in ("", "01"):  # 01: a part of the request is not acknowledged yet
+            rows = [row.split() for row in TCP.read_text().splitlines()[1:]]
+            (self.timer,) = [row[5] for row in rows if row[1].endswith(f":{port:04X}")]
+            await asyncio.sleep(0.01)
+        return await super()._chat(request)
 
 
 @asynccontextmanager
@@ -66,6 +86,17 @@ async def test_patience_has_an_end() -> None:
         with pytest.raises(EngineError, match="cannot be reached"):
             await asyncio.wait_for(engine.chat(REQUEST, Sampling()), 60)
         await server.up()
+
+
+@pytest.mark.skipif(not TCP.exists(), reason="the timers of connections are told by Linux")
+async def test_a_silent_host_is_asked_whether_it_lives() -> None:
+    """Guards against calls that hang where their server's host is gone: only the system's own questions notice that."""
+    server = AskedServer()
+    async with started(server) as engine:
+        await engine.chat(REQUEST, Sampling())
+    kind, ticks = server.timer.split(":")
+    assert kind == "02", "the timer of the questions runs"
+    assert int(ticks, 16) / os.sysconf("SC_CLK_TCK") <= http.SILENCE["TCP_KEEPIDLE"]
 
 
 async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
