@@ -8,7 +8,7 @@ import asyncio
 import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from polar_gym.chat import Completion
+from polar_gym.engines import probe
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.vllm import ENGINE, VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
@@ -149,13 +150,12 @@ async def test_an_engine_that_cannot_be_reached_masks_though_it_is_back_at_the_e
 @asynccontextmanager
 async def several(tmp_path: Path, *servers: SickServer, **options: Any) -> AsyncIterator[Node]:
     """A node whose engine is these servers."""
-    for each in servers:
-        await each.up()
-    engine = ENGINE(VllmOptions(url=[each.url for each in servers], **options))
-    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
-        yield local
-    for each in servers:
-        await each.down()
+    async with AsyncExitStack() as stack:
+        for each in servers:
+            await each.up()
+            stack.push_async_callback(each.down)
+        engine = ENGINE(VllmOptions(url=[each.url for each in servers], **options))
+        yield await stack.enter_async_context(Node(engine, cache=tmp_path / "cache", state=tmp_path / "state"))
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -199,6 +199,45 @@ async def test_a_single_server_that_stays_sick_masks(
     assert episode.session.failure is not None
     assert episode.session.failure.kind == "engine_error"
     assert "CUDA error" in episode.session.failure.message
+
+
+async def timed_out(local: Node, server: SickServer, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Episode:
+    """Return the episode of a harness that asks twice. Its time is up when the server leaves a call unanswered."""
+
+    async def the_time(_: float) -> None:
+        await server.hangs.wait()
+
+    monkeypatch.setattr(local.proxy.generation, "sleep", the_time)
+    episode = await run(local, workspace, "ask()")
+    assert episode.session.truncated_by == "time"
+    return episode
+
+
+@pytest.mark.parametrize("acts", [0, 1])
+async def test_a_server_that_falls_silent_masks_at_the_end_of_the_time(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, acts: int
+) -> None:
+    """Guards against a reward of 0 for a session whose calls hung until its time was up."""
+    without_templates(monkeypatch)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.5)
+    servers = SickServer("silent"), SickServer()
+    async with several(tmp_path, *servers) as local:
+        servers[0].healthy_calls = acts
+        episode = await timed_out(local, servers[0], workspace, monkeypatch)
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "engine_error"
+
+
+async def test_a_slow_call_of_an_engine_that_answers_others_is_scored(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_templates(monkeypatch)
+    server = SickServer("slow")
+    server.healthy_calls = 1
+    async with several(tmp_path, server) as local:
+        episode = await timed_out(local, server, workspace, monkeypatch)
+    assert (episode.session.failure, episode.reward) == (None, 0.0)
 
 
 # text -----------------------------------------------------------------------------------------------------------------

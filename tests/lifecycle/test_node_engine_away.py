@@ -16,14 +16,14 @@ from aiohttp import web
 
 from polar_gym.chat import ChatRequest
 from polar_gym.config.loading import load_config
-from polar_gym.engines import EngineError, http
+from polar_gym.engines import EngineError, http, probe
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.vllm import ENGINE, VllmEngine, VllmOptions
 from polar_gym.gateway.node import process
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.settings import gateway_settings
 from polar_gym.gateway.proxy import sending
-from polar_gym.schema import Sampling, Status
+from polar_gym.schema import Sampling
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, task
 from tests.support.tools import ASK
@@ -103,12 +103,15 @@ async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch
     need_bubblewrap()
 
     without_templates(monkeypatch)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.5)
     server = LeavingServer()
     async with started(server) as engine, Node(engine, cache=tmp_path / "cache") as node:
         await server.down()
         episode = await node.rollout(task(agent=asking(), timeout_seconds=2))
         await server.up()
-    assert (episode.session.truncated_by, episode.session.status) == ("time", Status.COMPLETED)
+    assert episode.session.truncated_by == "time"
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "engine_error", "the engine was still away"
     assert episode.trajectory.fidelity.calls == 1
 
 

@@ -169,22 +169,33 @@ CUDA_ERROR = {"error": {"message": "CUDA error: an illegal memory access was enc
 
 
 class SickServer(LeavingServer):
-    """A server whose engine fails while its HTTP port goes on."""
+    """A server whose engine fails while its HTTP port goes on. A `slow` one answers requests of no session."""
 
-    def __init__(self, how: Literal["at once", "in the middle"] = "at once") -> None:
+    def __init__(self, how: Literal["at once", "in the middle", "silent", "slow"] = "at once") -> None:
         super().__init__()
         self.how = how
         self.healthy_calls: float = inf
-        """How many calls of sessions are answered. After them, every request for an answer fails."""
+        """How many calls of sessions are answered. After them, requests for answers fail."""
         self.failed = 0
         """How many requests for answers have failed."""
+        self.hangs = asyncio.Event()
+        """Set when it has a request that it leaves unanswered."""
         self._calls = 0
+        self._gone = asyncio.Event()
+
+    async def down(self) -> None:
+        self._gone.set()
+        await super().down()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        if self._calls < self.healthy_calls:
-            self._calls += "X-Session-ID" in request.headers
+        of_session = "X-Session-ID" in request.headers
+        if self._calls < self.healthy_calls or (self.how == "slow" and not of_session):
+            self._calls += of_session
             return await super()._chat(request)
         self.failed += 1
+        if self.how in ("silent", "slow"):
+            self.hangs.set()
+            await self._gone.wait()
         if self.how == "at once":
             return web.json_response(CUDA_ERROR, status=500)
         whole = streamed(answer([5, 6], 2)).body

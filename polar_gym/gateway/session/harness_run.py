@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -145,10 +146,15 @@ class HarnessRun:
 
         Exit codes lie in both directions, so the calls of the run decide. Once the agent has acted, it is to blame for
         every end: it can kill the harness, write to the harness's own files, and send requests that an engine refuses.
-        The one exception is an engine that failed by itself (`_engine_failed`). Before that, the agent is to blame
+        The one exception is an engine that failed by itself (`_engine_failed`), or fell silent: the time ended while a
+        call had no token, and the engine does not answer another request. Before that, the agent is to blame
         where a budget ended the run, where the run outgrew the context, and where a signal ended the harness. Where
         the sandbox itself was lost, the diff cannot be read, and that is a failure.
         """
+        silent = self._without_a_token()
+        if silent is not None and not await self.proxy.engine_answers(silent, self.capture.sampling):
+            message = "the time ended before the first token of a call, and the engine answers no other request"
+            return Failure(stage=Status.RUNNING, kind="engine_error", message=message)
         answered = [call for call in self.capture.calls if call.outcome != "abandoned"]
         outgrown = any(call.error_kind == "context_length" for call in answered)
         acted = any(map(self._is_act, self.capture.calls))
@@ -173,6 +179,13 @@ class HarnessRun:
         if code is None or code <= SIGNALLED:
             return Failure(stage=Status.RUNNING, kind="harness_error", message=f"{name} exited with {code}: {stderr}")
         return None
+
+    def _without_a_token(self) -> ModelCall | None:
+        """Return a call that the end of the agent's time cut off before its first token."""
+        if self.session.truncated_by != "time":
+            return None
+        cut_off = itertools.takewhile(lambda call: call.outcome == "abandoned", reversed(self.capture.calls))
+        return next((call for call in cut_off if not len(call.response_ids)), None)
 
     def _is_act(self, call: ModelCall) -> bool:
         """Return whether the harness may have acted on the answer of a call. A harness that hung up in the middle of an
