@@ -4,7 +4,7 @@
 made;
 - `application`: an application that serves routes, asks for their keys, and answers every error in one form;
 - `edge`: reads bodies and parameters, and writes answers; `failures`: describes why a request failed;
-- `keys`: the keys of the ports; `guard`: refuses web pages; `urls`: checks URLs;
+- `keys`: the keys of the ports; `guard`: refuses web pages; `urls`: checks URLs; `lookups`: looks host names up;
 - `careful`: what aiohttp's servers must not do with bodies and heads;
 - `listener`: an application on a port; `silence`: ends connections that send nothing.
 

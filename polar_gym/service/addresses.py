@@ -6,13 +6,14 @@ machine, and the metadata service of a cloud, which has a link-local address.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from aiohttp import AddrInfoType
+
+from polar_gym.http.lookups import Lookups
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class CallbackAddresses:
 
     loopback: bool
     """True where the server listens on loopback: then its clients are on this machine."""
+    lookups: Lookups
 
     def refuse(self, address: str) -> str:
         """Return why no callback goes to an IP address; "" for an address that callbacks may go to."""
@@ -35,7 +37,7 @@ class CallbackAddresses:
     async def refuse_url(self, url: str) -> str:
         """Return why no callback goes to a URL; "" for a name that does not resolve now, as `connect` checks again."""
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(urlsplit(url).hostname, None)
+            found = await self.lookups.find(urlsplit(url).hostname)
         except (OSError, UnicodeError):
             return ""
         return next(filter(None, (self.refuse(str(address[0])) for *_, address in found)), "")

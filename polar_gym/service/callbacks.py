@@ -106,7 +106,7 @@ class CallbackSender:
         async with aiohttp.ClientSession(
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
-            connector=aiohttp.TCPConnector(socket_factory=self._addresses.connect),
+            connector=aiohttp.TCPConnector(socket_factory=self._addresses.connect, resolver=self._addresses.lookups),
             auto_decompress=False,  # the answers' bodies are not read
         ) as http:
             try:

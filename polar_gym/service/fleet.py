@@ -3,7 +3,9 @@ way to them. Pure: the clock is an argument."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from polar_gym.protocol import Heartbeat, NodeState
@@ -96,6 +98,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
+        self.being_read: Counter[str] = Counter()
+        """Name -> how many heartbeats of this name are being read."""
         self._retired: dict[str, list[str]] = {}
 
     def beat(self, heartbeat: Heartbeat, now: float) -> Member | None:
@@ -120,12 +124,20 @@ class Fleet:
         member.hear(heartbeat, held, now)
         return None
 
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Keep a node alive while its heartbeat is read, which may wait for a thread for longer than a lease. The lease
+        is not renewed yet: the heartbeat may be from a process of this name that another one has replaced."""
+        self.being_read[name] += 1
+        try:
+            yield
+        finally:
+            self.being_read[name] -= 1
+
     def take_silent(self, now: float, lease: float) -> list[Member]:
         """Remove the nodes that were silent for longer than `lease`, and return them."""
-        silent = [member for member in self.members.values() if now - member.seen > lease]
-        for member in silent:
-            del self.members[member.heartbeat.node]
-        return silent
+        silent = [name for name, each in self.members.items() if now - each.seen > lease and not self.being_read[name]]
+        return [self.members.pop(name) for name in silent]
 
     def excuse(self, seconds: float) -> None:
         """Extend all leases by the time that this process was stalled."""

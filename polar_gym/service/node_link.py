@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from polar_gym.http import node_routes as routes
 from polar_gym.http.failures import error_text, reason
+from polar_gym.http.lookups import Lookups
 from polar_gym.http.route import Route
 from polar_gym.protocol import Dispatch, Generation, GenerationAnswer, Transcript, Weights
 
@@ -45,12 +46,14 @@ class NodeLink:
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> NodeLink:
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=32)
+        self._lookups = Lookups()
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=32, resolver=self._lookups)
         self._http = aiohttp.ClientSession(headers=self._headers, connector=connector)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self._http.close()
+        await self._lookups.close()
 
     async def dispatch(self, url: str, order: Dispatch) -> None:
         """Give a session to a node, which holds the session when this returns. Raises one of the errors above."""

@@ -17,6 +17,7 @@ from polar_gym.gateway.node.process import unless
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure, is_loopback
 from polar_gym.http.listener import Listener
+from polar_gym.http.lookups import Lookups
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import CallbackSender
 from polar_gym.service.live import Watch
@@ -55,7 +56,9 @@ async def serving(
         stack.push_async_callback(store.close)
         link = await stack.enter_async_context(NodeLink(keys.node))
         service = await stack.enter_async_context(RolloutService(store, link, settings))
-        addresses = CallbackAddresses(loopback=is_loopback(settings.host))
+        lookups = Lookups()
+        stack.push_async_callback(lookups.close)
+        addresses = CallbackAddresses(loopback=is_loopback(settings.host), lookups=lookups)
         if keys.signing is not None:
             sender = CallbackSender(service.book, keys.signing, addresses)
             sending = service.book.watch(asyncio.create_task(sender.run()))

@@ -260,7 +260,8 @@ class _Handlers:
         return answer(await self._service.set_weights(await read_record(http, Weights)))
 
     async def heartbeat(self, http: web.Request) -> web.Response:
-        heartbeat = await read_record(http, Heartbeat)
+        with self._service.fleet.reading(_node(http)):
+            heartbeat = await read_record(http, Heartbeat)
         if heartbeat.node != _node(http):
             raise AnswerError(422, f"node={heartbeat.node[:200]!r}: the path says {_node(http)!r}")
         return answer(await self._service.heartbeat(heartbeat))

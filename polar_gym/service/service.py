@@ -382,7 +382,8 @@ class RolloutService:
                 orphan.deadline += late
             for member in self.fleet.take_silent(now, lease):
                 await self.book.lost(member.placed, f"silent for more than {lease:g} s")
-            for node in [node for node, orphan in self._orphans.items() if now > orphan.deadline]:
+            over = [node for node, orphan in self._orphans.items() if now > orphan.deadline]
+            for node in (node for node in over if not self.fleet.being_read[node]):
                 if (orphan := self._orphans.pop(node, None)) is not None:  # else its heartbeat has just come
                     await self.book.lost(orphan.placed, f"not heard of for {lease:g} s after the server's restart")
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import orjson
@@ -164,6 +168,41 @@ async def test_the_address_of_a_callback_is_checked_again_when_it_is_sent(
                 await asyncio.sleep(0.01)
         assert "127.0.0.1 is loopback" in caplog.text
         assert "HTTP 500" not in caplog.text, "the receiver was not asked"
+
+
+async def test_names_that_are_looked_up_slowly_hold_up_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against nodes that are taken for dead, and a service that stands still, while a name server is away."""
+    lookup, asked, let_go = socket.getaddrinfo, set[str](), threading.Event()
+    named = {"submitted.example", "called-back.example", "node.example"}
+
+    def slow(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host not in named:
+            return lookup(host, *arguments, **options)
+        asked.add(host)
+        if asked == named:
+            loop.call_soon_threadsafe(all_asked.set)
+        let_go.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "no name server answers")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    loop, all_asked = asyncio.get_running_loop(), asyncio.Event()
+    async with rollout_server(tmp_path) as (service, client), PeerNode(client.url, NODE_KEY) as node:
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        node.url = "http://node.example"
+        await node.beat()
+        await client.submit(make_request("t"))
+        told, _ = await service.submit(make_request("u", callback_url="http://called-back.example"))
+        await service.cancel(told.task_id)
+        submitting = asyncio.create_task(client.submit(make_request("v", callback_url="http://submitted.example")))
+        try:
+            async with asyncio.timeout(60):
+                await all_asked.wait()
+                await asyncio.to_thread(let_go.is_set)
+        finally:
+            let_go.set()
+        await submitting
 
 
 async def test_forged_old_and_changed_callbacks_are_refused(tmp_path: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from polar_gym.http import edge
 from polar_gym.protocol import TaskStatus
 from polar_gym.schema import Retries, Status
 from polar_gym.service import dispatcher
+from polar_gym.service.fleet import Fleet, Member
 from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 
@@ -219,6 +223,36 @@ async def test_a_server_that_stood_still_does_not_take_its_nodes_for_dead(tmp_pa
         await asyncio.sleep(LEASE / 3)
         await node.beat()
         assert (await client.task("t")).sessions[0].attempt == 0
+
+
+async def test_a_node_whose_heartbeat_waits_for_a_thread_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against sessions that begin again elsewhere because the server is busy."""
+    over, let_go = asyncio.Event(), threading.Event()
+    take = Fleet.take_silent
+
+    def take_silent(fleet: Fleet, now: float, lease: float) -> list[Member]:
+        if "a" in fleet.members and now - fleet.members["a"].seen > lease:
+            over.set()
+        return take(fleet, now, lease)
+
+    monkeypatch.setattr(edge, "LARGE_BYTES", 0)
+    async with (
+        rollout_server(tmp_path, lease_seconds=LEASE) as (service, client),
+        PeerNode(client.url, NODE_KEY) as node,
+    ):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.create_task(asyncio.to_thread(let_go.wait))
+        monkeypatch.setattr(Fleet, "take_silent", take_silent)
+        beating = asyncio.create_task(node.beat())
+        try:
+            await asyncio.wait_for(over.wait(), 60)
+            assert service.fleet.members
+        finally:
+            let_go.set()
+        await asyncio.gather(busy, beating)
+        assert service.fleet.members["a"].beats == 2
 
 
 async def test_a_death_that_is_reported_needs_no_lease(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ def test_a_silent_node_is_taken_out_when_its_lease_is_over() -> None:
     assert fleet.members.keys() == {"b"}
 
 
+def test_a_node_whose_heartbeat_is_being_read_is_not_silent() -> None:
+    """Guards against living nodes that are taken for dead while their heartbeats wait for a thread, and against a
+    replaced process whose refused heartbeats keep its dead successor alive."""
+    fleet = fleet_of("a")
+    with fleet.reading("a"), fleet.reading("unknown"):
+        assert fleet.take_silent(60.0, 5.0) == []
+    assert [member.heartbeat.node for member in fleet.take_silent(60.0, 5.0)] == ["a"]
+
+
 def test_time_in_which_the_server_stood_still_is_no_silence() -> None:
     fleet = fleet_of("a")
     fleet.excuse(60.0)
