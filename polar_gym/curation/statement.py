@@ -55,7 +55,7 @@ class Writer:
         http = Http("the writer", self.url, self.key, PATIENCE_SECONDS)
         http.open()
         try:
-            answer = await http.post("/v1/chat/completions", {"model": self.model, "messages": messages})
+            answer = await http.post("/v1/chat/completions", {"model": self.model, "messages": messages}, long=True)
             text = answer["choices"][0]["message"]["content"]
         except (EngineError, LookupError, TypeError) as error:
             raise CurationError(f"the model {self.model} at {self.url} wrote no issue: {error}") from error

@@ -30,6 +30,12 @@ START_PATIENCE_SECONDS = 4.0
 
 LONGEST_WAIT_SECONDS = 8.0
 
+SMALL_SECONDS = 60.0
+"""How long a server may take to answer a request that loads no weights and samples at most one token."""
+
+LONG_SECONDS = 3600.0
+"""How long a server may take to load weights, or to give a whole answer as one piece."""
+
 KEEPALIVE_SECONDS = 4.0
 """Less than the 5 s after which engines' HTTP servers close an idle connection, so that none is reused as it closes."""
 
@@ -91,12 +97,12 @@ class Http:
     async def get(self, path: str) -> Body:
         return self._parsed(path, await self.patiently(lambda: self._read("GET", path, None)))
 
-    async def post(self, path: str, body: Body) -> Body:
-        return self._parsed(path, await self.post_raw(path, body))
+    async def post(self, path: str, body: Body, *, long: bool = False) -> Body:
+        return self._parsed(path, await self.post_raw(path, body, long=long))
 
-    async def post_raw(self, path: str, body: Body) -> bytes:
-        """Return the answer's bytes. `body` may hold arrays."""
-        return await self.patiently(lambda: self._read("POST", path, body))
+    async def post_raw(self, path: str, body: Body, *, long: bool = False) -> bytes:
+        """Return the answer's bytes. `body` may hold arrays. `long`: the server may take `LONG_SECONDS`."""
+        return await self.patiently(lambda: self._read("POST", path, body, long=long))
 
     def _parsed(self, path: str, raw: bytes) -> Body:
         try:
@@ -173,9 +179,19 @@ class Http:
     def broken_off(self, why: str) -> EngineError:
         return EngineError(502, f"{self.name} at {self.url} broke off its answer: {why}", kind="server")
 
-    async def _read(self, method: str, path: str, body: Body | None) -> bytes:
-        async with self.response(method, path, body) as response:
+    async def _read(self, method: str, path: str, body: Body | None, *, long: bool = False) -> bytes:
+        async with self.within(LONG_SECONDS if long else SMALL_SECONDS), self.response(method, path, body) as response:
             return await response.read()
+
+    @asynccontextmanager
+    async def within(self, seconds: float) -> AsyncIterator[None]:
+        """Raise `EngineError` where the context lasts longer: the server may never answer, and hold the connection."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            told = f"{self.name} at {self.url} did not answer within {seconds:g} s"
+            raise EngineError(503, told, kind="overloaded") from error
 
 
 def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -94,7 +94,7 @@ class SglangEngine:
         fitting = ids[: self.max_model_len - 1]
         asked = {"input_ids": fitting.tolist(), "return_logprob": True, "logprob_start_len": 0}
         sampling = {"max_new_tokens": 1, "temperature": 1.0}
-        answer = await self.http.post("/generate", {**asked, "sampling_params": sampling})
+        answer = await self.http.post("/generate", {**asked, "sampling_params": sampling}, long=True)
         entries = answer["meta_info"]["input_token_logprobs"]
         return np.asarray([np.nan, *(logprob for logprob, *_ in entries[1:])], np.float32)
 
@@ -102,7 +102,7 @@ class SglangEngine:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
         if request.prompt_ids is not None:
             body["input_ids"] = request.prompt_ids
-        answer = await self.http.post(CHAT, body)
+        answer = await self.http.post(CHAT, body, long=request.max_tokens != 1)
         choice = answer["choices"][0]
         prompt_ids, response_ids = self._ids(choice)
         return Completion(

@@ -140,7 +140,7 @@ class Rubric:
                 estimate = len(orjson.dumps(body)) // 4  # bytes of a token, about
                 self._spend(1, estimate)
                 try:
-                    given = await http.post("/v1/chat/completions", body)
+                    given = await http.post("/v1/chat/completions", body, long=True)
                     self._spend(0, (given.get("usage") or {}).get("total_tokens", estimate) - estimate)
                     self._parsed(given["choices"][0]["message"]["content"], calls)
                     return given["choices"][0]["message"]["content"]

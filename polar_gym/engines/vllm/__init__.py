@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from polar_gym.chat import ChatRequest, Completion, OnDelta, has_media
 from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import asks_for_more_than_the_space, leaves_no_space, no_space
-from polar_gym.engines.http import Body, Http
+from polar_gym.engines.http import SMALL_SECONDS, Body, Http
 from polar_gym.engines.local_tokenizer import local_tokenizer
 from polar_gym.engines.openai_form import (
     CHAT,
@@ -187,7 +187,7 @@ class VllmEngine:
         fitting = ids[: self.max_model_len - 1]
         sampling = Sampling().model_dump(exclude_none=True)
         body = {"model": self.model, "prompt": fitting.tolist(), "max_tokens": 1, "prompt_logprobs": 0, **sampling}
-        answer = await self.http.post("/v1/completions", body)
+        answer = await self.http.post("/v1/completions", body, long=True)
         entries = answer["choices"][0]["prompt_logprobs"]
         pairs = zip(fitting[1:].tolist(), entries[1:], strict=True)
         return np.asarray([np.nan, *(entry[str(token)]["logprob"] for token, entry in pairs)], np.float32)
@@ -317,7 +317,8 @@ class VllmEngine:
 
     async def _why_not_generate(self, ids: NDArray[np.int32]) -> str | None:
         body = self._probe_body(1.0, None)
-        return await unusable(self.http, body, ids, self.max_model_len, self._options.record)
+        async with self.http.within(SMALL_SECONDS):
+            return await unusable(self.http, body, ids, self.max_model_len, self._options.record)
 
     def _probe_body(self, temperature: float, ids: NDArray[np.int32] | None, top_k: int = -1) -> Body:
         request = ChatRequest(model=self.model, messages=PROBE, max_tokens=1)

@@ -20,7 +20,7 @@ async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) ->
     if not isinstance(weights, Path):
         raise EngineError(400, "engine=vllm reads weights from a directory: save the model, and give the path")
     try:
-        await http.post_raw("/pause?mode=keep", {})
+        await http.post_raw("/pause?mode=keep", {}, long=True)
     except EngineError as error:
         if error.status != 404:
             raise
@@ -28,7 +28,7 @@ async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) ->
         raise EngineError(400, problem) from error
     try:
         order = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-        await http.post_raw("/collective_rpc", order)
+        await http.post_raw("/collective_rpc", order, long=True)
         said = await http.post_raw("/reset_prefix_cache?reset_external=true", {})
         await http.post_raw("/update_weight_version", {"new_version": version})
     finally:

@@ -17,7 +17,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.engines import UNREACHABLE, EngineError, replicas
+from polar_gym.engines import UNREACHABLE, EngineError, http, replicas
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.vllm import ENGINE, VllmOptions
 from polar_gym.schema import Sampling
@@ -439,6 +439,44 @@ async def test_only_caches_that_may_hold_other_weights_are_salted(says: bytes, t
         engine.name_weights("3")  # by a trainer that loaded these itself
         salts.append(await salt())
     assert salts == [None, None, None, "3"] if says == b'{"success":true}' else [None, "1", "2", "3"]
+
+
+async def test_a_server_that_never_answers_one_request_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the loss of a server: while it was restarted, its host took the connection for `/metrics`, and
+    neither answered nor closed it."""
+    servers = LeavingServer(), LeavingServer()
+    async with started(*servers) as engine:
+        monkeypatch.setattr(http, "SMALL_SECONDS", 1.0)
+        await leave(engine, servers[0], 0)
+        with socket.create_server(("127.0.0.1", servers[0].port)) as listening:
+            listening.setblocking(False)
+            async with asyncio.timeout(60):
+                silent, _ = await asyncio.get_running_loop().sock_accept(listening)
+        with silent:
+            await servers[0].up()
+            await until(lambda: engine.replicas[0].up)
+
+
+async def test_an_order_to_read_weights_has_an_end_and_leaves_no_server_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = asyncio.Event()
+
+    class Stuck(LeavingServer):
+        async def _order(self, request: web.Request) -> web.Response:
+            if request.path == RPC:
+                await release.wait()
+            return await super()._order(request)
+
+    server = Stuck()
+    async with started(server, patience_seconds=0) as engine:
+        monkeypatch.setattr(http, "LONG_SECONDS", 1.0)
+        try:
+            with pytest.raises(EngineError, match="did not answer within 1 s"):
+                await asyncio.wait_for(engine.set_weights(tmp_path, "1"), 60)
+        finally:
+            release.set()
+        assert "/resume" in [path for path, _ in server.orders]
 
 
 async def test_servers_of_a_list_must_be_alike() -> None:
