@@ -21,6 +21,7 @@ import tenacity
 from polar_gym.chat import LONG
 from polar_gym.engines import UNREACHABLE, EngineError
 from polar_gym.http.failures import reason
+from polar_gym.http.urls import engine_url
 
 PATIENCE_SECONDS = 120.0
 """How long a call waits, by default, for an engine that cannot be reached or that answers that it is busy."""
@@ -70,7 +71,7 @@ class Http:
         """The name of the engine in messages."""
         self.waits_for_connections = True
         """Whether a call waits for a server that cannot be connected to. Not where other servers can take the call."""
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = engine_url(url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._patience = patience_seconds
         self._reached = False

@@ -12,7 +12,7 @@ from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import PATIENCE_SECONDS, Body, Http
-from polar_gym.http.urls import is_http_url
+from polar_gym.http.urls import engine_url, is_http_url
 from polar_gym.registry import Options
 from polar_gym.schema import Message
 
@@ -51,7 +51,7 @@ class ServerOptions(Options):
         for url in filter(None, urls):
             if not is_http_url(url):
                 raise ValueError(f"expected a URL, e.g. http://127.0.0.1:8000, not {url!r}")
-        if isinstance(value, list) and (not value or not all(value) or len(set(value)) < len(value)):
+        if isinstance(value, list) and (not value or not all(value) or len(set(map(engine_url, value))) < len(value)):
             raise ValueError("expected one or more URLs, each of them once")
         return value
 

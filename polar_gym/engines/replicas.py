@@ -27,6 +27,7 @@ from polar_gym.engines import UNREACHABLE, Engine, EngineError, Updating
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import ServerOptions
 from polar_gym.engines.probe import answers
+from polar_gym.http.urls import engine_url
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
@@ -329,7 +330,7 @@ class Replicas:
         if url is None:
             self._version, self._weights = version, None
         for each in self.replicas:
-            if url in (None, each.engine.http.url):
+            if url is None or engine_url(url) == each.engine.http.url:
                 each.engine.weight_version = version
                 each.named.set()
 

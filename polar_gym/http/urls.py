@@ -1,4 +1,4 @@
-"""The check of a URL that a person typed."""
+"""The check of a URL that a person typed, and the one form of an engine's."""
 
 from __future__ import annotations
 
@@ -12,3 +12,13 @@ def is_http_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def engine_url(text: str) -> str:
+    """Return the URL of an engine's server in the form by which the server is known: host in lower case, no `/v1` and
+    no slash at the end. Return a text that is no URL as it is."""
+    if not is_http_url(text):
+        return text
+    parts = urlsplit(text.rstrip("/").removesuffix("/v1").rstrip("/"))
+    user, at, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}{at}{host.lower()}").geturl()

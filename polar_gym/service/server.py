@@ -25,6 +25,7 @@ from polar_gym.http.edge import (
     whole_number,
 )
 from polar_gym.http.keys import Keys
+from polar_gym.http.urls import engine_url
 from polar_gym.protocol import Delivery, Generation, Heartbeat, Journals, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
@@ -257,7 +258,13 @@ class _Handlers:
         return answer(await self._service.set_generation(await read_record(http, Generation)))
 
     async def weights(self, http: web.Request) -> web.Response:
-        return answer(await self._service.set_weights(await read_record(http, Weights)))
+        order = await read_record(http, Weights)
+        state = await self._service.set_weights(order)
+        known = {url for node in state.nodes.values() for url in node.engines}
+        if order.engine is not None and not state.unreached and engine_url(order.engine) not in known:
+            told = ", ".join(sorted(known)) or "none"
+            raise AnswerError(400, f"engine={order.engine[:200]!r}: no node has this server; the nodes have: {told}")
+        return answer(state)
 
     async def heartbeat(self, http: web.Request) -> web.Response:
         with self._service.fleet.reading(_node(http)):

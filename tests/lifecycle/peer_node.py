@@ -114,6 +114,8 @@ class PeerNode:
         self.refused = asyncio.Event()
         self.changed = asyncio.Condition()
         self.weight_version: str | None = None
+        self.engines: dict[str, str | None] = {}
+        """The servers of its engine, with the version of each."""
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def __aenter__(self) -> PeerNode:
@@ -240,7 +242,7 @@ class PeerNode:
         order = Weights.from_json(await request.read())
         self.orders.append(order)
         self.weight_version = order.version
-        answer = GenerationAnswer(paused=False, in_flight=0, weight_version=order.version)
+        answer = GenerationAnswer(paused=False, in_flight=0, weight_version=order.version, engines=self.engines)
         return web.Response(body=answer.to_json())
 
     async def _transcripts(self, request: web.Request) -> web.Response:

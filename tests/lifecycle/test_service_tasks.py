@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import date
 from pathlib import Path
 
@@ -152,6 +153,18 @@ async def test_pausing_reaches_all_nodes_and_those_that_come_later(tmp_path: Pat
         assert set(state.unreached) == {"later"}
         assert not state.settled
         assert not (await node.beat()).generation.paused
+
+
+async def test_new_weights_of_a_server_that_no_node_has_are_refused(tmp_path: Path) -> None:
+    """Guards against calls under new weights that are recorded under the old version."""
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        node.engines = {"http://a:8000": "1", "http://b:8000": "1"}
+        await node.beat()
+        state = await client.set_weights("2", engine="http://A:8000/v1")
+        assert state.nodes.keys() == {"a"}
+        refusal = "engine='http://c:8000': no node has this server; the nodes have: http://a:8000, http://b:8000"
+        with pytest.raises(RolloutServiceError, match=re.escape(refusal)):
+            await client.set_weights("2", engine="http://c:8000")
 
 
 async def test_metrics_count_what_happened(tmp_path: Path) -> None:

@@ -413,6 +413,8 @@ async def test_a_version_may_be_that_of_one_server() -> None:
         engine.name_weights("2", servers[1].url)
         engine.weight_version = "1"
         assert engine.versions == {servers[0].url: "1", servers[1].url: "2"}
+        engine.name_weights("3", f"{servers[0].url}/v1/")
+        assert engine.versions == {servers[0].url: "3", servers[1].url: "2"}
         await engine.replicas[1].engine.chat(REQUEST, Sampling())
         assert servers[1].chats[-1]["cache_salt"] == "2"
         engine.weight_version = "2"
@@ -491,7 +493,7 @@ async def test_servers_of_a_list_must_be_alike() -> None:
     ("url", "told"),
     [
         ([], "expected one or more URLs"),
-        (["http://a", "http://a"], "each of them once"),
+        (["http://a", "http://A/v1"], "each of them once"),
         (["http://a", "b"], "expected a URL, e.g. http://127.0.0.1:8000, not 'b'"),
     ],
 )
