@@ -7,6 +7,7 @@ The files of a run, in its directory:
     demonstrations.jsonl, sft/ the careless agent's episodes, and their rows
     start/                     the start model
     episodes/                  every episode, a file for each step and each evaluation
+    state/                     the journals of all sessions, unless the config names another `rollout.state`
     steps.jsonl                a line for each step and each evaluation: rewards, tokens, CPU seconds, memory
     last.pt                    the weights and the optimizer after the last step
     curve.svg                  the reward on held-out tasks
@@ -95,7 +96,9 @@ class Run:
         self.directory, self.plan = directory, plan
         self._progress, self._make_rows, self._meter = progress, make_rows, Meter()
         self._trained = [harness for harness in configs if harness not in plan.only_tested]
-        self._configs = self._checked(configs)
+        state = (directory / "state").absolute()  # episodes name it, and are read anywhere
+        kept = {name: config.with_rollout(state=config.rollout.state or state) for name, config in configs.items()}
+        self._configs = self._checked(kept)
         self._log: Log = lambda figures, step: None
         if missing := [name for name in ("torch", "transformers", "pyarrow") if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"{', '.join(missing)}: missing; install with: {how_to_install('torch', 'export')}")

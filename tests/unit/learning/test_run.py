@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from polar_gym.config.loading import load_config
 from polar_gym.episodes.reading import read_episodes
+from polar_gym.episodes.verify import verify
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import write_tasks
 from polar_gym.learning.grpo import Settings, rows_of
@@ -77,6 +79,15 @@ def test_a_model_in_bfloat16_without_a_pad_token_is_trained(tmp_path: Path, own:
     (line,) = [line for line in _own_run(tmp_path / "run", own, steps=1).go() if "step" in line]
     assert line["rows"] == 2
     assert line["logprob_difference"] < 1e-3
+
+
+async def test_the_sessions_of_a_run_can_be_verified(tmp_path: Path, own: dict[str, Any]) -> None:
+    """Guards against journals that vanish with the run."""
+    await asyncio.to_thread(_own_run(tmp_path / "run", own, steps=1).go)
+    files = (tmp_path / "run" / "episodes").iterdir()
+    verification = await verify([episode for path in files for episode in read_episodes(path)], None)
+    assert verification.traces == 5, "two of the step, and one of each evaluation"
+    assert verification.broken == []
 
 
 def test_a_run_that_goes_on_has_the_seeds_of_a_whole_one(tmp_path: Path, own: dict[str, Any]) -> None:
