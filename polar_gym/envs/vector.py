@@ -109,7 +109,8 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         """Run every harness to its end, all at once. A sub-environment that autoreset makes due is reset instead. One
         whose action is None is left alone.
 
-        The reward of a failed session is 0.0, with its place in `infos["failure"]` set: mask it.
+        The reward of a failed session is 0.0, with its place in `infos["failure"]` set: mask it. With SAME_STEP this is
+        `infos["final_info"]["failure"]`, and `infos["failure"]` tells of the sessions that begin.
         """
         acting = self._acting(actions)
         due = [place for place in acting if self._done[place] and self.autoreset_mode is AutoresetMode.NEXT_STEP]

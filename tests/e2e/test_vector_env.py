@@ -155,6 +155,20 @@ def test_same_step_autoreset(silence: None) -> None:
         envs.close()
 
 
+def test_a_failure_in_same_step_autoreset_is_of_the_session_that_ended(silence: None) -> None:
+    envs = make_vec(
+        "polar/task", 2, **task(autoreset_mode="SameStep", harness={"name": "command", "command": "exit 1"})
+    )
+    try:
+        envs.reset()
+        _, rewards, _, _, infos = envs.step(({}, {}))
+    finally:
+        envs.close()
+    assert rewards.tolist() == [0.0, 0.0]
+    assert [failure.kind for failure in infos["final_info"]["failure"]] == ["harness_error"] * 2
+    assert "failure" not in infos, "the next sessions are there"
+
+
 def test_without_autoreset_the_mask_says_who_is_reset(silence: None) -> None:
     envs = RecordVectorStatistics(make_vec("polar/swe", 2, **swe(autoreset_mode=AutoresetMode.DISABLED)))
     try:
