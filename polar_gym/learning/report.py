@@ -93,9 +93,9 @@ def print_run(lines: Sequence[Line], console: Console) -> None:
     shown.add_column("", justify="left")
     for heading in ("sessions", "masked", "cut off", "CPU s: sandboxes", "sampling", "training", "rest"):
         shown.add_column(heading, justify="right")
-    for line in lines:
-        if "step" not in line and "evaluated" not in line:
-            continue
+    told = [line for line in lines if "step" in line or "evaluated" in line]
+    least, most = _axis(line["reward"] for line in told)
+    for line in told:
         held_out = "evaluated" in line
         low, high = line["interval"]
         shown.add_row(
@@ -103,11 +103,17 @@ def print_run(lines: Sequence[Line], console: Console) -> None:
             _kind(line) if held_out else "training",
             f"{line['reward']:.3f}",
             f"{low:.3f} to {high:.3f}" if held_out else "",
-            Text("█" * round(line["reward"] * BAR), "green" if held_out else "blue"),
+            Text("█" * round((line["reward"] - least) / (most - least) * BAR), "green" if held_out else "blue"),
             *(str(line[name]) for name in ("sessions", "masked", "truncated")),
             *(f"{seconds:.0f}" for seconds in cpu(line)),
         )
     console.print(shown)
+
+
+def _axis(rewards: Iterable[float]) -> tuple[float, float]:
+    """Return the ends of an axis with these rewards, and at least from 0 to 1."""
+    values = 0.0, 1.0, *rewards
+    return min(values), max(values)
 
 
 def cpu(line: Line) -> tuple[float, float, float, float]:
@@ -129,9 +135,11 @@ def curve(runs: Mapping[str, Sequence[Line]], *, by_time: bool = False) -> str:
     """Return an SVG of the held-out reward of runs, with 95 % intervals, by step or by the minutes of the steps."""
     points = {name: _points(lines, by_time) for name, lines in runs.items()}
     last = max((x for own in points.values() for x, _ in own), default=1) or 1
+    least, most = _axis(end for own in points.values() for _, line in own for end in line["interval"])
 
     def at(x: float, reward: float) -> str:
-        return f"{MARGIN + x / last * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - reward * (HEIGHT - 2 * MARGIN):.1f}"
+        height = (reward - least) / (most - least) * (HEIGHT - 2 * MARGIN)
+        return f"{MARGIN + x / last * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - height:.1f}"
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -142,11 +150,12 @@ def curve(runs: Mapping[str, Sequence[Line]], *, by_time: bool = False) -> str:
         f"{'minutes of sessions and updates' if by_time else 'step of GRPO'}</text>",
     ]
     for tenth in range(0, 11, 2):
-        x, y = at(0, tenth / 10).split(",")
-        parts.append(f'<path d="M{at(0, tenth / 10)} L{at(last, tenth / 10)}" stroke="#ddd"/>')
-        parts.append(f'<text x="{float(x) - 8}" y="{float(y) + 4}" text-anchor="end">{tenth * 10} %</text>')
+        reward = least + (most - least) * tenth / 10
+        x, y = at(0, reward).split(",")
+        parts.append(f'<path d="M{at(0, reward)} L{at(last, reward)}" stroke="#ddd"/>')
+        parts.append(f'<text x="{float(x) - 8}" y="{float(y) + 4}" text-anchor="end">{reward * 100:.0f} %</text>')
     for mark in sorted({0, int(last) // 2, int(last)}):
-        x, y = at(mark, 0).split(",")
+        x, y = at(mark, least).split(",")
         parts.append(f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{mark}</text>')
     for place, (name, own) in enumerate(points.items()):
         colour = f"hsl({place * 137 % 360} 60% 40%)"
