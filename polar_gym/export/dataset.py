@@ -26,7 +26,7 @@ from polar_gym import durable
 from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.ledger import EpisodeEntry
-from polar_gym.export.rows import SCHEMA, Row, to_json_line, to_table
+from polar_gym.export.rows import SCHEMA, Row, to_json_line, write_parquet
 
 SPLITS = ("train", "validation")
 VALIDATION_SHARE = 0.1
@@ -79,7 +79,7 @@ class SftDataset:
             chosen = [row for name, row in rows if name == split]
             if chosen:
                 with durable.replacing(self.directory / "parquet" / f"{split}-{part}.parquet") as file:
-                    pq.write_table(to_table(chosen), file, compression="zstd")
+                    write_parquet(chosen, file)
                 with durable.replacing(self.directory / "jsonl" / f"{split}-{part}.jsonl") as file:
                     file.writelines(map(to_json_line, chosen))
         with durable.replacing(self.directory / "ledger" / f"{part}.jsonl") as file:

@@ -7,26 +7,20 @@ field of its `Trace`; `to_trace` makes the trace again. An episode without a rew
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from polar_gym import durable
 from polar_gym.arrow import nested_list
 from polar_gym.errors import ConfigError
-from polar_gym.export.rows import JSON_LIST, MOST_NUMBERS, Row, column, nested_numbers, repository
+from polar_gym.export.rows import JSON_LIST, Row, repository, write_parquet
 from polar_gym.export.rows import SCHEMA as SFT
 from polar_gym.schema import Episode, SamplingMask, Trace
-
-GROUP_TOKENS = 4_000_000
-"""Rows are written when they hold this many tokens: no more than these are in memory ..."""
-GROUP_NUMBERS = MOST_NUMBERS
-"""... or when their nested columns hold this many numbers."""
 
 SAMPLING = SFT.field("sampling").type
 TURN = pa.struct({"call_id": "string", "start": "int32", "end": "int32", "sampling": SAMPLING, "reward": "float64"})
@@ -104,28 +98,28 @@ def export_rl(episodes: Iterable[Episode], file: Path) -> Counts:
     """
     if file.exists():
         raise ConfigError(f"--out={file}: is there already; name a new file")
-    counts, rows, tokens, numbers = Counts(), list[Row](), 0, 0
+    counts = Counts()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with durable.replacing(file) as output, pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
-            for episode in episodes:
-                counts.episodes += 1
-                counts.masked += episode.reward is None
-                counts.without_trace += not episode.trajectory.traces
-                for trace in episode.trajectory.traces:
-                    rows.append(to_row(episode, trace))
-                    tokens += len(rows[-1]["input_ids"])
-                    numbers += nested_numbers(rows[-1])
-                    counts.rows += 1
-                    counts.tokens += len(rows[-1]["input_ids"])
-                    counts.trainable_tokens += trace.trainable_tokens
-                    if tokens >= GROUP_TOKENS or numbers >= GROUP_NUMBERS:
-                        writer.write_table(to_table(rows))
-                        rows, tokens, numbers = [], 0, 0
-            writer.write_table(to_table(rows))
+        with durable.replacing(file) as output:
+            write_parquet(_rows(episodes, counts), output, SCHEMA)
     except OSError as error:
         raise ConfigError(f"--out={file}: {error.strerror}: {error.filename}") from error
     return counts
+
+
+def _rows(episodes: Iterable[Episode], counts: Counts) -> Iterator[Row]:
+    """Yield a row for each trace, and count."""
+    for episode in episodes:
+        counts.episodes += 1
+        counts.masked += episode.reward is None
+        counts.without_trace += not episode.trajectory.traces
+        for trace in episode.trajectory.traces:
+            row = to_row(episode, trace)
+            counts.rows += 1
+            counts.tokens += len(row["input_ids"])
+            counts.trainable_tokens += trace.trainable_tokens
+            yield row
 
 
 def to_row(episode: Episode, trace: Trace) -> Row:
@@ -151,12 +145,6 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         "routed_experts": None if trace.routed_experts is None else trace.routed_experts.astype(np.int16),
         "kept_ids": None if (mask := trace.whole_mask) is None else [ids.tolist() for ids in mask.sets()],
     }
-
-
-def to_table(rows: list[Row]) -> pa.Table:
-    """Return rows of `to_row` as a table with the columns of `SCHEMA`."""
-    arrays = [column(field.name, [row[field.name] for row in rows], field.type) for field in SCHEMA]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
 def to_trace(row: Mapping[str, Any]) -> Trace:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from polar_gym.arrow import lists, nested_list
 from polar_gym.builders.trace import SHAPING
@@ -25,8 +26,10 @@ Row = dict[str, Any]
 
 JSON_LIST = pa.list_(pa.json_())
 
+GROUP_TOKENS = 4_000_000
+"""A row group holds at most this many tokens ..."""
 MOST_NUMBERS = 2**30
-"""Rows are written when their nested columns hold this many numbers: Arrow's offsets, of 32 bits, end at 2**31."""
+"""... and its nested columns at most this many numbers: Arrow's offsets, of 32 bits, end at 2**31."""
 
 SAMPLING = {**dict.fromkeys(SHAPING, "float64"), "top_k": "int64", "logprobs_mode": "string"}
 
@@ -116,10 +119,29 @@ def digest(row: Row) -> str:
     return hashed.hexdigest()
 
 
-def to_table(rows: list[Row]) -> pa.Table:
-    """Return the rows as an Arrow table with the columns of `SCHEMA`."""
-    arrays = [column(name, [row[name] for row in rows], kind) for name, (kind, _) in COLUMNS.items()]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+def write_parquet(rows: Iterable[Row], file: IO[bytes], schema: pa.Schema = SCHEMA) -> None:
+    """Write rows with the columns of a schema. Of `rows`, only a row group is in memory at once."""
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for group in _row_groups(rows):
+            writer.write_table(to_table(group, schema))
+
+
+def _row_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield the rows in groups. A row that is larger than a group is alone; the last group may be empty."""
+    group, tokens, numbers = list[Row](), 0, 0
+    for row in rows:
+        tokens, numbers = tokens + len(row["input_ids"]), numbers + nested_numbers(row)
+        if group and (tokens > GROUP_TOKENS or numbers > MOST_NUMBERS):
+            yield group
+            group, tokens, numbers = [], len(row["input_ids"]), nested_numbers(row)
+        group.append(row)
+    yield group
+
+
+def to_table(rows: list[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """Return the rows as an Arrow table with the columns of a schema."""
+    arrays = [column(field.name, [row[field.name] for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:

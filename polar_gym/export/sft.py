@@ -13,7 +13,7 @@ from polar_gym.export.rows import MOST_NUMBERS, Row, digest, nested_numbers, rep
 from polar_gym.schema import Episode
 
 PART_TOKENS = 20_000_000
-"""A part is committed when its rows hold this many tokens ..."""
+"""A part, which has whole episodes, is committed when its rows hold this many tokens ..."""
 PART_NUMBERS = MOST_NUMBERS
 """... or when their nested columns hold this many numbers ..."""
 PART_EPISODES = 2_000

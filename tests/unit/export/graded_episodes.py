@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from polar_gym.schema import (
     EngineInfo,
@@ -30,6 +33,12 @@ MESSAGES = [
     {"role": "tool", "tool_call_id": "call_1", "content": "a.py"},
     {"role": "assistant", "content": "Done."},
 ]
+
+
+def row_groups(file: Path) -> list[int]:
+    """Return the number of rows of each row group of a Parquet file."""
+    written = pq.ParquetFile(file).metadata
+    return [written.row_group(place).num_rows for place in range(written.num_row_groups)]
 
 
 def make_trace(name: str = "s", ids: int = 1, **changes: Any) -> Trace:

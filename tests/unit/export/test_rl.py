@@ -8,7 +8,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from typer.testing import CliRunner
@@ -16,13 +15,12 @@ from typer.testing import CliRunner
 from polar_gym.builders.trace import SHAPING
 from polar_gym.cli import app
 from polar_gym.errors import ConfigError
-from polar_gym.export import rl
 from polar_gym.export.rl import COLUMNS, export_rl, to_trace
 from polar_gym.schema import Episode, EvaluationResult, Replayed, StartFrom, Trace, WeightVersion
 from tests.support.calls import make_call
 from tests.support.choices import recorded_episode
 from tests.support.episodes import make_episode, sessions
-from tests.unit.export.graded_episodes import graded_episode, make_trace, with_traces
+from tests.unit.export.graded_episodes import graded_episode, make_trace, row_groups, with_traces
 
 DOCS = Path(__file__).parents[3] / "docs" / "training.md"
 
@@ -98,17 +96,17 @@ def test_rewards_versions_and_images_are_told(tmp_path):
 
 
 def test_rows_are_written_in_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(rl, "GROUP_TOKENS", 10)  # a trace has 7
+    monkeypatch.setattr("polar_gym.export.rows.GROUP_TOKENS", 14)  # a trace has 7
     loaded = exported(tmp_path, *(graded_episode(f"s{number}") for number in range(5)))
+    assert row_groups(tmp_path / "rl.parquet") == [2, 2, 1]
     assert list(loaded["session_id"]) == [f"s{number}" for number in range(5)]
 
 
 def test_rows_with_many_experts_are_written_in_groups(tmp_path, monkeypatch):
     """Guards against lists of experts that are too long for Arrow's offsets: a token may have thousands of numbers."""
-    monkeypatch.setattr(rl, "GROUP_NUMBERS", 20)  # a trace has 16: 10 of experts, 6 of kept tokens
+    monkeypatch.setattr("polar_gym.export.rows.MOST_NUMBERS", 32)  # a trace has 16: 10 of experts, 6 of kept tokens
     export_rl([recorded_episode(f"s{number}") for number in range(3)], tmp_path / "rl.parquet")
-    written = pq.ParquetFile(tmp_path / "rl.parquet").metadata
-    assert [written.row_group(place).num_rows for place in range(written.num_row_groups)] == [2, 1]
+    assert row_groups(tmp_path / "rl.parquet") == [2, 1]
 
 
 def test_a_file_is_never_written_over(tmp_path):

@@ -31,7 +31,7 @@ from polar_gym.schema import (
     Status,
 )
 from tests.support.choices import experts, recorded_episode
-from tests.unit.export.graded_episodes import SAMPLING, TOOL, call, graded_episode, make_trace, with_traces
+from tests.unit.export.graded_episodes import SAMPLING, TOOL, call, graded_episode, make_trace, row_groups, with_traces
 
 
 def rows(directory: Path, cache: Path) -> list[dict[str, Any]]:
@@ -172,6 +172,15 @@ def test_a_part_holds_no_more_experts_than_arrow_can(tmp_path, monkeypatch):
     export_sft([with_traces(trace.session_id, trace) for trace in traces], tmp_path / "out", Filters())
     parts = sorted((tmp_path / "out" / "parquet").iterdir())
     assert [len(pq.read_table(part)) for part in parts] == [1, 1, 1]
+
+
+def test_an_episode_with_many_experts_is_written_in_row_groups(tmp_path, monkeypatch):
+    """Guards against lists of a single episode that are too long for Arrow's offsets: a part has whole episodes."""
+    monkeypatch.setattr("polar_gym.export.rows.MOST_NUMBERS", 24)
+    traces = [make_trace("s", ids, routed_experts=experts(range(6))) for ids in range(3)]  # 12 numbers each
+    export_sft([with_traces("s", *traces)], tmp_path / "out", Filters())
+    (part,) = (tmp_path / "out" / "parquet").iterdir()
+    assert row_groups(part) == [2, 1]
 
 
 def test_the_same_ids_from_another_session_are_a_duplicate_also_in_a_later_run(tmp_path):
