@@ -18,7 +18,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.output import remove_torn_line, set_aside
 from polar_gym.episodes.progress import Progress
 from polar_gym.errors import ConfigError
-from polar_gym.gateway.node.assemble import give_threads, load_tasks, make_node, make_request
+from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.salvage import reap
 from polar_gym.gateway.node.state import Key, StateDirectory
@@ -75,7 +75,6 @@ async def run_samples(
     (`own_state`). `left`: sessions of a run that was killed, whose sandboxes are removed first."""
     config, output = config.with_rollout(state=state.root), config.rollout.output
     requests = [sample.request for sample in samples]
-    give_threads()
     episodes: list[Episode] = []
     where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
     async with _tracked(where, output, parameters, episodes), make_node(config, tasks) as node:

@@ -15,6 +15,7 @@ from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.process import unless
 from polar_gym.gateway.node.settings import GatewaySettings
+from polar_gym.gateway.node.threads import give_threads
 from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure, is_loopback
 from polar_gym.http.listener import Listener
 from polar_gym.http.lookups import Lookups
@@ -43,6 +44,7 @@ async def serving(
 
     Raises `ConfigError` before anything starts.
     """
+    give_threads()
     check_exposure(settings.listen, settings.host, {SERVICE_KEY: keys.service, NODE_KEY: keys.node})
     allowed = allowed_by(settings, config, keyed=keys.service is not None and keys.node is not None)
     if config is not None:

@@ -10,6 +10,7 @@
     control     the control port, for the rollout server
     link        sends heartbeats and episodes to the rollout server
     metrics     what Prometheus reads
+    threads     the threads for blocking work
     process     the node as a process
 
 The room may use `gateway.session`, `gateway.proxy`, `config` and what lies below them; not `service`, which gives it

@@ -5,8 +5,6 @@ The command line, the process of a node, `gym.make` and the NeMo Gym server shar
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from polar_gym.config.checking import check_plugin, check_tools
@@ -20,15 +18,6 @@ from polar_gym.paths import cache_dir
 from polar_gym.schema import PluginSpec, TaskRequest
 from polar_gym.tasks import TASK_SOURCES, Task, TaskSource
 from polar_gym.tasks.request import UngradableError, instruction, reference_script, with_task
-
-WORKERS = 64
-"""Threads for blocking work. Such work mostly waits for disks and subprocesses, and slow work (an npm install) must not
-hold up the episodes of other sessions."""
-
-
-def give_threads() -> None:
-    """Give the running event loop `WORKERS` threads for blocking work."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(WORKERS, "polar-gym"))
 
 
 def load_tasks(config: RunConfig) -> list[Task]:

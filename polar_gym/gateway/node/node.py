@@ -22,6 +22,7 @@ from polar_gym.engines import ENGINES, Engine, EngineError, Updating
 from polar_gym.engines.replicas import Replicas
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.state import Key, SessionFiles, StateDirectory
+from polar_gym.gateway.node.threads import give_threads
 from polar_gym.gateway.node.tool_calls import ToolCalls
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import Journal
@@ -100,6 +101,7 @@ class Node:
         """The parts that must be taken down when the node ends."""
 
     async def __aenter__(self) -> Node:
+        give_threads()
         async with contextlib.AsyncExitStack() as stack:
             for each in (self.engine, *self._scoring.references.values(), *self._frozen):
                 await each.start()

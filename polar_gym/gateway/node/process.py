@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.gateway.node.admission import allowed_by, check_network
-from polar_gym.gateway.node.assemble import give_threads, load_tasks, make_node, plays_tasks
+from polar_gym.gateway.node.assemble import load_tasks, make_node, plays_tasks
 from polar_gym.gateway.node.control import control_app
 from polar_gym.gateway.node.link import Link
 from polar_gym.gateway.node.metrics import NodeMetrics
@@ -66,7 +66,6 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
     check_exposure(settings.listen, settings.host, {NODE_KEY: key})
     allowed = allowed_by(settings, config, keyed=key is not None)
     check_network(config.runtime, allowed)
-    give_threads()
     async with AsyncExitStack() as stack:
         state = StateDirectory(settings.state.absolute())
         stack.enter_context(state.lock())
