@@ -18,9 +18,10 @@ from polar_gym.builders import build_trajectory
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.session.branching import branch_of
 from polar_gym.gateway.session.starting import RecordError, check_vocabulary, read_recording
 from polar_gym.harnesses import HARNESSES
-from polar_gym.schema import BuilderSpec, HarnessSpec, ModelCall, StartFrom, TaskRequest
+from polar_gym.schema import BuilderSpec, HarnessSpec, ModelCall, RuntimeSpec, StartFrom, TaskRequest, Workspace
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import MODEL, REQUEST, asking, listing_engine, node, played, task
 from tests.support.tools import ASK, BASH
@@ -188,6 +189,24 @@ async def test_a_branch_masks_the_shared_prefix(tmp_path: Path) -> None:
     assert trace.shared_prefix == len(first[1].prompt_ids) + len(first[1].response_ids)
     assert trace.trainable_tokens == len(calls[2].response_ids)
     assert not trace.loss_mask[: trace.shared_prefix - len(trace.prompt_ids)].any()
+
+
+async def test_a_task_with_packages_can_be_branched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a session that notes the variables of its virtual environment as a part of its request."""
+    need_bubblewrap()
+    program = tmp_path / "venv" / "bin" / "of-the-venv"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho found\n")
+    program.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr("polar_gym.gateway.session.preparation.ensure_venv", lambda *_: tmp_path / "venv")
+    runtime = RuntimeSpec(name="bubblewrap", workspace=Workspace(python_requirements=["six==1.17.0"]))
+    async with node(tmp_path) as local:
+        first = await local.rollout(task(agent=asking("ask(); os.system('of-the-venv')"), runtime=runtime))
+        branch = await local.rollout(branch_of(first, 1))
+    for episode in (first, branch):
+        assert (episode.session.failure, episode.artifacts.stdout) == (None, "found\n")
+    assert first.request.runtime == runtime
 
 
 async def test_a_record_that_the_harness_leaves_early_stays_in_the_books(tmp_path: Path) -> None:

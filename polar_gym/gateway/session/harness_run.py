@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polar_gym.engines import UNREACHABLE
@@ -44,6 +44,8 @@ class HarnessRun:
     """A sandbox that is up, and the session whose harness runs in it."""
 
     sandbox: Sandbox
+    environment: Mapping[str, str]
+    """The variables in the sandbox."""
     request: TaskRequest
     session: Session
     capture: SessionCapture
@@ -83,7 +85,7 @@ class HarnessRun:
         """Run the harness until it or a budget ends, and set `exit_code` and `truncated_by` of the session."""
         if launch.files:
             await write_files(self.sandbox, launch.files)
-        path = self.request.runtime.environment.get("PATH") or await self._path()
+        path = self.environment.get("PATH") or await self._path()
         end = asyncio.Event()
         command = Command(
             argv=launch.argv,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ class Prepared:
     """The harness, and the virtual environment of the task's packages."""
     repository: Repository | None
     """The workspace at its base commit; None: the image has the workspace."""
+    environment: Mapping[str, str]
+    """The variables in its sandboxes: the request's, and those of the virtual environment."""
 
 
 async def prepare(
@@ -34,19 +36,20 @@ async def prepare(
 ) -> Prepared:
     """Make the files of a session: the harness, the repository, and the virtual environment of the task's packages.
 
-    The session gives its repository back as this `user`. The variables of that environment are added to
-    `spec.environment`. Raises `InstallError`, `WorkspaceError`, `VenvError` or `OSError`.
+    The session gives its repository back as this `user`. Raises `InstallError`, `WorkspaceError`, `VenvError` or
+    `OSError`.
     """
     mounts, executable = await asyncio.to_thread(toolchain_mounts, harness, cache)
     mounts = list(mounts)
     source = None if spec.workspace.source is None else Path(spec.workspace.source)
     of_image = source is None and spec.image is not None
     repository = None if of_image else await repositories.take(source, user)
+    environment = dict(spec.environment)
     if spec.workspace.python_requirements:
         venv = await asyncio.to_thread(ensure_venv, spec.workspace.python_requirements, cache)
         mounts.append(Mount(venv, inside(venv)))
-        spec.environment |= variables(venv, spec.environment.get("PATH", PATH))
-    return Prepared(executable=executable, mounts=mounts, repository=repository)
+        environment |= variables(venv, environment.get("PATH", PATH))
+    return Prepared(executable=executable, mounts=mounts, repository=repository, environment=environment)
 
 
 async def base_of(sandbox: Sandbox, spec: RuntimeSpec, prepared: Prepared) -> bytes | Path:

@@ -93,7 +93,9 @@ class Sandboxes:
         request = SandboxRequest(
             session_id=self.session.session_id,
             node=self.session.node or "",
-            spec=self._spec if image is None else self._spec.model_copy(update={"image": image}),
+            spec=self._spec.model_copy(
+                update={"image": image or self._spec.image, "environment": prepared.environment}
+            ),
             workspace=None if prepared.repository is None else prepared.repository.path,
             own_files=True,
             mounts=prepared.mounts if image is None else (),
