@@ -115,7 +115,8 @@ def _with_tests(key: str, evaluator: Any, task: Task) -> dict[str, Any]:
             f"evaluator={'swe' if task.container is None else 'harbor'}"
         )
     if evaluator["name"] == "harbor" and task.container is not None:
-        return {"tests": task.container.tests, "environment": task.container.verifier_environment, **evaluator}
+        options = {"tests": task.container.tests, "environment": task.container.verifier_environment}
+        return {**options, **evaluator, "timeout_seconds": task.container.verifier_seconds}
     if evaluator["name"] == "swe":
         options = {**swe_options(task), **evaluator}
         if not (options.get("test_command") or options.get("eval_script")):

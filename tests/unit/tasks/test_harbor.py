@@ -216,6 +216,8 @@ def test_the_verifier_may_be_a_part_of_a_grade() -> None:
     evaluator = EvaluatorSpec.model_validate({"name": "composite", "components": parts})
     request = request_for(task, runtime=DOCKER, evaluator=evaluator)
     assert request.evaluator.timeout_seconds == 30
+    components = EVALUATORS.options(request.evaluator).components
+    assert {name: part.timeout_seconds for name, part in components.items()} == {"verifier": 30, "done": 600}
     EVALUATORS.make(request.evaluator)
 
 
