@@ -18,9 +18,10 @@ import shlex
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping
 
+from polar_gym.evaluators import copies
 from polar_gym.evaluators.patch import file_changes
 from polar_gym.evaluators.swebench_report import END, EXIT_CODE, START
-from polar_gym.evaluators.witness import IN_SANDBOX, Witness, under_witness
+from polar_gym.evaluators.witness import Witness, under_witness
 from polar_gym.runtimes import Command, ExecResult, Sandbox
 
 KILL_OTHERS = """
@@ -62,10 +63,6 @@ _TELL_STATE = (
 
 _QUIETLY = "{ set +x; } 2> /dev/null"
 
-_COPY = ">>>>> The tests would import an installed copy"
-_NO_WORKSPACE = b"import sys\nsys.path = list(filter(None, sys.path))\n"
-"""Begins a Python program that comes by stdin: else it would import modules of the directory in which it runs."""
-
 
 async def run(
     sandbox: Sandbox,
@@ -92,7 +89,7 @@ async def run(
     if prepared.timed_out or not found:
         return prepared, frozenset()
     differing = before ^ await look()
-    for forged in (START, END, _COPY):  # only the second command says these
+    for forged in (START, END, copies.MARK):  # only the second command says these
         log = log.replace(forged.encode(), b"")
     left = max(1.0, command.timeout_seconds - (time.monotonic() - begun))
     testing_script = testing(script, workspace, texts, witness, state, mark)
@@ -144,7 +141,7 @@ def testing(script: str, workspace: str, texts: Mapping[str, bytes], witness: Wi
 
 def tests_copy(log: str) -> bool:
     """Return whether a script's log says that its tests could not import the workspace."""
-    return _COPY in log.partition(START)[0]
+    return copies.MARK in log.partition(START)[0]
 
 
 def _parts(script: str) -> tuple[list[str], list[str]]:
@@ -175,9 +172,8 @@ def _evaluating(commands: bytes) -> str:
 def _before_copies(workspace: str) -> str:
     """Return the commands that have the tests import the workspace, even if the environment holds a copy of its
     packages."""
-    program = _NO_WORKSPACE + (IN_SANDBOX / "polar_gym_copies.py").read_bytes()
-    python = f'| "$(command -v python || command -v python3)" - {shlex.quote(workspace)} {shlex.quote(_COPY)}'
-    return f"POLAR_GYM_ROOTS=$(command -p base64 -d {_heredoc(program, python)}\n) || :\nexport POLAR_GYM_ROOTS"
+    python = f'| "$(command -v python || command -v python3)" - {shlex.quote(workspace)} {shlex.quote(copies.MARK)}'
+    return f"{copies.ROOTS}=$(command -p base64 -d {_heredoc(copies.PROGRAM, python)}\n) || :\nexport {copies.ROOTS}"
 
 
 def _writing(path: str, content: bytes) -> str:

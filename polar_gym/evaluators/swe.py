@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from polar_gym.errors import how_to_install
-from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, eval_script, hidden_tests
+from polar_gym.evaluators import EvaluationContext, EvaluatorError, SuspectError, copies, eval_script, hidden_tests
 from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.canary_javascript import is_javascript_test
 from polar_gym.evaluators.grading import carry
@@ -214,12 +214,16 @@ class Swe:
             except ValueError as error:
                 raise EvaluatorError(str(error)) from error
             twins = with_canaries(twins, files.with_tests(sources)) if self._wants_canary() else twins
+            environment = _ENVIRONMENT
             if not options.eval_script:
+                environment = await copies.before_copies(sandbox, workspace, _ENVIRONMENT)
                 await hidden_tests.write(sandbox, workspace, twins.texts)
                 await witness.place(sandbox)
             if problem := await carry(context, sandbox, files.protects):
                 return self._worthless(problem)
-            result, steered = await self._execute(sandbox, twins.texts, witness, context.request, files)
+            result, steered = await self._execute(
+                sandbox, twins.texts, witness, context.request, files, environment=environment
+            )
             testimony = await witness.hear(sandbox, context.progress.counted)
             # An eval script puts the files of the base commit back after the tests.
             changed = [] if options.eval_script else await hidden_tests.changed(sandbox, workspace, twins.texts)
@@ -232,13 +236,20 @@ class Swe:
         return options.canary == "auto" and options.eval_type == "pass_and_fail" and runs_whole_files(options.command)
 
     async def _execute(
-        self, sandbox: Sandbox, texts: Mapping[str, bytes], witness: Witness, request: TaskRequest, files: TaskFiles
+        self,
+        sandbox: Sandbox,
+        texts: Mapping[str, bytes],
+        witness: Witness,
+        request: TaskRequest,
+        files: TaskFiles,
+        *,
+        environment: Mapping[str, str],
     ) -> tuple[ExecResult, Collection[str]]:
         """Run the tests. An eval script puts the test files and the witness in place itself. Return the output, and
         the `Run.steered`."""
         argv = ["sh", "-c", f"{under_witness(witness.directory)}; {self._options.test_command}"]
         timeout = request.evaluator.timeout_seconds
-        command = Command(argv=argv, environment=_ENVIRONMENT, timeout_seconds=timeout)
+        command = Command(argv=argv, environment=environment, timeout_seconds=timeout)
         if script := self._options.eval_script:
             look = partial(hidden_tests.digests, sandbox, files.steers)
             workspace, patch = request.runtime.workspace.path, self._options.test_patch
@@ -266,8 +277,7 @@ class Swe:
             problem = ended if result.timed_out else f"{ended} and reported nothing: {log.strip()[-300:]}"
             raise SuspectError(self._result(verdict, problem, log, ended))
         if eval_script.tests_copy(log):
-            problem = "the tests import the image's copy of the package, not the workspace"
-            raise SuspectError(self._result(verdict, problem, log, ended))
+            raise SuspectError(self._result(verdict, copies.PROBLEM, log, ended))
         forged = f"hidden tests changed while they ran: {', '.join(run.changed[:5])}" if run.changed else ""
         forged = forged or (verdict.forged if verdict.resolved else "")
         if forged and not context.control:

@@ -23,7 +23,7 @@ from polar_gym.paths import cache_dir
 from polar_gym.schema import HarnessSpec, PluginSpec, RuntimeSpec
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import Selection, load_tasks
-from tests.lifecycle.testbed_image import image_with_testbed
+from tests.lifecycle.testbed_image import CONDA, image_with_testbed
 from tests.support.docker_daemon import docker_host
 from tests.support.task_files import request_for
 
@@ -134,7 +134,8 @@ def planted(healthy: Path, image: str) -> dict:
 
 
 async def validated(task: Task, host: str) -> Verdict:
-    spec = RuntimeSpec.model_validate({"name": "docker", "host": host})
+    environment = {"PATH": f"/{CONDA}/envs/testbed/bin:/usr/bin:/bin"}
+    spec = RuntimeSpec.model_validate({"name": "docker", "host": host, "environment": environment})
     async with Bench(spec, cache_dir()) as bench:
         return await validate(task, bench)
 
@@ -172,19 +173,28 @@ def row_with_a_copy(host: str, directory: Path, root: str, *built: str) -> Itera
         yield prepared(directory, patched(repository, image, code=code, **fields))
 
 
+def by_command(task: Task) -> Task:
+    """The task with a command in place of its script."""
+    command = "pytest -rA --color=no tests/test_doubler.py"
+    return task.model_copy(update={"eval_script": "", "test_command": command, "log_parser": "pytest"})
+
+
 @pytest.mark.parametrize("root", ["", "src/", "lib/"])
 async def test_the_workspace_is_tested_where_the_image_has_a_copy(docker_host: str, tmp_path: Path, root: str):
     """The installation by the script fails, which once left the image's copy to be tested."""
     with row_with_a_copy(docker_host, tmp_path, root) as task:
         assert "pip install ." in task.eval_script
         await proven(task, docker_host)
+        await proven(by_command(task), docker_host)
 
 
 async def test_a_row_is_masked_where_only_the_copy_is_compiled(docker_host: str, tmp_path: Path):
     with row_with_a_copy(docker_host, tmp_path, "lib/", "_fast.cpython-311-x86_64-linux-gnu.so") as task:
         verdict = await validated(task, docker_host)
+        by_its_command = await validated(by_command(task), docker_host)
     told = "the tests import the image's copy of the package, not the workspace"
     assert verdict.problem == f"{told}; and without the harness's changes: {told}"
+    assert by_its_command.problem == told
 
 
 async def test_a_row_of_swe_gym(docker_host: str, tmp_path: Path, buggy: Path, buggy_image: str):
