@@ -45,6 +45,8 @@ class Server:
     keys: set[str | None] = field(default_factory=set)
     mute: asyncio.Event | None = None
     """Heartbeats are received, and not answered before this is set."""
+    refuse: bool = False
+    """Heartbeats are answered with an error."""
     stuck: asyncio.Event | None = None
     """The next delivery is received, and neither taken nor answered before this is set."""
     port: int = 0
@@ -69,7 +71,7 @@ class Server:
 
     async def _heartbeat(self, http: web.Request) -> web.Response:
         self.heartbeats.append(Heartbeat.from_json(await http.read()))
-        response = await self._heard(http, web.Response(body=self.answer.to_json()))
+        response = await self._heard(http, web.Response(body=self.answer.to_json(), status=500 if self.refuse else 200))
         if self.mute is not None:
             await self.mute.wait()
         return response
@@ -139,6 +141,35 @@ async def test_a_server_that_does_not_answer_is_asked_again_within_the_lease(
         await server.until(lambda: len(server.heartbeats) >= beats + 3)
         server.mute.set()
         assert "no answer in time" in caplog.text
+
+
+@pytest.mark.parametrize("mute", [False, True])
+async def test_a_node_without_a_lease_begins_no_call(tmp_path: Path, mute: bool) -> None:
+    """Guards against a node that samples on under old weights, while the server takes the node for dead and tells the
+    trainer that generation is paused. `mute`: heartbeats get no answer, and no refusal."""
+    server, silence = Server(answer=HeartbeatAnswer(lease_seconds=2)), asyncio.Event()
+    async with server.up(), node_here(tmp_path, server=server.url) as (gateway, node):
+        gate, asked = gateway.service.node.proxy.generation, gateway.service.transcripts
+        await node.put(order(agent=asking("import time\nwhile True: ask(); time.sleep(0.2)")))
+        async with asyncio.timeout(60):
+            while not any(each.calls for each in asked()):  # noqa: ASYNC110 - no event tells of a call
+                await asyncio.sleep(0.01)
+        server.mute, server.refuse = (silence, False) if mute else (None, True)
+        beats = len(server.heartbeats)
+        await server.until(lambda: len(server.heartbeats) > beats + 1)  # no earlier answer is on its way
+        try:
+            await asyncio.wait_for(gate._closed.wait(), 60)
+            await node.ask("POST", "/v1/generation", Generation(paused=True).to_json())
+            _, told = await node.ask("POST", "/v1/generation", Generation(paused=False).to_json())
+            assert (told["paused"], told["in_flight"]) == (True, 0), "an order of a server whose answers do not arrive"
+            (before,) = [each.calls for each in asked()]
+        finally:
+            silence.set()
+            server.refuse = False
+        async with asyncio.timeout(60):
+            await gate._open.wait()
+            while [each.calls for each in asked()] == [before]:  # noqa: ASYNC110 - no event tells of a call
+                await asyncio.sleep(0.01)
 
 
 async def test_a_server_that_refuses_or_fails_gets_the_episode_again(

@@ -1,6 +1,8 @@
 """Keeps a node in touch with its rollout server: sends heartbeats and journals, and delivers episodes.
 
-A server that is away for long costs disk only: each episode stays there until the server has acknowledged the episode.
+While a server is away, each episode stays on the disk until the server has acknowledged the episode. After a lease
+without an answered heartbeat the node pauses generation: the server takes the node for dead by then, so that no order
+to pause reaches the node.
 Where the server refuses an episode for good, it gets one without a trajectory instead, so that the task can end.
 """
 
@@ -72,6 +74,8 @@ class Link:
         self._service = service
         self._own_url = url
         self._pause = HEARTBEAT_SECONDS
+        self._fence: asyncio.TimerHandle | None = None
+        """Fences the node when the lease of its last answered heartbeat is over."""
         self._refused: dict[Key, float] = {}
         """Session -> when the server first refused its episode for good."""
         self._server = server
@@ -117,7 +121,13 @@ class Link:
         service = self._service
         orders = service.orders
         body = service.heartbeat(self._own_url).to_json()
+        loop = asyncio.get_running_loop()
+        sent = loop.time()
         answer = await self._post(http, HEARTBEAT, body, seconds=2 * self._pause)
+        if self._fence is not None:
+            self._fence.cancel()
+        self._fence = loop.call_at(sent + answer.lease_seconds, service.fence)
+        service.fenced = False
         self._pause = min(HEARTBEAT_SECONDS, answer.lease_seconds / BEATS_IN_A_LEASE)
         service.cancel_all_of(answer.cancel)
         if answer.draining:

@@ -83,6 +83,8 @@ class NodeService:
         self.allowed = allowed
         self.incarnation = uuid.uuid4().hex
         self.draining = False
+        self.fenced = False
+        """True: the server has answered no heartbeat for a lease. No order resumes generation before it does."""
         self._stopping = False
         self.changed = asyncio.Event()
         """Set when the server should be told of a change."""
@@ -315,15 +317,22 @@ class NodeService:
     # Orders -----------------------------------------------------------------------------------------------------------
 
     async def set_generation(self, order: Generation) -> GenerationAnswer:
-        """Pause or resume model calls. With `finish`, return when no call is in flight, or when the time is up."""
+        """Pause model calls, or resume them where the node is not fenced. With `finish`, return when no call is in
+        flight, or when the time is up."""
         gate = self.node.proxy.generation
         if order.paused:
             gate.pause()
             if order.running == "finish":
                 await gate.idle(order.timeout_seconds)
-        else:
+        elif not self.fenced:
             gate.resume()
         return self.generation()
+
+    def fence(self) -> None:
+        """Pause model calls because the lease is over. The answer to the next heartbeat resumes them."""
+        log.warning("the server has answered no heartbeat for a lease: generation is paused until it does")
+        self.fenced = True
+        self.node.proxy.generation.pause()
 
     def set_weights(self, version: str, engine: str | None = None) -> GenerationAnswer:
         self.node.set_weight_version(version, engine)
