@@ -8,10 +8,9 @@ A plug-in is one module or package here that defines a class `ENGINE`. The class
 and methods of `Engine`.
 
 The other modules are shared by the engines. `http` asks a server, and `openai_form` holds the requests and answers of
-OpenAI-compatible APIs. `replicas` makes one engine of several servers, and `probe` asks an
-engine for one token. `sampling` and `context_length` handle the
-fields and limits of a request, and `weights` the versions of the weights. The room uses `chat`, `http`, `registry` and
-`schema`.
+OpenAI-compatible APIs. `replicas` makes one engine of several servers, and `probe` asks an engine for one token.
+`sampling` and `context_length` handle the fields and limits of a request, and `weights` the versions of the weights.
+The room uses `chat`, `http`, `registry` and `schema`.
 """
 
 from __future__ import annotations

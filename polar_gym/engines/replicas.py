@@ -192,10 +192,11 @@ class Replicas:
         return next((each.engine.http.url for each in several if each.engine is engine), None)
 
     async def answers(self, url: str | None, sampling: Sampling) -> bool:
-        """Return whether the replica that `url_of` names is up and samples one token now. Where `url` names none of the
-        replicas, the one with the least load counts."""
+        """Return whether the replica that `url_of` names is up and samples one token now. One that does not is away
+        then. Where `url` names none of the replicas, the one with the least load counts."""
         asked = next((each for each in self.replicas if each.engine.http.url == url), None) or self._least()
-        return asked.up and await self._samples(asked, sampling)
+        silent = EngineError(503, f"{asked.engine.http.url} does not sample", kind="server")
+        return asked.up and not await self.lost(asked.engine, silent, sampling)
 
     def note(self, session_id: str, tokens: int) -> None:
         """Take notice of the tokens of a session's call, prompt and answer."""

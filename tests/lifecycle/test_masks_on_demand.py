@@ -18,6 +18,7 @@ from aiohttp import web
 from polar_gym.chat import Completion
 from polar_gym.engines import probe
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.vllm import ENGINE, VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import Journal, read_journal
@@ -224,6 +225,8 @@ async def test_a_server_that_falls_silent_masks_at_the_end_of_the_time(
     async with several(tmp_path, *servers) as local:
         servers[0].healthy_calls = acts
         episode = await timed_out(local, servers[0], workspace, monkeypatch)
+        assert isinstance(local.engine, Replicas)
+        assert not local.engine.replicas[0].up, "its next sessions would be lost, too"
     assert episode.reward is None
     assert episode.session.failure is not None
     assert episode.session.failure.kind == "engine_error"
