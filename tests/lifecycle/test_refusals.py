@@ -101,6 +101,28 @@ async def test_a_body_that_is_too_large_is_no_call(
         assert await ask(node.url, capture.key, *REQUESTS[0]) == 200, "the session goes on"
 
 
+async def test_what_cannot_be_translated_is_counted_and_logged_once_for_each_field(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against sessions that end with reward 0, without any trace of what their harness had asked for."""
+
+    def body(*parts: bytes) -> bytes:
+        return b'{"model": "policy", "messages": [{"role": "user", "content": [%b]}]}' % b", ".join(parts)
+
+    text, file, tape = b'{"type": "text", "text": "x"}', b'{"type": "file", "file": {}}', b'{"type": "tape"}'
+    async with session_on_node(tmp_path) as (node, capture):
+        for sent in (body(file), body(text, file), body(text, text, tape), b'{"model": "policy", "messages": 1}'):
+            assert await ask(node.url, capture.key, *REQUESTS[0], sent) == 400
+        assert await ask(node.url, capture.key, *REQUESTS[0], body(text)) == 200
+        assert node.proxy.calls == {"refused": 4, "delivered": 1}
+    told = [each.getMessage() for each in caplog.records if "refused: messages" in each.getMessage()]
+    assert [message.partition(" refused: ")[2].partition(": ")[0] for message in told] == [
+        "messages[0].content[0].type",
+        "messages",
+    ], told
+    assert all(capture.session_id in message for message in told)
+
+
 async def test_a_body_that_comes_slowly_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,7 +44,7 @@ class NodeMetrics:
         yield GaugeMetricFamily("polar_gym_waiting", "Sessions that wait for INIT.", value=node.stages.init.waiting)
         yield counters("polar_gym_ended", "Sessions that ended, by status.", "status", service.ended_by_status)
         yield counters("polar_gym_failures", "Sessions that failed, by kind.", "kind", service.failures)
-        yield counters("polar_gym_calls", "Recorded model calls, by outcome.", "outcome", proxy.calls)
+        yield counters("polar_gym_calls", "Model calls, by outcome; refused: not recorded.", "outcome", proxy.calls)
         yield CounterMetricFamily("polar_gym_sampled_tokens", "Tokens received.", value=proxy.sampled_tokens)
         yield GaugeMetricFamily("polar_gym_calls_in_flight", "Calls at the engine.", value=proxy.generation.in_flight)
         yield GaugeMetricFamily("polar_gym_paused", "1: calls wait.", value=float(proxy.generation.paused))

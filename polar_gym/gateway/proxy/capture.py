@@ -68,6 +68,8 @@ class SessionCapture:
     recorded, because then the session must end too."""
     admitted: int = 0
     """How many calls were let in."""
+    refused_fields: set[str] = field(default_factory=set)
+    """The fields, without indices, for which a request was refused that cannot be translated."""
     _passes: set[asyncio.Task[None]] = field(default_factory=set)
     _sampled_tokens: int = 0
     _in_flight: dict[asyncio.Task[Any], int] = field(default_factory=dict)

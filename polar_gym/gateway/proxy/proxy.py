@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hmac
 import logging
+import re
 import time
 import uuid
 from collections import Counter
@@ -96,7 +97,7 @@ class Proxy:
         self._routes = routes(providers)
         self.generation = GenerationGate()
         self.calls: Counter[str] = Counter()
-        """Recorded calls by outcome."""
+        """Recorded calls by outcome; `refused`: requests that could not be translated and are not recorded."""
         self.sampled_tokens = 0
         self._captures: dict[str, SessionCapture] = {}
         self._silent = SilentConnections(HEAD_SECONDS)
@@ -130,6 +131,7 @@ class Proxy:
         if http.path == "/" and http.method in ("GET", "HEAD"):  # clients check that the port answers
             return web.Response()
         provider, route = self._route(http)
+        capture: SessionCapture | None = None
         try:
             if from_a_page(http):
                 raise CallRefusedError(403, "permission", REFUSED)
@@ -159,6 +161,8 @@ class Proxy:
                     return _error(provider, 403, "permission", "this session has ended, or its budget is used up")
                 return await self._chat(http, provider, capture, *admitted, body)
         except BadRequestError as error:
+            if capture is not None:
+                self._note_refused(capture, http, error)
             return _error(provider, 400, error.code, str(error))
         except CallRefusedError as error:
             if error.status in LOGGED:
@@ -173,6 +177,14 @@ class Proxy:
                 raise  # a part of an answer was sent: aiohttp closes the connection
             log.exception("%s %s", http.method, http.path)
             return _error(provider, 500, "server", "the gateway failed; its log says why")
+
+    def _note_refused(self, capture: SessionCapture, http: web.BaseRequest, error: BadRequestError) -> None:
+        """Count a request that cannot be translated, and log the first one of a session for each field."""
+        self.calls["refused"] += 1
+        name = re.sub(r"\d+", "", error.field)
+        if name not in capture.refused_fields:
+            capture.refused_fields.add(name)
+            log.warning("session %s: %s %s refused: %s", capture.session_id, http.method, http.path[:200], error)
 
     async def engine_answers(self, call: ModelCall, sampling: Sampling) -> bool:
         """Return whether each engine samples one token now for a request of the proxy's own; of the replicas of an
