@@ -211,12 +211,20 @@ async def test_a_copy_that_comes_too_late_is_removed(
             assert not client.images.list(name=KEPT)
 
 
-async def test_an_image_for_another_user_is_refused(host: str, tmp_path: Path) -> None:
-    with imported(host, {}, changes=["USER 9"]) as image:
+REFUSED = {
+    "USER 9": "is made for another user than root; set USER root in it",
+    "VOLUME /data": "has VOLUME /data, whose files would not be graded; make it without VOLUME",
+}
+"""A change of an image -> why its files cannot be graded. `docker commit` leaves the files of volumes out."""
+
+
+@pytest.mark.parametrize("change", REFUSED)
+async def test_an_image_whose_files_cannot_be_graded_is_refused(host: str, tmp_path: Path, change: str) -> None:
+    with imported(host, {"root/.keep": ""}, changes=[change]) as image:
         task = task_in(tmp_path).model_copy(update={"image": image})
         async with Bench(DOCKER, tmp_path) as bench:
             problem = (await validate(task, bench)).problem
-    assert "is made for another user than root; set USER root in it" in problem
+    assert REFUSED[change] in problem
 
 
 # builds ---------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ class Image:
     git: bool
     own_user: bool = False
     """Whether the image was made for another user than root, whose files no other uid may read or change."""
+    volumes: tuple[str, ...] = ()
+    """The directories whose files no copy of a container has."""
 
 
 class Images:
@@ -76,11 +78,13 @@ class Images:
 
 def _look_into(client: docker.DockerClient, name: str, image: str) -> Image:
     """Return the image of this id. Its files are looked for in a container that is never started."""
-    user = client.api.inspect_image(image)["Config"].get("User") or "root"
+    config = client.api.inspect_image(image)["Config"]
+    user, volumes = config.get("User") or "root", tuple(config.get("Volumes") or ())
     container = client.api.create_container(image, entrypoint=["/bin/sh"], network_disabled=True)["Id"]
     try:
         glibc, git = (any(_has_file(client, container, path) for path in paths) for paths in (LOADERS, GITS))
-        return Image(name=name, id=image, glibc=glibc, git=git, own_user=user.split(":")[0] not in ("root", "0"))
+        own_user = user.split(":")[0] not in ("root", "0")
+        return Image(name=name, id=image, glibc=glibc, git=git, own_user=own_user, volumes=volumes)
     finally:
         client.api.remove_container(container, force=True, v=True)
 

@@ -339,6 +339,11 @@ def _claim(image: Image, *, whole: bool) -> uids.Claim:
     """Return the agent's uid. Raises `SandboxError`."""
     if whole and image.own_user:
         raise SandboxError(f"runtime.image: {image.name!r} is made for another user than root; set USER root in it")
+    if whole and image.volumes:
+        raise SandboxError(
+            f"runtime.image: {image.name!r} has VOLUME {', '.join(image.volumes)}, whose files would not be graded; "
+            "make it without VOLUME"
+        )
     if whole:
         return uids.Claim(0)
     return uids.Claim(agent.UID) if image.own_user else uids.claim()
