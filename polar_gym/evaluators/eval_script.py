@@ -16,10 +16,10 @@ import posixpath
 import secrets
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
 from polar_gym.evaluators import copies
-from polar_gym.evaluators.patch import file_changes
+from polar_gym.evaluators.patch import FileChange
 from polar_gym.evaluators.swebench_report import END, EXIT_CODE, START
 from polar_gym.evaluators.witness import Witness, under_witness
 from polar_gym.runtimes import Command, ExecResult, Sandbox
@@ -68,6 +68,7 @@ async def run(
     sandbox: Sandbox,
     script: str,
     test_patch: str,
+    hidden: Sequence[FileChange],
     workspace: str,
     texts: Mapping[str, bytes],
     witness: Witness,
@@ -77,12 +78,12 @@ async def run(
     """Run a script with other texts of its test files. Return its output, with stderr in stdout, and what `look` saw
     before and after the lines before the tests, without what it saw both times.
 
-    `texts`: path in the workspace -> content. `test_patch`: the patch that the script applies. `command` gives the
-    environment and the time limit of the whole. A line after the tests prints the tests' exit code. Raises
-    `SandboxError`.
+    `texts`: path in the workspace -> content. `test_patch`: the patch that the script applies. `hidden`: its changes,
+    without renames. `command` gives the environment and the time limit of the whole. A line after the tests prints the
+    tests' exit code. Raises `SandboxError`.
     """
     begun, mark = time.monotonic(), secrets.token_hex(16)
-    script = without_tests(script, test_patch, texts, _place_holder(mark))
+    script = without_tests(script, test_patch, hidden, texts, _place_holder(mark))
     before = await look()
     prepared = await sandbox.exec(_bash(command, preparing(script, mark)))
     log, found, state = prepared.stdout.rpartition(f"{mark}\n".encode())
@@ -97,18 +98,16 @@ async def run(
     return dataclasses.replace(tested, stdout=log + tested.stdout), differing
 
 
-def without_tests(script: str, test_patch: str, files: Container[str], place_holder: str) -> str:
+def without_tests(
+    script: str, test_patch: str, hidden: Sequence[FileChange], files: Container[str], place_holder: str
+) -> str:
     """Return a script whose test patch does not change the files. Where nothing else is left, the patch makes an empty
     file, because git refuses an empty patch. A script that holds the patch in another form is returned as it is."""
     if not test_patch.strip():
         return script
-    try:
-        changes = file_changes(test_patch.encode())
-    except ValueError:
-        return script
-    kept = b"".join(change.section for change in changes if change.path.decode(errors="replace") not in files)
+    kept = b"".join(each.section for each in hidden if each.path.decode(errors="surrogateescape") not in files)
     kept = kept or f"diff --git a/{place_holder} b/{place_holder}\nnew file mode 100644\n".encode()
-    return script.replace(test_patch.strip("\n"), kept.decode().strip("\n"))
+    return script.replace(test_patch.strip("\n"), kept.decode(errors="surrogateescape").strip("\n"))
 
 
 def preparing(script: str, mark: str) -> str:
@@ -161,7 +160,7 @@ def _bash(command: Command, script: str) -> Command:
 
 
 def _running(lines: list[str]) -> str:
-    return _evaluating("\n".join([*lines, ""]).encode())
+    return _evaluating("\n".join([*lines, ""]).encode(errors="surrogateescape"))
 
 
 def _evaluating(commands: bytes) -> str:

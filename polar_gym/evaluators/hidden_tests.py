@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Collection, Mapping
 
 from polar_gym.evaluators import EvaluatorError
-from polar_gym.evaluators.patch import unquoted
+from polar_gym.evaluators.patch import FileChange, file_changes
 from polar_gym.runtimes import Command, Sandbox
 from polar_gym.runtimes.files import UnreadableFileError, read_file, write_files
 
@@ -18,10 +18,10 @@ cat > /tmp/polar-gym-test.patch
 export GIT_INDEX_FILE=/tmp/polar-gym-index
 git read-tree HEAD
 git apply --cached --whitespace=nowarn /tmp/polar-gym-test.patch
-git diff-index --cached --name-only --no-renames HEAD
+git diff-index --cached -p --binary --no-renames --no-color --no-ext-diff --src-prefix=a/ --dst-prefix=b/ HEAD
 rm /tmp/polar-gym-test.patch
 """
-"""Applies the test patch and lists the paths that the patch touches, old names of renamed files included."""
+"""Applies the test patch, and prints what the patch changes: a renamed file is removed and made."""
 
 _LIST_FILES = r"""
 find . -name .git -prune -o -type f -size -20480 -print0
@@ -72,17 +72,16 @@ OF_RUNNERS = (
 """Modules that a test runner imports where they are, installed or not."""
 
 
-async def place(sandbox: Sandbox, test_patch: str, *, apply: bool) -> set[str]:
-    """Return the paths that the test patch touches. With `apply`, put the patch into the pristine workspace.
+async def place(sandbox: Sandbox, test_patch: str, *, apply: bool) -> list[FileChange]:
+    """Return the changes of the test patch, without renames. With `apply`, put the patch into the pristine workspace.
 
     Raises `EvaluatorError`.
     """
     if not test_patch.strip():
-        return set()
+        return []
     how = "apply" if apply else "list"
     problem = "test_patch does not apply to the base commit"
-    listed = await _shell(sandbox, problem, _APPLY, how, stdin=test_patch.encode())
-    return {unquoted(name).decode(errors="surrogateescape") for name in listed.splitlines()}
+    return file_changes(await _shell(sandbox, problem, _APPLY, how, stdin=test_patch.encode()))
 
 
 async def read(sandbox: Sandbox, files: Collection[str]) -> dict[str, bytes]:

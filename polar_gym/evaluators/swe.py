@@ -31,6 +31,7 @@ from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.canary_javascript import is_javascript_test
 from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.parsers import MISSING, PASSED, get_parser
+from polar_gym.evaluators.patch import FileChange
 from polar_gym.evaluators.protected import TaskFiles, is_test_module
 from polar_gym.evaluators.result import full_log, how_it_ended, kept_log
 from polar_gym.evaluators.swebench_report import END, START, known_parsers
@@ -200,9 +201,9 @@ class Swe:
         witness = Witness()
         context.progress.carried = False
         async with context.fresh_sandbox() as sandbox:
-            owned = await hidden_tests.place(sandbox, options.test_patch, apply=not options.eval_script)
+            hidden = await hidden_tests.place(sandbox, options.test_patch, apply=not options.eval_script)
             files = TaskFiles(
-                owned=owned,
+                owned={change.path.decode(errors="surrogateescape") for change in hidden},
                 tests=options.tests,
                 command=options.test_command or options.eval_script,
                 importable=await hidden_tests.importable_modules(sandbox) if _NEW_FILE in context.diff else (),
@@ -222,7 +223,7 @@ class Swe:
             if problem := await carry(context, sandbox, files.protects):
                 return self._worthless(problem)
             result, steered = await self._execute(
-                sandbox, twins.texts, witness, context.request, files, environment=environment
+                sandbox, hidden, twins.texts, witness, context.request, files, environment=environment
             )
             testimony = await witness.hear(sandbox, context.progress.counted)
             # An eval script puts the files of the base commit back after the tests.
@@ -238,6 +239,7 @@ class Swe:
     async def _execute(
         self,
         sandbox: Sandbox,
+        hidden: Sequence[FileChange],
         texts: Mapping[str, bytes],
         witness: Witness,
         request: TaskRequest,
@@ -253,7 +255,7 @@ class Swe:
         if script := self._options.eval_script:
             look = partial(hidden_tests.digests, sandbox, files.steers)
             workspace, patch = request.runtime.workspace.path, self._options.test_patch
-            return await eval_script.run(sandbox, script, patch, workspace, texts, witness, command, look)
+            return await eval_script.run(sandbox, script, patch, hidden, workspace, texts, witness, command, look)
         return await sandbox.exec(command), ()
 
     async def _grade(self, context: EvaluationContext, run: Run, turn: int) -> EvaluationResult:

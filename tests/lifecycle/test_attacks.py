@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 
 from polar_gym.errors import how_to_install
+from polar_gym.evaluators.swebench_report import START
 from tests.lifecycle import grading_bench
 from tests.lifecycle.attacks import (
     ATTACKS,
@@ -17,7 +18,16 @@ from tests.lifecycle.attacks import (
     preparation,
     task_for,
 )
-from tests.lifecycle.grading_bench import INTERVALS, Bench, bench
+from tests.lifecycle.grading_bench import (
+    HIDDEN_TESTS,
+    INTERVALS,
+    PRICES,
+    Bench,
+    bench,
+    make_patch,
+    prices_task,
+    scripted,
+)
 from tests.support.requirements import need, need_node, need_program
 from tests.support.shell import heredoc
 
@@ -111,6 +121,33 @@ async def test_a_script_may_steer_the_runner_itself(bench: Bench) -> None:
     task = task.model_copy(update={"eval_script": script})
     result = await bench.evaluate(task, task.patch.encode())
     assert (result.reward, result.resolved) == (1.0, True), result.log
+
+
+READS = """
+import os, sys
+if sys.argv[0].endswith("setup.py"):
+    print("READ", *(open("tests/" + name).read() for name in os.listdir("tests")))
+"""
+
+
+async def test_no_code_reads_a_renamed_test_before_the_tests(bench: Bench) -> None:
+    """Guards against code of the harness that an eval script runs before the tests. A patch with a rename was left
+    whole there, with all hidden tests."""
+    bench.offer_pytest()
+    old, new = "tests/test_prices.py", "tests/test_cost.py"
+    patch = make_patch(bench.directory, PRICES, {old: PRICES[old] + HIDDEN_TESTS})
+    patch = patch.replace(f" b/{old}\n", f" b/{new}\nrename from {old}\nrename to {new}\n", 1)
+    patch = patch.replace(f"+++ b/{old}", f"+++ b/{new}")
+    tests = [f"{new}::test_no_discount", f"{new}::test_discount"]
+    task = scripted(prices_task(bench.directory, test_patch=patch, FAIL_TO_PASS=tests, PASS_TO_PASS=[], twins={}))
+    script = task.eval_script.replace(f"--color=no {old}", f"--color=no {new}")
+    script = script.replace(f": '{START}", f"python3 setup.py --quiet\n: '{START}")
+    solve = f"git apply {heredoc(task.patch)}"
+    diff = await bench.diff_after(task, solve, f"cat >> prices/__init__.py {heredoc(READS)}")
+    result = await bench.evaluate(task, diff, eval_script=script, log_parser="pytest")
+    assert result.reward == 1.0, result.log
+    assert "READ" in result.log
+    assert "== 350" not in result.log
 
 
 XFAILS = """

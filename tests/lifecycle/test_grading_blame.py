@@ -11,6 +11,7 @@ import pytest
 from polar_gym.evaluators import EVALUATORS, EvaluationContext, EvaluatorError, hidden_tests
 from polar_gym.evaluators.blame import MaskedError
 from polar_gym.evaluators.grading import carry
+from polar_gym.evaluators.patch import FileChange
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, Sandbox, SandboxError
 from polar_gym.schema import EvaluationResult, EvaluatorSpec
@@ -107,7 +108,7 @@ async def test_a_second_run_of_the_tests_that_fails_before_the_diff_is_carried_m
     bench.offer_pytest()
     task, place, runs = prices_task(bench.directory), hidden_tests.place, count(1)
 
-    async def place_once(sandbox: Sandbox, test_patch: str, *, apply: bool) -> set[str]:
+    async def place_once(sandbox: Sandbox, test_patch: str, *, apply: bool) -> list[FileChange]:
         if next(runs) == 2:
             raise EvaluatorError("test_patch does not apply to the base commit: timed out")
         return await place(sandbox, test_patch, apply=apply)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from polar_gym.evaluators import eval_script
+from polar_gym.evaluators.patch import file_changes
 from polar_gym.evaluators.swebench_report import END, START
 from polar_gym.evaluators.witness import Witness
 from polar_gym.runtimes import Command, ExecResult
@@ -65,9 +66,12 @@ def run(tmp_path: Path, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> Ru
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
 
-    def in_directory(script: str, test_patch: str = "") -> ExecResult:
+    def in_directory(script: str, test_patch: str = "", without_renames: bytes = b"") -> ExecResult:
         texts, command = {"test_a.py": b"\x00", "new/test_b.py": b"new"}, Command(argv=[])
-        running = eval_script.run(Machine(), script, test_patch, str(tmp_path), texts, witness, command, see_nothing)
+        hidden = file_changes(without_renames or test_patch.encode())
+        running = eval_script.run(
+            Machine(), script, test_patch, hidden, str(tmp_path), texts, witness, command, see_nothing
+        )
         return asyncio.run(running)[0]
 
     return in_directory
@@ -175,6 +179,36 @@ def test_the_lines_before_the_tests_never_see_the_original_tests(test_patch: str
     assert ("read by a test" in (tmp_path / "seen").read_text()) == (DATA in test_patch)
     assert (tmp_path / "new" / "test_b.py").read_text() == "new", result.stdout.decode()
     assert ".polar-gym" not in (tmp_path / "during").read_text()
+
+
+RENAMES = """\
+diff --git a/old.txt b/new.txt
+similarity index 100%
+rename from old.txt
+rename to new.txt
+"""
+REMOVES_AND_MAKES = b"""\
+diff --git a/new.txt b/new.txt
+new file mode 100644
+--- /dev/null
++++ b/new.txt
+@@ -0,0 +1 @@
++gr\xfcn
+diff --git a/old.txt b/old.txt
+deleted file mode 100644
+--- a/old.txt
++++ /dev/null
+@@ -1 +0,0 @@
+-gr\xfcn
+"""
+
+
+def test_a_file_that_the_patch_renames_may_have_any_encoding(run: Run, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    (tmp_path / "old.txt").write_bytes(b"gr\xfcn\n")
+    result = run(f"git apply - <<'EOF'\n{RENAMES}EOF\n: '{START}'\n: '{END}'", RENAMES, REMOVES_AND_MAKES)
+    assert (tmp_path / "new.txt").read_bytes() == b"gr\xfcn\n", result.stdout
+    assert not (tmp_path / "old.txt").exists()
 
 
 def test_the_marks_stand_once_in_the_log(run: Run) -> None:
