@@ -21,11 +21,13 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from polar_gym.http.edge import LEAST_BYTES_A_SECOND
 from polar_gym.http.failures import reason
 from polar_gym.http.urls import is_http_url
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import OutboxEntry
+from polar_gym.service.episode_files import DamagedError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ SIGNATURE_HEADER = "Polar-Gym-Signature"
 
 REPLAY_WINDOW_SECONDS = 300.0
 """How far a callback's timestamp may be from the receiver's clock."""
+ANSWER_SECONDS, CONNECT_SECONDS = 60.0, 10.0
+"""The time for a receiver's answer, and of that for a connection. A large body has as much more as one that is sent to
+the server."""
 GIVE_UP_SECONDS = 3 * 86400.0
 """How long a callback is repeated."""
 AT_ONCE = 16
@@ -101,10 +106,8 @@ class CallbackSender:
         self._key = key
 
     async def run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=60, connect=10)
         running: dict[asyncio.Task[None], str] = {}
         async with aiohttp.ClientSession(
-            timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
             connector=aiohttp.TCPConnector(socket_factory=self._addresses.connect, resolver=self._addresses.lookups),
             auto_decompress=False,  # the answers' bodies are not read
@@ -142,6 +145,9 @@ class CallbackSender:
         try:
             body = await self._body(entry)
         except OSError as error:
+            await self._failed(entry, f"its episode cannot be read now: {error}")
+            return
+        except DamagedError as error:
             log.error("callback %s: its episode cannot be read: %s", entry.key, error)
             await self._done(entry, "callback.given_up", f"its episode cannot be read: {error}")
             return
@@ -155,14 +161,23 @@ class CallbackSender:
             TIME_HEADER: timestamp,
             SIGNATURE_HEADER: sign(self._key, timestamp, body),
         }
+        total = ANSWER_SECONDS + len(body) / LEAST_BYTES_A_SECOND
+        timeout = aiohttp.ClientTimeout(total=total, connect=CONNECT_SECONDS)
         try:
-            async with http.post(entry.url, data=body, headers=headers, allow_redirects=False) as response:
+            async with http.post(
+                entry.url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
                 problem = None if 200 <= response.status < 300 else f"HTTP {response.status}"
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             problem = reason(error)
         if problem is None:
             await self._done(entry, "callback.delivered")
-        elif time.time() - entry.created_at > GIVE_UP_SECONDS:
+        else:
+            await self._failed(entry, problem)
+
+    async def _failed(self, entry: OutboxEntry, problem: str) -> None:
+        """Have a callback tried again later, or give it up where it is too old."""
+        if time.time() - entry.created_at > GIVE_UP_SECONDS:
             await self._done(entry, "callback.given_up", problem)
         else:
             self._book.counts.callbacks["failed"] += 1
@@ -175,8 +190,8 @@ class CallbackSender:
         await self._store.callback_done(entry, event(entry, kind, entry, key=entry.key, **said))
 
     async def _body(self, entry: OutboxEntry) -> bytes | None:
-        """Return the body of a callback, or None where its task was evicted. Raise `OSError` where the episode cannot
-        be read."""
+        """Return the body of a callback, or None where its task was evicted. Raise `DamagedError`, or `OSError` where
+        the episode cannot be read now."""
         task = await self._book.find(entry.task_id)
         if task is None:
             return None

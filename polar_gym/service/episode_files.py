@@ -9,6 +9,10 @@ from isal import igzip, isal_zlib
 from polar_gym import durable
 
 
+class DamagedError(Exception):
+    """The file of an episode is gone, or is no episode: no later try reads it."""
+
+
 class EpisodeFiles:
     """The files, named by (session id, attempt). Methods block: call them in a thread."""
 
@@ -29,12 +33,17 @@ class EpisodeFiles:
         return len(packed)
 
     def read(self, session_id: str, attempt: int) -> bytes:
-        """Return an episode as one line of JSON. Raise `OSError` where the file was evicted or is damaged."""
+        """Return an episode as one line of JSON. Raise `DamagedError` where the file was evicted or is damaged, and
+        `OSError` where it cannot be read now."""
         path = self._path(session_id, attempt)
         try:
-            return igzip.decompress(path.read_bytes())
-        except (EOFError, isal_zlib.error) as error:  # pyright: ignore[reportGeneralTypeIssues] - isal's own annotation
-            raise OSError(f"{path}: {error}") from error
+            packed = path.read_bytes()
+        except FileNotFoundError as error:
+            raise DamagedError(str(error)) from error
+        try:
+            return igzip.decompress(packed)
+        except (OSError, EOFError, isal_zlib.error) as error:  # pyright: ignore[reportGeneralTypeIssues] - isal's own annotation
+            raise DamagedError(f"{path}: {error}") from error
 
     def remove(self, session_id: str, attempt: int) -> None:
         self._path(session_id, attempt).unlink(missing_ok=True)

@@ -30,6 +30,7 @@ from polar_gym.protocol import Delivery, Generation, Heartbeat, Journals, TaskPa
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.callbacks import check_url
+from polar_gym.service.episode_files import DamagedError
 from polar_gym.service.fleet import ReplacedError
 from polar_gym.service.metrics import ServiceMetrics
 from polar_gym.service.openapi import openapi_document
@@ -201,10 +202,22 @@ class _Handlers:
             news = self._service.book.news(task_id)
             live = task_id in self._service.book.live
             rows = await self._service.store.episodes(task_id, after, 16, excluded)
+            fetched, readable = list[int](), True
             for row in rows:
-                await response.write(await self._line(row))
+                try:
+                    line = await self._line(row)
+                except OSError:
+                    readable = False
+                    break
+                await response.write(line)
                 after = row.number
-            await self._service.store.mark_fetched([row.number for row in rows])
+                if line:
+                    fetched.append(row.number)
+            await self._service.store.mark_fetched(fetched)
+            if not readable:
+                if http.transport is not None:
+                    http.transport.close()  # without the mark of the stream's end: the client goes on with another
+                return response
             if rows:
                 deadline = 0.0  # one is sent: send the others that there are, and do not wait for more
                 continue
@@ -234,20 +247,27 @@ class _Handlers:
             raise AnswerError(404, f"session_id={session_id!r}: there is no such episode")
         if row.evicted:
             raise AnswerError(410, f"session_id={session_id!r}: the episode was evicted")
-        line = await self._line(row)
+        try:
+            line = await self._line(row)
+        except OSError as error:
+            raise AnswerError(503, f"session_id={session_id!r}: the episode cannot be read now; ask again") from error
         if not line:
             raise AnswerError(410, f"session_id={session_id!r}: the episode cannot be read; the server's log says why")
         await self._service.store.mark_fetched([row.number])
         return web.Response(body=line, content_type="application/json")
 
     async def _line(self, row: EpisodeRow) -> bytes:
-        """Return an episode as a line. It is empty for an evicted or damaged episode: the stream goes on without it."""
+        """Return an episode as a line. It is empty for an evicted or damaged episode: the stream goes on without it.
+        Raise `OSError` where the episode cannot be read now."""
         try:
             return await asyncio.to_thread(self._service.store.files.read, row.session_id, row.attempt) + b"\n"
-        except OSError as error:
+        except DamagedError as error:
             if not row.evicted:
                 log.error("episode %s.%d cannot be read: %s", row.session_id, row.attempt, error)
             return b""
+        except OSError as error:
+            log.error("episode %s.%d cannot be read now: %s", row.session_id, row.attempt, error)
+            raise
 
     # Nodes ------------------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from polar_gym.client import RolloutClient, RolloutServiceError
 from polar_gym.schema import Episode
 from polar_gym.service import callbacks
+from polar_gym.service.episode_files import EpisodeFiles
 from polar_gym.service.store import OutboxEntry, Store
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, failed, make_request
@@ -114,6 +117,55 @@ async def test_an_episode_that_cannot_be_read_holds_up_no_other(
                 while await given_up(client) != {torn.session_id, gone.session_id}:  # noqa: ASYNC110 - no end tells
                     await asyncio.sleep(0.05)
             assert not service.book.failed.done()
+
+
+async def test_an_episode_that_cannot_be_read_now_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against whole episodes that count as damaged, are left out and may be evicted, because the process had too
+    many open files for a moment."""
+    read, tries = EpisodeFiles.read, Counter[str]()
+
+    def fail_once(files: EpisodeFiles, session_id: str, attempt: int) -> bytes:
+        tries[session_id] += 1
+        if tries[session_id] == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(files, session_id, attempt)
+
+    monkeypatch.setattr(EpisodeFiles, "read", fail_once)
+    async with (
+        Receiver(CALLBACK_KEY) as receiver,
+        rollout_server(tmp_path) as (service, client),
+        PeerNode(client.url, NODE_KEY) as node,
+    ):
+        await client.submit(make_request("t", num_samples=3))
+        orders = await node.take(3)
+        for order in orders:
+            await node.finish(order)
+        gone, *whole = sorted(order.session_id for order in orders)
+        service.store.files.remove(gone, 0)
+        arrived = [episode.session.session_id async for episode in client.episodes("t")]
+        assert sorted(arrived) == whole, "each once"
+        fetched = await service.store._execute("SELECT session_id FROM episodes WHERE fetched ORDER BY session_id")
+        assert [row["session_id"] for row in fetched] == whole, "what was not sent may not be evicted"
+        tries.clear()
+        assert (await client.episode(whole[0])).reward == 1.0
+        await client.submit(make_request("u", callback_url=receiver.url))
+        (order,) = await node.take()
+        await node.finish(order)
+        await receiver.wait_for(2)
+        assert receiver.results[f"{order.session_id}:0"]["episode"]["reward"] == 1.0
+        assert tries == {whole[0]: 2, order.session_id: 2}
+
+
+async def test_a_large_callback_has_as_long_as_its_body_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against episodes that never reach a receiver with a slow line."""
+    monkeypatch.setattr(callbacks, "ANSWER_SECONDS", 1e-6)
+    monkeypatch.setattr(callbacks, "LEAST_BYTES_A_SECOND", 1)
+    async with Receiver(CALLBACK_KEY) as receiver, rollout_server(tmp_path) as (_, client):
+        await client.submit(make_request("t", callback_url=receiver.url))
+        await client.cancel("t")
+        await receiver.wait_for(2)
 
 
 async def test_the_outbox_survives_the_server(tmp_path: Path) -> None:

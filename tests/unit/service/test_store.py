@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from polar_gym.protocol import Event, Generation
 from polar_gym.service.book import event
 from polar_gym.service.change import Change, NewEpisode, OutboxEntry
+from polar_gym.service.episode_files import DamagedError
 from polar_gym.service.store import MIGRATIONS, Store, StoreError
 from polar_gym.service.task import Task
 from polar_gym.service.weights import WeightHistory
@@ -166,7 +167,7 @@ async def test_an_episode_that_nobody_fetched_is_never_evicted(store: Store) -> 
     await store.mark_fetched([row.number])
     assert await store.evict(before=1.0, keep_bytes=10**9) == 0, "neither old nor too much"
     assert await store.evict(before=1.0, keep_bytes=0) == 1, "too much"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DamagedError):
         store.files.read(session_id, 0)
     assert (await store.stored_bytes(), await store.find_task("t") is not None) == (0, True)
     await store.evict(before=3.0, keep_bytes=0)
