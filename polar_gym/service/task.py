@@ -210,7 +210,7 @@ class Task:
         return self._end(self.samples[session_id], Status.ERROR, "request_error", why)
 
     def cancel(self) -> list[Ending]:
-        self.cancelled = not self.ended
+        self.cancelled = self.cancelled or not self.ended
         return self._end_all("cancelled", "the task was cancelled")
 
     def judge(self, episode: Episode) -> Verdict:

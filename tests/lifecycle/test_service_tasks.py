@@ -105,6 +105,15 @@ async def test_cancelling_stops_what_runs_and_what_waits(tmp_path: Path) -> None
         assert (await node.take())[0].request.task_id == "u", "the place is free again"
 
 
+async def test_a_task_that_is_cancelled_twice_at_once_stays_cancelled(tmp_path: Path) -> None:
+    """Guards against a second order that comes while the end is being written, and after which the task has failed."""
+    async with rollout_server(tmp_path) as (service, client):
+        await client.submit(make_request("t", num_samples=2))
+        states = await asyncio.gather(service.cancel("t"), service.cancel("t"))
+        assert [*states, await client.task("t")] == [states[0]] * 3
+        assert states[0].status is TaskStatus.CANCELLED
+
+
 async def test_a_group_stops_early_when_enough_samples_are_usable(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=3) as node:
         await client.submit(make_request("t", num_samples=4, stop_when_usable=2))
