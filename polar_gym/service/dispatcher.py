@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
@@ -27,6 +29,9 @@ log = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 20.0
 """How long the server tries to give a session to a living node that does not answer. Then another node gets it."""
+RECORDS_AT_ONCE = 4
+"""How many orders with records are in memory at once. A record takes up to `journal_bytes`, and several times as much
+while it is encoded; a node that dies leaves one for each session."""
 PAUSES = 4
 """How many times as long as the dispatcher looked at the nodes it waits before it looks again: each heartbeat is news,
 and a thousand nodes send some hundred a second."""
@@ -42,6 +47,7 @@ class Dispatcher:
         self._fleet = book.fleet
         self._link = link
         self._work: set[asyncio.Task[None]] = set()
+        self._with_records = asyncio.Semaphore(RECORDS_AT_ONCE)
 
     async def run(self) -> None:
         try:
@@ -95,6 +101,25 @@ class Dispatcher:
         self._start(self._dispatch(task, placement))
 
     async def _dispatch(self, task: Task, placement: Placement) -> None:
+        sample = task.samples[placement.session_id]
+        pause, deadline = 0.2, math.inf
+        while True:
+            async with contextlib.nullcontext() if sample.record_at is None else self._with_records:
+                if (member := self._member(task, placement)) is None:
+                    return
+                deadline = min(deadline, time.monotonic() + GIVE_UP_SECONDS)  # counts from the first try
+                problem = await self._try(task, placement, member)
+            if problem is None or self._member(task, placement) is None:
+                return
+            if not isinstance(problem, NodeUnreachableError) or time.monotonic() > deadline:
+                await self._not_taken(task, placement, member, problem)
+                return
+            log.info("session %s: not dispatched yet: %s", placement.session_id, problem)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _try(self, task: Task, placement: Placement, member: Member) -> Exception | None:
+        """Give a session to its node, or return why the node did not take it."""
         session_id = placement.session_id
         sample = task.samples[session_id]
         order = Dispatch(
@@ -105,25 +130,15 @@ class Dispatcher:
             resume=sample.record_at is not None,
             records=await asyncio.to_thread(self._book.store.journals.of, session_id) if sample.record_at else [],
         )
-        pause, deadline = 0.2, time.monotonic() + GIVE_UP_SECONDS
-        while (member := self._member(task, placement)) is not None:
-            try:
-                await self._link.dispatch(member.heartbeat.url, order)
-            except (NodeUnreachableError, NodeBusyError, RequestRefusedError) as error:
-                if self._member(task, placement) is None:
-                    return
-                if not isinstance(error, NodeUnreachableError) or time.monotonic() > deadline:
-                    await self._not_taken(task, placement, member, error)
-                    return
-                log.info("session %s: not dispatched yet: %s", session_id, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            else:
-                if placement in member.placed:
-                    member.placed[placement] = member.beats
-                member.failing = False
-                self._book.counts.dispatched += 1
-                return
+        try:
+            await self._link.dispatch(member.heartbeat.url, order)
+        except (NodeUnreachableError, NodeBusyError, RequestRefusedError) as error:
+            return error
+        if placement in member.placed:
+            member.placed[placement] = member.beats
+        member.failing = False
+        self._book.counts.dispatched += 1
+        return None
 
     async def _not_taken(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:
         """Decide what becomes of a session that its node did not take."""

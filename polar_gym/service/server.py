@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -44,6 +45,10 @@ MAX_REQUEST_BYTES = 64 * 2**20
 """The size of the largest task; a SWE-bench task has a few hundred KB."""
 MAX_EPISODE_BYTES = 2 * 2**30
 """The size of the largest delivery."""
+LARGE_DELIVERIES_AT_ONCE = 8
+"""How many large deliveries are in memory at once. The bodies of the others wait with their nodes."""
+SMALL_DELIVERY_BYTES = 2**20
+"""Up to this size a delivery waits for no other: each waits for the disk, and many together share its syncs."""
 KEEP_ALIVE_SECONDS = 15.0
 """How often the server sends a comment on a silent event stream, so that a dead connection is noticed."""
 
@@ -121,6 +126,7 @@ class _Handlers:
         self._addresses = addresses
         self._metrics = ServiceMetrics(service.book)
         self._watch = watch
+        self._large = asyncio.Semaphore(LARGE_DELIVERIES_AT_ONCE)
         self._page = head(follows=True, name="live") + b"</body></html>\n"
 
     # Tasks ------------------------------------------------------------------------------------------------------------
@@ -294,11 +300,13 @@ class _Handlers:
         return answer(await self._service.heartbeat(heartbeat))
 
     async def deliver(self, http: web.Request) -> web.Response:
-        node = _node(http)
-        delivery = await read_record(http.clone(client_max_size=MAX_EPISODE_BYTES), Delivery)
-        check_identifier("episode.session.session_id", delivery.episode.session.session_id)
-        check_identifier("episode.session.task_id", delivery.episode.session.task_id)
-        return answer(await self._service.deliver(node, delivery))
+        node, size = _node(http), http.content_length
+        small = size is not None and size <= SMALL_DELIVERY_BYTES
+        async with contextlib.nullcontext() if small else self._large:
+            delivery = await read_record(http.clone(client_max_size=MAX_EPISODE_BYTES), Delivery)
+            check_identifier("episode.session.session_id", delivery.episode.session.session_id)
+            check_identifier("episode.session.task_id", delivery.episode.session.task_id)
+            return answer(await self._service.deliver(node, delivery))
 
     async def journals(self, http: web.Request) -> web.Response:
         return answer(await self._service.journals(_node(http), await read_record(http, Journals)))

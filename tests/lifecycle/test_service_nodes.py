@@ -7,16 +7,19 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from polar_gym.http import edge
-from polar_gym.protocol import TaskStatus
+from polar_gym.protocol import Delivery, DeliveryAnswer, JournalPiece, Journals, TaskStatus
 from polar_gym.schema import Retries, Status
-from polar_gym.service import dispatcher
+from polar_gym.service import dispatcher, server
 from polar_gym.service.fleet import Fleet, Member
+from polar_gym.service.journal_files import JournalFiles
+from polar_gym.service.service import RolloutService
 from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 
@@ -284,6 +287,67 @@ async def test_the_same_delivery_twice_gets_the_same_answer(tmp_path: Path) -> N
         stranger = episode_of(order.model_copy(update={"session_id": "nobody"}))
         assert await node.deliver(stranger, 0) is False
         assert (await client.task("t")).usable == 1
+
+
+async def test_few_records_are_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server that runs out of memory because a node with many sessions has died."""
+    read, begun, ended, most = JournalFiles.of, list[str](), list[str](), [0]
+    full = asyncio.Event()
+
+    def of(files: JournalFiles, session_id: str) -> list[JournalPiece]:
+        begun.append(session_id)
+        most.append(len(begun) - len(ended))
+        return read(files, session_id)
+
+    class BusyNode(PeerNode):
+        async def _put(self, request: web.Request) -> web.Response:
+            if len(begun) >= dispatcher.RECORDS_AT_ONCE:
+                full.set()
+            await full.wait()
+            ended.append(request.match_info["session_id"])
+            return await super()._put(request)
+
+    monkeypatch.setattr(JournalFiles, "of", of)
+    async with rollout_server(tmp_path, lease_seconds=3600) as (service, client):
+        async with PeerNode(client.url, NODE_KEY, run=12) as node:
+            await client.submit(make_request("t", num_samples=12))
+            for order in await node.take(12):
+                piece = JournalPiece(session_id=order.session_id, attempt=0, lines="{}\n", manifest="{}")
+                await service.journals("a", Journals(pieces=[piece]))
+        await service.node_died("a")
+        async with BusyNode(client.url, NODE_KEY, name="b", run=12) as other:
+            orders = await other.take(12)
+    assert all(order.resume and order.records for order in orders)
+    assert max(most) == dispatcher.RECORDS_AT_ONCE
+
+
+async def test_few_large_deliveries_are_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server that runs out of memory because many nodes deliver at once, as after its restart."""
+    read, deliver, begun, ended, most = server.read_record, RolloutService.deliver, [], [], [0]
+    monkeypatch.setattr(server, "SMALL_DELIVERY_BYTES", 0)
+    full = asyncio.Event()
+
+    async def reading(http: web.Request, record: type[Any]) -> Any:
+        if record is Delivery:
+            begun.append(http)
+            most.append(len(begun) - len(ended))
+            if len(begun) >= server.LARGE_DELIVERIES_AT_ONCE:
+                full.set()
+            await full.wait()
+        return await read(http, record)
+
+    async def delivering(service: RolloutService, node: str, delivery: Delivery) -> DeliveryAnswer:
+        answer = await deliver(service, node, delivery)
+        ended.append(delivery)
+        return answer
+
+    monkeypatch.setattr(server, "read_record", reading)
+    monkeypatch.setattr(RolloutService, "deliver", delivering)
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=24) as node:
+        await client.submit(make_request("t", num_samples=24))
+        orders = await node.take(24)
+        assert all(await asyncio.gather(*(node.deliver(episode_of(order), 0) for order in orders)))
+    assert max(most) == server.LARGE_DELIVERIES_AT_ONCE
 
 
 async def test_a_node_that_lost_a_session_without_a_word_gets_no_second_chance_for_it(tmp_path: Path) -> None:
