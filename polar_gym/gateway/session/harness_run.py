@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polar_gym.engines import UNREACHABLE
@@ -44,8 +44,6 @@ class HarnessRun:
     """A sandbox that is up, and the session whose harness runs in it."""
 
     sandbox: Sandbox
-    environment: Mapping[str, str]
-    """The variables in the sandbox."""
     request: TaskRequest
     session: Session
     capture: SessionCapture
@@ -85,7 +83,7 @@ class HarnessRun:
         """Run the harness until it or a budget ends, and set `exit_code` and `truncated_by` of the session."""
         if launch.files:
             await write_files(self.sandbox, launch.files)
-        path = self.environment.get("PATH") or await self._path()
+        path = await self._path()
         end = asyncio.Event()
         command = Command(
             argv=launch.argv,
@@ -102,7 +100,7 @@ class HarnessRun:
 
     async def _path(self) -> str:
         """Return the directories of programs as a command in the sandbox finds them: an image may name its own."""
-        said = await self.sandbox.exec(Command(argv=["sh", "-c", 'printf %s "$PATH"']))
+        said = await self.sandbox.exec(Command(argv=["/bin/sh", "-c", 'printf %s "$PATH"']))
         return said.stdout.decode(errors="replace") or PATH
 
     async def _run(self, command: Command, end: asyncio.Event) -> ExecResult:

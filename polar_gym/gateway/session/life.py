@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -84,8 +84,6 @@ class Ready:
     sandbox: Sandbox
     executable: Sequence[str]
     """Argv prefix that starts the harness."""
-    environment: Mapping[str, str]
-    """The variables in the sandboxes."""
     base: bytes | Path
     """The tar of the `.git` that the agent's changes are read against, or its file; empty: no changes are read."""
     grading: GradingSandboxes
@@ -193,7 +191,6 @@ class SessionLife:
         return Ready(
             sandbox=sandbox,
             executable=prepared.executable,
-            environment=prepared.environment,
             base=await base_of(sandbox, spec, prepared),
             grading=GradingSandboxes(self._sandboxes, prepared),
             since=time.monotonic(),
@@ -212,7 +209,6 @@ class SessionLife:
         self.capture.running = True
         harness = HarnessRun(
             sandbox=ready.sandbox,
-            environment=ready.environment,
             request=self.request,
             session=self.session,
             capture=self.capture,
