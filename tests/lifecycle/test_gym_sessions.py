@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from polar_gym.gateway.proxy.capture import MAX_TOOL_CALLS
-from polar_gym.gateway.proxy.proxy import _read_json
+from polar_gym.gateway.proxy.receiving import read_json
 from polar_gym.nemo.rollouts import AgentSettings, Rollouts
 from polar_gym.schema import Episode, EvaluatorSpec, Status
 from tests.support.requirements import need_bubblewrap
@@ -104,11 +104,11 @@ async def test_only_the_session_itself_reaches_its_tools(
         assert await status(capture.key) == 403
 
         async def ends_meanwhile(http: Any) -> dict[str, Any]:
-            body = await _read_json(http)
+            body = await read_json(http)
             capture.running = False
             return body
 
-        monkeypatch.setattr("polar_gym.gateway.proxy.proxy._read_json", ends_meanwhile)
+        monkeypatch.setattr("polar_gym.gateway.proxy.proxy.read_json", ends_meanwhile)
         capture.running = True
         assert await status(capture.key) == 403, "a tool was reached after the end of the session"
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from polar_gym.gateway.node import control
-from polar_gym.gateway.proxy import proxy
+from polar_gym.gateway.proxy import proxy, receiving
 from polar_gym.http import listener
 from polar_gym.http.keys import Keys
 from polar_gym.protocol import Callback
@@ -93,7 +93,7 @@ async def test_another_sessions_key_is_refused_and_logged(tmp_path: Path, caplog
 async def test_a_body_that_is_too_large_is_no_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(proxy, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(receiving, "MAX_BODY_BYTES", 1000)
     async with session_on_node(tmp_path) as (node, capture):
         assert await ask(node.url, capture.key, *REQUESTS[0], b'{"model":"%b"}' % (b"x" * 2000)) == 413
         assert (capture.calls, capture.admitted) == ([], 0)
@@ -127,7 +127,7 @@ async def test_a_body_that_comes_slowly_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against harnesses, or what they run, that hold the gateway's memory with requests that never end."""
-    monkeypatch.setattr(proxy, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(receiving, "BODY_SECONDS", 0.2)
     async with session_on_node(tmp_path) as (node, capture):
         reader, writer = await asyncio.open_connection(*address(node.url))
         head = f"Host: localhost\r\nAuthorization: Bearer {capture.key}\r\nContent-Length: 99"

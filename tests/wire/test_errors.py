@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polar_gym.gateway.proxy import proxy
+from polar_gym.gateway.proxy import receiving
 from tests.show.errors import markdown, parse_options, run
 from tests.support.requirements import need_bubblewrap
 from tests.wire.faulty_engine import FAULTS
@@ -18,7 +18,7 @@ async def test_it_asks_again(harness: str, case: str, monkeypatch: pytest.Monkey
     """Guards against sessions that end because the engine was busy: Codex takes a 429 that names no time for final, Pi
     and Qwen Code an error event in a stream."""
     need_bubblewrap()
-    monkeypatch.setattr(proxy, "RETRY_AFTER_SECONDS", 1)
+    monkeypatch.setattr(receiving, "RETRY_AFTER_SECONDS", 1)
     row = await run(harness, case, parse_options(["--times", "1"]))
     assert row["reaction"].startswith("asked again after ")
     assert (row["requests"], row["end"], row["exit"], row["judged as"]) == ("7", "finished the task", "0", "reward 1")

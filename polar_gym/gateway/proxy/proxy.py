@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from polar_gym.chat import LONG, ChatRequest, Completion, Delta, sampling_deviations
+from polar_gym.chat import ChatRequest, Completion, Delta, sampling_deviations
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
@@ -33,12 +33,12 @@ from polar_gym.gateway.proxy import mcp
 from polar_gym.gateway.proxy.capture import MAX_TOOL_CALLS, SessionCapture
 from polar_gym.gateway.proxy.exchange import Exchange
 from polar_gym.gateway.proxy.generation import GenerationGate
+from polar_gym.gateway.proxy.receiving import CallRefusedError, error_answer, read_json
 from polar_gym.gateway.proxy.sending import error_kind, send_stream, send_whole
-from polar_gym.http.careful import SERVER_OPTIONS, compression
+from polar_gym.http.careful import SERVER_OPTIONS
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes
-from polar_gym.providers.json_text import request_body
 from polar_gym.schema import ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Splicer
 from polar_gym.splicing.recording import DivergenceError
@@ -53,25 +53,12 @@ finish reason of an answer with a broken tool call."""
 
 JUDGE = "judge"
 """The kind of the calls of a program in the sandbox that asks for a model of this name."""
-RETRY_AFTER_SECONDS = 5
-"""Sent with every 429: some clients do not retry without a Retry-After header."""
 FINISHED = ("stop", "tool_calls", "length")
 """Finish reasons of an answer that came to its end."""
-MAX_BODY_BYTES = 256 * 1024 * 1024
 HEAD_SECONDS = 60.0
 """How long a connection may take for its first request's head."""
-BODY_SECONDS = 120.0
-"""How long a request's body may take to come."""
 LOGGED = (401, 403, 408, 413)
 """Statuses of refusals that are logged, because a well-behaved client does not cause them."""
-
-
-class CallRefusedError(Exception):
-    """A request is refused, with an error in the provider's format."""
-
-    def __init__(self, status: int, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.message = status, kind, message
 
 
 class Proxy:
@@ -142,7 +129,7 @@ class Proxy:
                 async with capture.tool_call() as admitted:
                     if not admitted:
                         raise CallRefusedError(429, "overloaded", f"more than {MAX_TOOL_CALLS} tool calls at once")
-                    message = await _read_json(http)
+                    message = await read_json(http)
                     self._authenticate(http, provider, bound)  # the session may have ended while the body came
                     return await mcp.answer(message, capture.environment)
             if route is None:
@@ -150,7 +137,7 @@ class Proxy:
                 raise CallRefusedError(404, "not_found", f"no such endpoint: {http.method} {http.path}")
             if route.operation == "models":
                 return web.json_response(provider.models(capture.model_name, self.engine.info.max_model_len))
-            body = await _read_json(http) | route.said(http.path, http.query)
+            body = await read_json(http) | route.said(http.path, http.query)
             if route.operation == "count_tokens":
                 countable = (provider.parse_countable or provider.parse)(body)
                 return await self._count_tokens(provider, capture, countable)
@@ -158,25 +145,25 @@ class Proxy:
             async with capture.admit(request) as admitted:
                 if admitted is None:
                     # No line in the log: the episode names the budget.
-                    return _error(provider, 403, "permission", "this session has ended, or its budget is used up")
+                    return error_answer(provider, 403, "permission", "this session has ended, or its budget is used up")
                 return await self._chat(http, provider, capture, *admitted, body)
         except BadRequestError as error:
             if capture is not None:
                 self._note_refused(capture, http, error)
-            return _error(provider, 400, error.code, str(error))
+            return error_answer(provider, 400, error.code, str(error))
         except CallRefusedError as error:
             if error.status in LOGGED:
                 log.warning("%s %s refused: %s", http.method, http.path[:200], error.message)
-            return _error(provider, error.status, error.kind, error.message)
+            return error_answer(provider, error.status, error.kind, error.message)
         except EngineError as error:
-            return _error(provider, error.status, error_kind(error), error.message)
+            return error_answer(provider, error.status, error_kind(error), error.message)
         except ConnectionError as gone:  # the client left; aiohttp logs all but a cancellation as a server error
             raise asyncio.CancelledError from gone
         except Exception:
             if http.writer.output_size:
                 raise  # a part of an answer was sent: aiohttp closes the connection
             log.exception("%s %s", http.method, http.path)
-            return _error(provider, 500, "server", "the gateway failed; its log says why")
+            return error_answer(provider, 500, "server", "the gateway failed; its log says why")
 
     def _note_refused(self, capture: SessionCapture, http: web.BaseRequest, error: BadRequestError) -> None:
         """Count a request that cannot be translated, and log the first one of a session for each field."""
@@ -406,25 +393,3 @@ def _given_up(reason: str) -> EngineError:
     return EngineError(
         503, f"the engine gave its answer up in the middle (finish reason {reason!r})", kind="overloaded"
     )
-
-
-async def _read_json(http: web.BaseRequest) -> dict[str, Any]:
-    if problem := compression(http):
-        raise CallRefusedError(415, "invalid_request", problem)
-    raw = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in http.content.iter_any():
-                raw += chunk
-                if len(raw) > MAX_BODY_BYTES:
-                    raise CallRefusedError(413, "invalid_request", f"the body is over {MAX_BODY_BYTES} bytes")
-    except TimeoutError as error:
-        raise CallRefusedError(
-            408, "invalid_request", f"the body did not come within {BODY_SECONDS:g} seconds"
-        ) from error
-    return request_body(raw) if len(raw) <= LONG else await asyncio.to_thread(request_body, raw)
-
-
-def _error(provider: Provider, status: int, kind: str, message: str) -> web.Response:
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else {}
-    return web.json_response(provider.error(status, kind, message), status=status, headers=headers)
