@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from polar_gym.protocol import Dispatch
+from polar_gym.protocol import Dispatch, JournalPiece
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import Change
 from polar_gym.service.fleet import Member
@@ -128,7 +128,7 @@ class Dispatcher:
             sample_index=sample.session.sample_index,
             request=task.request,
             resume=sample.record_at is not None,
-            records=await asyncio.to_thread(self._book.store.journals.of, session_id) if sample.record_at else [],
+            records=await self._records(session_id) if sample.record_at is not None else [],
         )
         try:
             await self._link.dispatch(member.heartbeat.url, order)
@@ -139,6 +139,14 @@ class Dispatcher:
         member.failing = False
         self._book.counts.dispatched += 1
         return None
+
+    async def _records(self, session_id: str) -> list[JournalPiece]:
+        """Return the journals of a session's earlier attempts; none where they cannot be read."""
+        try:
+            return await asyncio.to_thread(self._book.store.journals.of, session_id)
+        except OSError as error:
+            log.error("session %s goes on without the server's record, which cannot be read: %s", session_id, error)
+            return []
 
     async def _not_taken(self, task: Task, placement: Placement, member: Member, error: Exception) -> None:
         """Decide what becomes of a session that its node did not take."""

@@ -8,6 +8,7 @@ is silent for longer than its lease.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
@@ -40,6 +41,8 @@ from polar_gym.service.node_link import NodeLink, NodeUnreachableError
 from polar_gym.service.store import Store, StoreError
 from polar_gym.service.task import Ending, Phase, Placement, Task, Verdict
 from polar_gym.service.weights import WeightHistory
+
+log = logging.getLogger(__name__)
 
 OPEN_SAMPLES = 200_000
 """The largest number of samples that have not ended. A task that would exceed this number is refused."""
@@ -389,13 +392,19 @@ class RolloutService:
 
     async def _evict(self) -> None:
         while True:
-            before = time.time() - self.limits.keep_seconds
-            while await self.book.guard(self.store.evict(before, self.limits.keep_bytes)):
-                pass  # the store evicts a thousand episodes at a time
-            self.book.stored_bytes = await self.book.guard(self.store.stored_bytes())
-            open_ids = {sample.session.session_id for task in self.book.live.values() for sample in task.open_samples()}
-            await asyncio.to_thread(self.store.journals.keep_only, open_ids)
+            try:
+                await self._evict_once()
+            except OSError as error:
+                log.error("episodes or journals could not be evicted: %s", error)
             await asyncio.sleep(60)
+
+    async def _evict_once(self) -> None:
+        before = time.time() - self.limits.keep_seconds
+        while await self.book.guard(self.store.evict(before, self.limits.keep_bytes)):
+            pass  # the store evicts a thousand episodes at a time
+        self.book.stored_bytes = await self.book.guard(self.store.stored_bytes())
+        open_ids = {sample.session.session_id for task in self.book.live.values() for sample in task.open_samples()}
+        await asyncio.to_thread(self.store.journals.keep_only, open_ids)
 
     def _admit(self, request: TaskRequest) -> None:
         """Raise `OverloadedError` where the service is full."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -319,6 +320,22 @@ async def test_few_records_are_in_memory_at_once(tmp_path: Path, monkeypatch: py
             orders = await other.take(12)
     assert all(order.resume and order.records for order in orders)
     assert max(most) == dispatcher.RECORDS_AT_ONCE
+
+
+async def test_a_record_that_cannot_be_read_does_not_stop_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(files: JournalFiles, session_id: str) -> list[JournalPiece]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(JournalFiles, "of", of)
+    async with rollout_server(tmp_path) as (service, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t"))
+        await node.take()
+        await node.restart()
+        (again,) = await node.take()
+        assert (again.attempt, again.resume, again.records) == (1, True, [])
+        assert not service.book.failed.done()
 
 
 async def test_few_large_deliveries_are_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

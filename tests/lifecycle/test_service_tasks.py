@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
+from collections.abc import Collection
 from datetime import date
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from polar_gym.client import RolloutServiceError, SyncRolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
 from polar_gym.schema import Retries, Status
+from polar_gym.service.journal_files import JournalFiles
 from polar_gym.service.store import Store
 from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
@@ -248,6 +251,19 @@ async def test_evicting_goes_on_while_there_is_something_to_evict(
     monkeypatch.setattr(Store, "evict", evict)
     async with rollout_server(tmp_path), asyncio.timeout(30):
         await done.wait()
+
+
+async def test_a_file_that_cannot_be_removed_does_not_stop_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def keep_only(files: JournalFiles, session_ids: Collection[str]) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(JournalFiles, "keep_only", keep_only)
+    async with rollout_server(tmp_path) as (service, _), asyncio.timeout(60):
+        while "Input/output error" not in caplog.text:  # noqa: ASYNC110 - no event tells of a line of the log
+            await asyncio.sleep(0.01)
+        assert not service.book.failed.done()
 
 
 async def test_tasks_are_listed_in_pages(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from polar_gym.gateway.session.starting import MANIFEST
 from polar_gym.protocol import JournalPiece
 from polar_gym.service.journal_files import JournalFiles
 
@@ -40,3 +43,23 @@ def test_only_open_sessions_are_kept(tmp_path: Path) -> None:
     files.keep_only(())
     assert not files.of("s")
     assert not list(tmp_path.iterdir())
+
+
+def test_journals_are_read_and_written_while_others_are_removed(tmp_path: Path) -> None:
+    """Guards against a server that stops because the journals of a session that has ended go while they are read."""
+    files = JournalFiles(tmp_path)
+
+    def often(work: Callable[[], object]) -> None:
+        for _ in range(1000):
+            work()
+
+    works = (lambda: files.append(piece("a\n"), 1000), lambda: files.of("s"), lambda: files.keep_only(()))
+    with ThreadPoolExecutor(len(works)) as threads:
+        list(threads.map(often, works))
+
+
+def test_the_rest_of_a_removal_is_no_record(tmp_path: Path) -> None:
+    files = JournalFiles(tmp_path)
+    files.append(piece("a\n"), 1000)
+    (tmp_path / "s" / "0" / MANIFEST).unlink()
+    assert not files.of("s")
