@@ -33,6 +33,7 @@ async def test_a_silent_nodes_sessions_go_elsewhere_and_its_late_result_is_exclu
         PeerNode(client.url, NODE_KEY, name="silent") as silent,
     ):
         await client.submit(make_request("t"))
+        await _beat_until_taken(silent)
         (first,) = await silent.take()
         async with PeerNode(client.url, NODE_KEY, name="other") as other:
             await _beat_until_taken(other)
@@ -52,6 +53,7 @@ async def test_the_first_whole_result_wins_and_the_attempt_that_replaced_it_is_c
         PeerNode(client.url, NODE_KEY, name="silent") as silent,
     ):
         await client.submit(make_request("t"))
+        await _beat_until_taken(silent)
         (first,) = await silent.take()
         async with PeerNode(client.url, NODE_KEY, name="other") as other:
             await _beat_until_taken(other)
@@ -61,7 +63,7 @@ async def test_the_first_whole_result_wins_and_the_attempt_that_replaced_it_is_c
 
 
 async def _beat_until_taken(node: PeerNode) -> None:
-    """Beat as a living node does, until it was given something: the other's lease must run out first."""
+    """Beat as a living node does, until it was given something: another's lease may have to run out first."""
     async with asyncio.timeout(60):
         while not node.held:
             await node.beat()
