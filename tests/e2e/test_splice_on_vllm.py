@@ -48,7 +48,8 @@ async def test_the_laws_hold_with_splicing_and_without(agent_server: VllmServer,
         differences = np.concatenate(outcome.differences)
         assert len(differences) == outcome.trainable > 1000
         assert differences.max() < BOUND
-    assert on.spliced > 5 * on.broken.total(), "nearly all continuations hold with splicing"
+    holdable = on.broken.total() - on.broken["cut"]  # how often the policy is cut inside a tool call is chance
+    assert on.spliced > 5 * holdable, "nearly all continuations hold with splicing"
     assert off.spliced == 0
     assert off.broken.total() > off.canonical, "and most break without: the policy drifts"
     assert on.traces / on.calls < off.traces / off.calls
