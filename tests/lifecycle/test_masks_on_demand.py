@@ -113,6 +113,14 @@ def asking_for(how: str) -> str:
     return f"try: ask(response_format={schema})\nexcept OSError: pass\nos.kill(os.getpid(), 9)"
 
 
+def masked_message(episode: Episode) -> str:
+    """Return why an episode is masked, after a check that the engine is the cause."""
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "engine_error"
+    return episode.session.failure.message
+
+
 @pytest.mark.parametrize("how", ["status", "nonsense", "broken connection"])
 async def test_an_engine_error_that_the_agents_request_provokes_is_scored(
     tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, how: str
@@ -129,9 +137,7 @@ async def test_an_engine_that_is_killed_masks(
 ) -> None:
     async with fragile(tmp_path, monkeypatch) as local:
         episode = await run(local, workspace, asking_for("death"))
-    assert episode.reward is None
-    assert episode.session.failure is not None
-    assert episode.session.failure.kind == "engine_error"
+    assert masked_message(episode)
 
 
 async def test_an_engine_that_cannot_be_reached_masks_though_it_is_back_at_the_end(
@@ -169,10 +175,7 @@ async def test_a_sick_server_masks_though_another_one_is_healthy(
     servers[0].healthy_calls = 1
     async with several(tmp_path, *servers) as local:
         episode = await run(local, workspace, "ask()")
-    assert episode.reward is None
-    assert episode.session.failure is not None
-    assert episode.session.failure.kind == "engine_error"
-    assert "CUDA error" in episode.session.failure.message
+    assert "CUDA error" in masked_message(episode)
 
 
 async def test_a_session_goes_on_where_its_server_fell_sick(
@@ -196,10 +199,7 @@ async def test_a_single_server_that_stays_sick_masks(
     server.healthy_calls = 1
     async with several(tmp_path, server, patience_seconds=0.5) as local:
         episode = await run(local, workspace, "ask()")
-    assert episode.reward is None
-    assert episode.session.failure is not None
-    assert episode.session.failure.kind == "engine_error"
-    assert "CUDA error" in episode.session.failure.message
+    assert "CUDA error" in masked_message(episode)
 
 
 async def timed_out(local: Node, server: SickServer, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Episode:
@@ -227,9 +227,7 @@ async def test_a_server_that_falls_silent_masks_at_the_end_of_the_time(
         episode = await timed_out(local, servers[0], workspace, monkeypatch)
         assert isinstance(local.engine, Replicas)
         assert not local.engine.replicas[0].up, "its next sessions would be lost, too"
-    assert episode.reward is None
-    assert episode.session.failure is not None
-    assert episode.session.failure.kind == "engine_error"
+    assert masked_message(episode)
 
 
 async def test_a_slow_call_of_an_engine_that_answers_others_is_scored(
