@@ -20,8 +20,6 @@ from aiohttp import web
 from polar_gym.http.careful import SERVER_OPTIONS
 
 SAID = orjson.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 340}}]})
-
-
 NEW = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Apple 1"}]
 NEW += [{"role": "user", "content": "word " * 50}]
 

@@ -1,4 +1,4 @@
-"""What the proxy does with a request before a call begins: it reads the body, or refuses the request."""
+"""Reads the body of a request, or refuses the request, before a call begins."""
 
 from __future__ import annotations
 
