@@ -77,7 +77,9 @@ async def test_ids_are_exact(engine: VllmEngine) -> None:
     assert completion.prompt_ids.tolist() == ChatML().prompt_ids(CONVERSATION, [TOOL])
     assert len(completion.response_ids) == len(completion.logprobs) == 12
     said = (completion.message.get("reasoning") or "") + (completion.message["content"] or "")
-    assert said == "".join(piece.text for piece in ChatML().pieces(completion.response_ids.tolist()))
+    text = "".join(piece.text for piece in ChatML().pieces(completion.response_ids.tolist()))
+    # Twelve random tokens may end within a character, and vLLM sends nothing of a character that has not ended.
+    assert said.rstrip("\ufffd") == text.rstrip("\ufffd")
     assert completion.finish_reason == "length"
     assert (completion.logprobs < 0).all()
 
