@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from polar_gym.builders.exclusions import exclusions
 from polar_gym.builders.fidelity import fidelity
 from polar_gym.builders.replay import routed_experts
+from polar_gym.builders.trace import seen_messages
 from polar_gym.registry import Registry
 from polar_gym.schema import BuilderSpec, ModelCall, Trace, Trajectory
 
@@ -38,7 +39,9 @@ def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajector
     traces = builder(ordered, excluded)
     by_id = {call.call_id: call for call in ordered}
     for trace in traces:
-        trace.routed_experts = routed_experts(by_id[trace.call_ids[-1]], by_id)
+        last = by_id[trace.call_ids[-1]]
+        trace.messages = seen_messages(last, by_id)
+        trace.routed_experts = routed_experts(last, by_id)
     return Trajectory(
         builder=spec.name,
         traces=traces,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polar_gym.builders.replay import routed_experts, sampling_mask
-from polar_gym.schema import ModelCall, Sampling, Trace, Turn, WeightVersion
+from polar_gym.schema import Message, ModelCall, Sampling, Trace, Turn, WeightVersion
 
 SHAPING = tuple(name for name in Sampling.model_fields if name != "seed")
 
@@ -56,6 +56,22 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
         shared_prefix=len(shared[-1].prompt_ids) + len(shared[-1].response_ids) if shared else 0,
         turns=turns,
     )
+
+
+def seen_messages(last: ModelCall, calls: Mapping[str, ModelCall]) -> list[Message]:
+    """Return the messages of a call and its answer, as the model saw them. `calls`: by id.
+
+    A harness may hand an answer back in other words, or without its reasoning. A spliced prompt has the answer's own
+    tokens, and so the answer itself stands in its place here.
+    """
+    messages = [*last.messages, *([last.response] if last.response else [])]
+    call, parent = last, calls.get(last.parent_id or "")
+    while call.continuation == "spliced" and parent is not None:
+        place = len(parent.messages)
+        if parent.response and place < len(call.messages) and call.messages[place]["role"] == "assistant":
+            messages[place] = parent.response
+        call, parent = parent, calls.get(parent.parent_id or "")
+    return messages
 
 
 def _shaping(call: ModelCall) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Trace(Record):
     weight_versions: list[WeightVersion] = Field(default_factory=list)
     """Spans of `response_ids`."""
     messages: list[Message]
+    """The same as messages, as the model saw and said them: a harness may hand an answer back in other words."""
     tools: list[ToolDefinition] = Field(default_factory=list)
     finish_reason: str | None = None
     call_ids: list[str]

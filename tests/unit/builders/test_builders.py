@@ -110,6 +110,41 @@ def test_a_chain_is_one_trace_with_interstitials_masked() -> None:
     np.testing.assert_array_equal(trace.logprobs, np.array([-1, -1, 0, 0, -0.5], dtype=np.float32))
 
 
+@pytest.mark.parametrize("name", ["prefix_merging", "per_request"])
+def test_messages_hold_the_answers_whose_tokens_are_in_the_ids(name: str) -> None:
+    """Guards against SFT on answers as a harness restated them, without the policy's reasoning."""
+    asked = [{"role": "user", "content": "list"}]
+    said = [{"role": "assistant", "content": f"cd /w && ls {i}", "reasoning": f"think {i}"} for i in range(3)]
+    restated = [{"role": "assistant", "content": f"ls {i}"} for i in range(3)]
+    output = {"role": "user", "content": "done"}
+    calls = [
+        make_call(0, [1], [2], messages=asked, response=said[0]),
+        make_call(
+            1,
+            [1, 2, 3],
+            [4],
+            messages=[*asked, restated[0], output],
+            response=said[1],
+            parent_id="call0",
+            continuation="spliced",
+        ),
+        make_call(
+            2,
+            [1, 2, 3, 4, 5],
+            [6],
+            messages=[*asked, restated[0], output, restated[1], output],
+            response=said[2],
+            parent_id="call1",
+            continuation="spliced",
+        ),
+    ]
+    trace = build(calls, name).traces[-1]
+    assert trace.messages == [*asked, said[0], output, said[1], output, said[2]]
+    calls[1].continuation = calls[2].continuation = "canonical"
+    trace = build(calls, name).traces[-1]
+    assert trace.messages == [*asked, restated[0], output, restated[1], output, said[2]], "the template wrote its words"
+
+
 def test_a_broken_prefix_forks_and_drops_no_later_call() -> None:
     """Guards against a broken chain losing every later call."""
     calls = [
