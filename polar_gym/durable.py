@@ -104,9 +104,9 @@ def make_once(target: Path, make: Callable[[Path], Path]) -> None:
     with locked(target.with_name(f"{target.name}.lock")):
         if target.exists():
             return
-        for leftover in target.parent.glob(f".{target.name}.*"):
+        for leftover in target.parent.glob(f".{target.name}~*"):
             shutil.rmtree(leftover)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}~", dir=target.parent) as temporary:
             make(Path(temporary)).rename(target)
 
 

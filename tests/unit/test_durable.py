@@ -135,7 +135,10 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
 
 def test_what_is_made_once_is_whole_and_made_once(tmp_path: Path) -> None:
     target, calls = tmp_path / "made", list[Path]()
-    (tmp_path / ".made.killed").mkdir()
+    (tmp_path / ".made~killed").mkdir()
+    other = tmp_path / ".made.1~running"
+    """In it, another process makes `made.1`."""
+    other.mkdir()
 
     def make(scratch: Path) -> Path:
         calls.append(scratch)
@@ -151,7 +154,7 @@ def test_what_is_made_once_is_whole_and_made_once(tmp_path: Path) -> None:
     durable.make_once(target, make)
     durable.make_once(target, make)
     assert len(calls) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "made.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "made", "made.lock"]
 
 
 @pytest.mark.parametrize(

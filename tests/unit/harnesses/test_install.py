@@ -83,7 +83,7 @@ async def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 async def test_a_package_is_installed_whole_and_once(registry: NpmRegistry, tmp_path: Path):
     cache = tmp_path / "cache"
-    leftover = cache / "harnesses" / ".tiny-harness-1.2.3.killed"
+    leftover = cache / "harnesses" / ".tiny-harness-1.2.3~killed"
     leftover.mkdir(parents=True)
     modules = await asyncio.to_thread(install, TINY, cache)
     assert modules == cache / PLACE

@@ -112,7 +112,7 @@ async def test_it_runs_wherever_it_lies_and_needs_nothing_of_the_machine(
 
 
 async def test_it_is_installed_once_by_many(index: Index, tmp_path: Path) -> None:
-    leftover = tmp_path / "harnesses" / ".tiny-agent-1.2.3.killed"
+    leftover = tmp_path / "harnesses" / ".tiny-agent-1.2.3~killed"
     leftover.mkdir(parents=True)
     places = await asyncio.gather(*(asyncio.to_thread(install, TINY, tmp_path) for _ in range(3)))
     assert places == [tmp_path / "harnesses/tiny-agent-1.2.3/bin"] * 3
