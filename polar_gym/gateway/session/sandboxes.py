@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.session.preparation import Prepared, brings_workspace
 from polar_gym.gateway.session.work import READ_SECONDS
 from polar_gym.runtimes import Runtime, Sandbox, SandboxRequest, Serve
 from polar_gym.runtimes.threads import finish
-from polar_gym.schema import Session, TaskRequest
+from polar_gym.schema import EvaluatorSpec, Session, TaskRequest
 from polar_gym.workspaces.history import set_base
 
 log = logging.getLogger(__name__)
@@ -28,10 +29,17 @@ def lifetime(request: TaskRequest) -> float:
     """Return the seconds after which no stage of a session needs a sandbox: the sum of the budgets, with twice the time
     of the agent and of grading, because a session waits for a place that another one like it has."""
     replay = request.timeout_seconds if request.start_from is not None else 0.0
-    grading = request.runtime.init_timeout_seconds + request.evaluator.timeout_seconds
+    grading = grading_seconds(request.evaluator, request.runtime.init_timeout_seconds)
     running = request.runtime.init_timeout_seconds + replay + request.timeout_seconds + READ_SECONDS
     waiting = request.timeout_seconds + grading
     return running + grading + waiting + PAUSED_SECONDS
+
+
+def grading_seconds(spec: EvaluatorSpec, start_seconds: float) -> float:
+    """Return the time of one grading, the start of its sandbox included. The parts of a `composite` are graded one
+    after the other, each within its own time."""
+    parts: Mapping[str, EvaluatorSpec] = getattr(EVALUATORS.options(spec), "components", {})
+    return sum(grading_seconds(part, start_seconds) for part in parts.values()) or start_seconds + spec.timeout_seconds
 
 
 class Census:

@@ -8,7 +8,7 @@ import pytest
 
 from polar_gym.gateway.session.sandboxes import Census, lifetime
 from polar_gym.runtimes import Command, ExecResult, SandboxError
-from polar_gym.schema import HarnessSpec, RuntimeSpec, StartFrom, TaskRequest
+from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, StartFrom, TaskRequest
 
 
 class Stubborn:
@@ -78,3 +78,8 @@ def test_a_sandbox_lives_as_long_as_its_sessions_budgets() -> None:
     assert alone == 10 + 1000 + 600 + 10 + 600 + waits + 3600
     resumed = request.model_copy(update={"start_from": StartFrom(record="r")})
     assert lifetime(resumed) == alone + 1000, "its replay may take as long again"
+    parts = {name: {"name": "test_on_output", "command": "true", "timeout_seconds": 7200} for name in "abc"}
+    composite = EvaluatorSpec.model_validate({"name": "composite", "components": parts})
+    graded = request.model_copy(update={"evaluator": composite})
+    longer = 3 * (10 + 7200) - (10 + 600)
+    assert lifetime(graded) == alone + 2 * longer, "parts are graded one after the other, each within its own time"
