@@ -120,7 +120,9 @@ class _Conversation:
         return {index: turn.origin for index, turn in self._turns.items() if turn.origin is not None}
 
     def add_answer(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
-        for path, part in _telling(parts):
+        # Gemini CLI hands an empty text that is signed back as its signature alone.
+        signed = [(path, {"text": "", **part} if part.keys() == {"thoughtSignature"} else part) for path, part in parts]
+        for path, part in _telling(signed):
             self._model_part(part, path)
         if self._turn is None:  # an empty content is still a turn
             self._open()

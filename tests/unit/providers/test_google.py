@@ -197,6 +197,13 @@ def test_a_turn_names_the_call_that_it_came_from():
     assert [message["role"] for message in request.messages][:3] == ["system", "user", "assistant"]
 
 
+def test_a_signature_that_came_back_without_its_empty_text_still_names_the_call():
+    """Guards against an answer whose reasoning is lost, because Gemini CLI keeps of an empty text its signature."""
+    request = parse(GO, model({"text": "a"}, {"thoughtSignature": signature("x", "hm")}))
+    assert request.origins == {1: "x"}
+    assert request.messages[1] == {"role": "assistant", "content": "a", "reasoning": "hm"}
+
+
 def test_an_openapi_schema_becomes_json_schema():
     parameters = {
         "type": "OBJECT",
