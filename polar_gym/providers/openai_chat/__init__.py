@@ -74,7 +74,8 @@ def _message(message: dict[str, Any], path: str) -> Message:
         return _named(_assistant(message, path), message, path)
     if role == "tool":
         tool_call_id = required(message, "tool_call_id", str, path)
-        return {"role": "tool", "tool_call_id": tool_call_id, "content": _content(message, path, media=_MEDIA)}
+        content = _content(message, path, media=_MEDIA)
+        return _named({"role": "tool", "tool_call_id": tool_call_id, "content": content}, message, path)
     raise BadRequestError(
         f"{path}.role", f"{shown(role)} is not a role; use system, developer, user, assistant or tool"
     )

@@ -26,7 +26,7 @@ def test_a_conversation_is_kept_as_it_is():
             "content": "",
             "tool_calls": [{"id": "1", "type": "function", "function": {"name": "run", "arguments": '{ "a":1.0}'}}],
         },
-        {"role": "tool", "tool_call_id": "1", "content": "ok\n"},
+        {"role": "tool", "tool_call_id": "1", "name": "run", "content": "ok\n"},
         {"role": "system", "content": "later"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]},
     ]
