@@ -3,7 +3,8 @@
 Responses writes one assistant turn as several items (reasoning, message, calls), while chat has one message for it.
 Items belong to one turn when they follow each other, and always when their ids name the same model call. Items that
 name different calls are different turns, even when nothing stands between them: a client that was cut off keeps the
-items that it had and asks again.
+items that it had and asks again. Of those, text without an id cannot be told from the text of the next answer, and
+joins it: that answer's continuation is then a break (`history`).
 """
 
 from __future__ import annotations
