@@ -50,7 +50,10 @@ def launch(context: LaunchContext) -> Launch:
 
 def _settings(context: LaunchContext, lean: bool) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "general": {"enableAutoUpdate": False},
+        "general": {
+            "enableAutoUpdate": False,
+            "chatRecording": False,  # it asks git for the branch, and waits, with each message
+        },
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "tools": {"exclude": _FOUND_BY_SEARCH},
