@@ -30,7 +30,7 @@ from polar_gym.learning.run import Plan, Run
 from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
 from polar_gym.training import Batch
-from tests.learning import relay
+from tests.learning import march, relay
 
 QUICK = Plan(family="repair", steps=8, evaluate_every=100, final=48, grpo=Settings(learning_rate=4e-4))
 """The plan of a quick run. Its rate falls faster than that of a long run, so it begins higher."""
@@ -94,6 +94,11 @@ CONTROL_ROWS: dict[str, MakeRows] = {
 CONTROL_SETTINGS = {"per_request": ["builder=per_request"], "text": ["proxy.splice=off"]}
 SAME_START = (*CONTROL_ROWS, "per_request", "overlap")
 """Controls that change nothing before the first update."""
+FAMILY_SETTINGS = {
+    relay.FAMILY: [f"engine.max_model_len={relay.TINY_CONTEXT}"],
+    march.FAMILY: [f"budget.max_calls={march.MAX_CALLS}"],
+}
+"""The families of the controls, with the settings of their runs."""
 HARNESSES = ("codex", "claude_code", "pi", "qwen_code")
 MIXTURE, TRANSFER = "mixture", "transfer"
 TODAY = "2026-11-23"
@@ -106,9 +111,10 @@ UNITS = (
     Unit("qwen_code", "trail", 0),
     *(
         Unit("codex", "trail", seed, control)
-        for control in ("shuffled", "shifted", "tool_output", *CONTROL_SETTINGS, "overlap")
+        for control in ("shuffled", "shifted", "tool_output", "text", "overlap")
         for seed in range(3)
     ),
+    *(Unit("codex", march.FAMILY, seed, control) for control in ("", "per_request") for seed in range(3)),
     *(Unit("codex", relay.FAMILY, seed, control) for control in ("", "main_trace") for seed in range(3)),
     Unit("codex", "trail", 0, "trl"),
     Unit(MIXTURE, "trail", 0),
@@ -123,9 +129,9 @@ def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
     harnesses = HARNESSES if unit.control == TRANSFER or unit.harness == MIXTURE else (unit.harness,)
     first = sorted(harnesses, key=lambda harness: harness != unit.harness)
     more = list(CONTROL_SETTINGS.get(unit.control, []))
-    if unit.control or unit.family == relay.FAMILY:
+    if unit.control or unit.family in FAMILY_SETTINGS:
         more.append(f"engine.model_path={start_model(unit, directory, say)}")
-    more += [f"engine.max_model_len={relay.TINY_CONTEXT}"] if unit.family == relay.FAMILY else []
+    more += FAMILY_SETTINGS.get(unit.family, [])
     plan = Plan(
         family=unit.family,
         seed=unit.seed,
@@ -182,7 +188,10 @@ def start_model(unit: Unit, directory: Path, say: Callable[[str], None]) -> Path
     (directory / base.name).mkdir(parents=True, exist_ok=True)
     if unit.family == relay.FAMILY:
         return relay.make_start(directory / base.name, unit.seed, DEMONSTRATIONS, say)
-    own = configs(HARNESSES if base.harness == MIXTURE else (base.harness,), [])
+    if unit.family == march.FAMILY:
+        families.FAMILIES[march.FAMILY] = march.march
+    settings = FAMILY_SETTINGS.get(unit.family, [])
+    own = configs(HARNESSES if base.harness == MIXTURE else (base.harness,), settings)
     return make_start_model(directory / base.name, own, unit.family, unit.seed, DEMONSTRATIONS, Meter(), say)
 
 
