@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import sys
@@ -24,6 +25,8 @@ from pydantic import ValidationError
 
 from polar_gym.errors import ConfigError, explain
 from polar_gym.record import Record
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Record)
 
@@ -58,6 +61,18 @@ def remove_partial(directory: Path) -> None:
     """Remove the files below a directory that killed writers left. No process may write there meanwhile."""
     for path in directory.rglob(".*.partial"):
         path.unlink()
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory that is no longer needed, if it is there. Log the first entry that cannot be removed; the rest
+    is removed all the same."""
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.error("%s could not be removed as a whole: %s", directory, error)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:

@@ -182,3 +182,15 @@ def test_a_cut_last_line_is_left_out_only_where_the_caller_asks() -> None:
         list(durable.json_lines(lines, "f"))
     with pytest.raises(ConfigError, match=r"^f:1: not JSON"):
         list(durable.json_lines([b'{"num\n', *lines], "f", may_be_cut=True))
+
+
+def test_a_directory_that_is_no_longer_needed_goes_and_one_that_cannot_go_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for _ in range(2):
+        durable.remove_tree(tmp_path / "a")
+    assert (list(tmp_path.iterdir()), caplog.messages) == ([], [])
+    (tmp_path / "file").touch()
+    durable.remove_tree(tmp_path / "file")  # stands for an entry that the system does not remove
+    assert "file could not be removed as a whole: " in caplog.text

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import tempfile
 import uuid
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin, check_tools
 from polar_gym.config.run_config import FrozenConfig, Pools, ScoringConfig
+from polar_gym.durable import remove_tree
 from polar_gym.engines import ENGINES, Engine, EngineError, Updating
 from polar_gym.engines.replicas import Replicas
 from polar_gym.evaluators import EVALUATORS
@@ -112,7 +112,7 @@ class Node:
                 self._emit, send_the_rest = open_spans()
                 stack.push_async_callback(asyncio.to_thread, send_the_rest)
             self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
-            stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._scratch, ignore_errors=True)
+            stack.push_async_callback(asyncio.to_thread, remove_tree, self._scratch)
             self._repositories = Repositories(self._scratch)
             stack.push_async_callback(self._repositories.close)
             stack.push_async_callback(self._close_runtimes)
@@ -235,7 +235,7 @@ class Node:
             files = SessionFiles(life.capture.journal.path.parent)
             self._ended.append((files.directory, await asyncio.to_thread(files.bytes)))
             while len(self._ended) > 1 and sum(size for _, size in self._ended) > KEEP_BYTES:
-                await asyncio.to_thread(shutil.rmtree, self._ended.popleft()[0], ignore_errors=True)
+                await asyncio.to_thread(remove_tree, self._ended.popleft()[0])
 
     async def rollout(
         self,

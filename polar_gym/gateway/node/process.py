@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import shutil
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from polar_gym.config.run_config import RunConfig
+from polar_gym.durable import remove_tree
 from polar_gym.engines import EngineError
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.assemble import load_tasks, make_node, plays_tasks
@@ -69,8 +69,8 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
     async with AsyncExitStack() as stack:
         state = StateDirectory(settings.state.absolute())
         stack.enter_context(state.lock())
-        shutil.rmtree(state.root / "scratch", ignore_errors=True)  # of an earlier process
-        (state.root / "scratch").mkdir(mode=0o700)
+        remove_tree(state.root / "scratch")  # of an earlier process
+        (state.root / "scratch").mkdir(mode=0o700, exist_ok=True)
         bound = stack.enter_context(settings.bound())
         tasks = await asyncio.to_thread(_demonstrated, config)
         own = config.with_rollout(state=state.root)
