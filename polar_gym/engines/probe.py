@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Literal
 
 from polar_gym.chat import ChatRequest
 from polar_gym.engines import Engine
@@ -16,14 +17,19 @@ PROBE_SECONDS = 30.0
 HELLO: Message = {"role": "user", "content": "Hello"}
 
 
-async def answers(engine: Engine, sampling: Sampling) -> bool:
-    """Return whether an engine samples one token now for a request of our own. `sampling`: that of the engine's calls,
-    because NeMo RL's server refuses any other."""
+Outcome = Literal["samples", "fails", "silent"]
+"""`silent`: no answer within `PROBE_SECONDS`. A busy engine is silent, too, and one that gets new weights."""
+
+
+async def probe(engine: Engine, sampling: Sampling) -> Outcome:
+    """Return how an engine takes a request of our own, for one token. `sampling`: that of the engine's calls, because
+    NeMo RL's server refuses any other."""
     request = ChatRequest(model=engine.info.model, messages=[HELLO], max_tokens=1)
+    deadline = asyncio.timeout(PROBE_SECONDS)
     try:
-        async with asyncio.timeout(PROBE_SECONDS):
+        async with deadline:
             await engine.chat(request, sampling)
     except Exception as error:  # noqa: BLE001 - an engine that fails by any error does not answer
         log.warning("the engine does not answer a request of one token: %r", error)
-        return False
-    return True
+        return "silent" if deadline.expired() else "fails"
+    return "samples"

@@ -2,10 +2,11 @@
 
 A new session goes to the replica with the least load: the tokens of the longest calls of its sessions, or those that a
 session is expected to have, if these are more. A replica that cannot be connected to, or that fails a call and then a
-request of one token, hands its sessions over to the others, and is asked again in the background. It is taken back at
-once where its process is the same as before and samples, else after the last update was repeated. Where a trainer
-updates the servers itself, a replica that began anew waits until the trainer names its weights: they may be any. All
-this holds for a single server, too.
+request of one token, hands its sessions over to the others, and is asked again in the background. So does one of
+several that is silent to such a request, and to all others meanwhile. It is taken back at once where its process is the
+same as before and samples, else after the last update was repeated. Where a trainer updates the servers itself, a
+replica that began anew waits until the trainer names its weights: they may be any. All but the silence holds for a
+single server, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +28,7 @@ from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import UNREACHABLE, Engine, EngineError, Updating
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import ServerOptions
-from polar_gym.engines.probe import answers
+from polar_gym.engines.probe import Outcome, probe
 from polar_gym.http.urls import engine_url
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
@@ -66,8 +68,12 @@ class Replica:
     """Cleared when the replica began anew with unknown weights: it waits until a trainer names or sends weights."""
     sick: Sampling | None = None
     """The sampling with which it failed a call and then one token; None once it samples."""
-    probe: asyncio.Task[bool] | None = None
+    probe: asyncio.Task[Outcome] | None = None
     """The last request of one token."""
+    heard: float = 0.0
+    """When it last sent a part of an answer, by the monotonic clock."""
+    updating: bool = False
+    """Whether it is being given new weights."""
 
 
 @dataclass(slots=True)
@@ -98,6 +104,7 @@ class Replicas:
         """The weights of `_version`, where `set_weights` brought them."""
         self._waiting: dict[Replica, asyncio.Task[None]] = {}
         self._back = asyncio.Event()
+        self._suspected: set[asyncio.Task[bool]] = set()
 
     def _replica(self, url: str) -> Replica:
         return Replica(type(self).make(self._options.model_copy(update={"url": url})))
@@ -132,7 +139,8 @@ class Replicas:
                 )
 
     async def close(self) -> None:
-        tasks = [*self._waiting.values(), *(each.probe for each in self.replicas if each.probe is not None)]
+        probes = [each.probe for each in self.replicas if each.probe is not None]
+        tasks = [*self._waiting.values(), *self._suspected, *probes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -192,11 +200,25 @@ class Replicas:
         return next((each.engine.http.url for each in several if each.engine is engine), None)
 
     async def answers(self, url: str | None, sampling: Sampling) -> bool:
-        """Return whether the replica that `url_of` names is up and samples one token now. One that does not is away
-        then. Where `url` names none of the replicas, the one with the least load counts."""
+        """Return whether the replica that `url_of` names is up and samples now: one token, or parts of other answers
+        meanwhile. One that does not is away then, unless it is silent and the only one. Where `url` names none of the
+        replicas, the one with the least load counts."""
         asked = next((each for each in self.replicas if each.engine.http.url == url), None) or self._least()
-        silent = EngineError(503, f"{asked.engine.http.url} does not sample", kind="server")
-        return asked.up and not await self.lost(asked.engine, silent, sampling)
+        if not asked.up:
+            return False
+        began = time.monotonic()
+        outcome = await self._probed(asked, sampling)
+        if outcome == "samples" or asked.updating or asked.heard > began:
+            return True
+        if outcome == "fails" or len(self.replicas) > 1:
+            asked.sick = sampling
+            self._take_away(asked, f"{asked.engine.http.url} does not sample")
+        return False
+
+    def heard(self, session_id: str) -> None:
+        """Take notice of a part of an answer."""
+        if (seat := self._seats.get(session_id)) is not None:
+            seat.replica.heard = time.monotonic()
 
     def note(self, session_id: str, tokens: int) -> None:
         """Take notice of the tokens of a session's call, prompt and answer."""
@@ -222,22 +244,31 @@ class Replicas:
         `sampling` by itself, and now one token, too. Its sessions then go elsewhere."""
         failed = next(each for each in self.replicas if each.engine is engine)
         if error.kind == "server" and sampling is not None:
-            if failed.up and await self._samples(failed, sampling):
+            if failed.up and await self._probed(failed, sampling) == "samples":
                 return False  # the request is the cause
             failed.sick = sampling
         elif error.kind != UNREACHABLE:
             return False
-        if failed.up:
-            log.warning("%s; %s", error.message, self._elsewhere(failed))
-            failed.up = False
-            self._back.clear()
-            self._waiting[failed] = asyncio.create_task(self._wait_for(failed))
+        self._take_away(failed, error.message)
         return True
 
-    async def _samples(self, replica: Replica, sampling: Sampling) -> bool:
-        """Return whether a replica samples one token. Calls that fail together ask once."""
+    def suspect(self, engine: Engine, error: EngineError, sampling: Sampling) -> None:
+        """Find out whether a replica is `lost` that broke an answer off. The call does not wait for that."""
+        task = asyncio.create_task(self.lost(engine, error, sampling))
+        self._suspected.add(task)
+        task.add_done_callback(self._suspected.discard)
+
+    def _take_away(self, replica: Replica, reason: str) -> None:
+        if replica.up:
+            log.warning("%s; %s", reason, self._elsewhere(replica))
+            replica.up = False
+            self._back.clear()
+            self._waiting[replica] = asyncio.create_task(self._wait_for(replica))
+
+    async def _probed(self, replica: Replica, sampling: Sampling) -> Outcome:
+        """Return how a replica takes a request of one token. Calls that fail together ask once."""
         if replica.probe is None or replica.probe.done():
-            replica.probe = asyncio.create_task(answers(replica.engine, sampling))
+            replica.probe = asyncio.create_task(probe(replica.engine, sampling))
         return await asyncio.shield(replica.probe)
 
     async def moved(self, engine: Engine, error: EngineError, sampling: Sampling | None = None) -> bool:
@@ -291,7 +322,7 @@ class Replicas:
             self._check_alike(replica)
             replica.began = began
         if replica.sick is not None:
-            if not await self._samples(replica, replica.sick):
+            if await self._probed(replica, replica.sick) != "samples":
                 raise EngineError(503, "it does not sample one token", kind=UNREACHABLE)
             replica.sick = None
         while not self._is_current(replica):  # a trainer may bring other weights during an update
@@ -352,7 +383,11 @@ class Replicas:
     async def _update(self, replica: Replica, weights: Path | Mapping[str, Any], version: str) -> None:
         if not isinstance(replica.engine, Updating):
             raise EngineError(400, f"engine={self.info.name} takes no weights; use vllm or embedded")
-        await replica.engine.set_weights(weights, version)
+        replica.updating = True
+        try:
+            await replica.engine.set_weights(weights, version)
+        finally:
+            replica.updating = False
         replica.engine.weight_version = version
         replica.named.set()
 

@@ -214,20 +214,39 @@ async def timed_out(local: Node, server: SickServer, workspace: Workspace, monke
     return episode
 
 
-@pytest.mark.parametrize("acts", [0, 1])
+@pytest.mark.parametrize(("acts", "count"), [(0, 2), (1, 2), (1, 1)])
 async def test_a_server_that_falls_silent_masks_at_the_end_of_the_time(
-    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, acts: int
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, acts: int, count: int
 ) -> None:
     """Guards against a reward of 0 for a session whose calls hung until its time was up."""
     without_templates(monkeypatch)
     monkeypatch.setattr(probe, "PROBE_SECONDS", 0.5)
-    servers = SickServer("silent"), SickServer()
+    servers = [SickServer("silent"), SickServer()][:count]
     async with several(tmp_path, *servers) as local:
         servers[0].healthy_calls = acts
         episode = await timed_out(local, servers[0], workspace, monkeypatch)
         assert isinstance(local.engine, Replicas)
-        assert not local.engine.replicas[0].up, "its next sessions would be lost, too"
+        # The next sessions of one of several would be lost, too. A single one may be paused by its trainer.
+        assert local.engine.replicas[0].up == (count == 1)
     assert masked_message(episode)
+
+
+async def test_an_answer_that_broke_off_is_the_engines_failure_though_the_time_ends_then(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a reward of 0: the call waited for the request of one token, and then counted as hung up on."""
+    without_templates(monkeypatch)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 3.0)
+    server = SickServer("dying")
+    server.healthy_calls = 1
+    async with several(tmp_path, server, patience_seconds=0.5) as local:
+
+        async def the_time(_: float) -> None:
+            await server.hangs.wait()
+
+        monkeypatch.setattr(local.proxy.generation, "sleep", the_time)
+        episode = await run(local, workspace, "ask()")
+    assert "CUDA error" in masked_message(episode)
 
 
 async def test_a_slow_call_of_an_engine_that_answers_others_is_scored(

@@ -169,9 +169,10 @@ CUDA_ERROR = {"error": {"message": "CUDA error: an illegal memory access was enc
 
 
 class SickServer(LeavingServer):
-    """A server whose engine fails while its HTTP port goes on. A `slow` one answers requests of no session."""
+    """A server whose engine fails while its HTTP port goes on. A `slow` one answers requests of no session. A `dying`
+    one fails in the middle of an answer, and is silent afterwards."""
 
-    def __init__(self, how: Literal["at once", "in the middle", "silent", "slow"] = "at once") -> None:
+    def __init__(self, how: Literal["at once", "in the middle", "silent", "slow", "dying"] = "at once") -> None:
         super().__init__()
         self.how = how
         self.healthy_calls: float = inf
@@ -193,7 +194,7 @@ class SickServer(LeavingServer):
             self._calls += of_session
             return await super()._chat(request)
         self.failed += 1
-        if self.how in ("silent", "slow"):
+        if self.how in ("silent", "slow") or (self.how == "dying" and self.failed > 1):
             self.hangs.set()
             await self._gone.wait()
         if self.how == "at once":

@@ -26,7 +26,7 @@ from polar_gym.chat import ChatRequest, Completion, Delta, sampling_deviations
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
-from polar_gym.engines.probe import answers
+from polar_gym.engines.probe import probe
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy import mcp
@@ -181,7 +181,7 @@ class Proxy:
                 if isinstance(engine, Replicas):
                     answered = await engine.answers(call.engine_url, sampling)
                 else:
-                    answered = await answers(engine, sampling)
+                    answered = await probe(engine, sampling) == "samples"
                 if not answered:
                     return False
         return True
@@ -321,7 +321,7 @@ class Proxy:
                 if replicas is None:
                     raise
                 if exchange.call is not None:
-                    await replicas.lost(exchange.server, error, exchange.sampling)
+                    replicas.suspect(exchange.server, error, exchange.sampling)
                     raise
                 if not await replicas.moved(exchange.server, error, exchange.sampling):
                     raise
@@ -360,6 +360,8 @@ class Proxy:
 
     def _take(self, exchange: Exchange, delta: Delta) -> None:
         """Write a piece of an answer to the journal, and hand the piece on."""
+        if isinstance(exchange.engine, Replicas):
+            exchange.engine.heard(exchange.capture.session_id)
         exchange.take(delta)
         if exchange.call is None:
             assert delta.prompt_ids is not None

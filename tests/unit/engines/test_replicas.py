@@ -17,7 +17,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.engines import UNREACHABLE, EngineError, http, replicas
+from polar_gym.engines import UNREACHABLE, EngineError, http, probe, replicas
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.vllm import ENGINE, VllmOptions
 from polar_gym.schema import Sampling
@@ -457,6 +457,33 @@ async def test_a_server_that_never_answers_one_request_is_asked_again(monkeypatc
         with silent:
             await servers[0].up()
             await until(lambda: engine.replicas[0].up)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "a part of another answer", "new weights"])
+async def test_a_server_that_is_silent_while_it_is_busy_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Guards against a server that is taken from all sessions because a long queue or an update kept one token back."""
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 3.0)
+    servers = TroubledServer(), LeavingServer()
+    release = asyncio.Event()
+    async with started(*servers) as engine:
+        busy = servers[0]
+        assert places(engine, "s") == [0]
+        async with asyncio.TaskGroup() as updating:
+            if meanwhile == "new weights":
+                busy.held[RPC] = release
+                updating.create_task(engine.set_weights(tmp_path, "1"))
+                await until(lambda: RPC not in busy.held)
+            busy.asked.clear()
+            busy.held["/v1/chat/completions"] = release
+            asking = asyncio.create_task(engine.answers(busy.url, Sampling()))
+            await busy.asked.wait()
+            if meanwhile == "a part of another answer":
+                engine.heard("s")
+            stays = meanwhile != "nothing"
+            assert (await asyncio.wait_for(asking, 60), engine.replicas[0].up) == (stays, stays)
+            release.set()
 
 
 async def test_an_order_to_read_weights_has_an_end_and_leaves_no_server_paused(
