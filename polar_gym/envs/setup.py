@@ -17,6 +17,7 @@ from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.assemble import load_tasks, make_request, plays_tasks
 from polar_gym.schema import TaskRequest, Workspace
 from polar_gym.tasks import Task
+from polar_gym.workspaces.repository import WorkspaceError, not_at_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ def task_setup(
     except ValidationError as error:
         raise ConfigError(explain(error, TaskRequest)) from error
     if workspace is not None:
-        request.runtime = request.runtime.model_copy(update={"workspace": _workspace(workspace)})
+        chosen = _workspace(workspace, request.runtime.workspace)
+        request.runtime = request.runtime.model_copy(update={"workspace": chosen})
     return Setup(config, [], {task_id: request})
 
 
@@ -77,12 +79,23 @@ def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str
     return {**({"harness": harness} if harness is not None else {}), **settings}
 
 
-def _workspace(given: str | Path | Mapping[str, Any]) -> Workspace:
+def _workspace(given: str | Path | Mapping[str, Any], configured: Workspace) -> Workspace:
+    """Return the configured workspace with the fields that are given."""
     fields = dict(given) if isinstance(given, Mapping) else {"source": str(given)}
-    workspace = validated(Workspace, fields, "workspace")
+    workspace = validated(Workspace, {**configured.model_dump(), **fields}, "workspace")
     if workspace.source is None:
         return workspace
     source = Path(workspace.source).expanduser().resolve()
     if not source.is_dir():
         raise ConfigError(f"workspace={workspace.source!r}: there is no directory {source}")
+    try:
+        missing = not_at_head(source)
+    except WorkspaceError as error:
+        raise ConfigError(f"workspace={workspace.source!r}: {error}") from error
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise ConfigError(
+            f"workspace={workspace.source!r}: the harness works on the commit at HEAD, without {', '.join(missing[:5])}"
+            f"{more}; commit the changes, or name a copy of the files without .git"
+        )
     return workspace.model_copy(update={"source": str(source)})

@@ -49,6 +49,18 @@ def make_repository(source: Path, destination: Path) -> str:
     return _git(destination, "rev-parse", "HEAD").strip()
 
 
+def not_at_head(source: Path) -> list[str]:
+    """Return the files and directories of a git repository that `make_repository` leaves out: uncommitted changes and
+    submodules, without ignored files. None of a plain directory. Raises `WorkspaceError`."""
+    if not (source / ".git").exists():
+        return []
+    git = ("-c", "safe.directory=*", "--no-optional-locks")
+    status = _git(source, *git, "status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", ".")
+    entries = _git(source, *git, "ls-tree", "-r", "-z", "--full-tree", "HEAD").split("\0")
+    submodules = [entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]
+    return [*(line[3:] for line in status.split("\0") if line), *submodules]
+
+
 def pack_git_dir(repository: Path) -> bytes:
     """Return the content of `.git` as an uncompressed tar.
 

@@ -1,0 +1,54 @@
+"""A task of one's own: the workspace that it names, and the one that its settings configure."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from polar_gym import ConfigError
+from polar_gym.envs.setup import task_setup
+
+ENGINE = {"name": "embedded", "scripts": [{"commands": ["ls"]}]}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git repository with a committed file, and an ignored one."""
+    (tmp_path / "test_it.py").write_text("one")
+    (tmp_path / ".gitignore").write_text("*.log")
+    (tmp_path / "run.log").touch()
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "begin")
+    return tmp_path
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    subprocess.run(["git", *identity, *arguments], cwd=directory, check=True)
+
+
+def test_a_workspace_keeps_what_the_settings_say_of_it(tmp_path: Path) -> None:
+    """Guards against packages and a path that are dropped without an error."""
+    runtime = {"name": "bubblewrap", "workspace": {"python_requirements": ["pytest==8.4.2"], "path": "/repo"}}
+    (request,) = task_setup("Go.", workspace=tmp_path, runtime=runtime, engine=ENGINE).requests.values()
+    workspace = request.runtime.workspace
+    assert (workspace.source, workspace.path) == (str(tmp_path), "/repo")
+    assert workspace.python_requirements == ["pytest==8.4.2"]
+
+
+def test_a_repository_is_refused_whose_copy_would_lack_files(repository: Path) -> None:
+    """Guards against a harness that never sees the failing test, and a reward for a commit that passes without it."""
+    (request,) = task_setup("Go.", workspace=repository, engine=ENGINE).requests.values()
+    assert request.runtime.workspace.source == str(repository)
+    (repository / "test_it.py").write_text("two")
+    (repository / "new.py").touch()
+    with pytest.raises(ConfigError, match=r"the commit at HEAD, without test_it\.py, new\.py; commit the changes"):
+        task_setup("Go.", workspace=repository, engine=ENGINE)
+    git(repository, "add", "--all")
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},library")
+    git(repository, "commit", "--quiet", "--message", "with a submodule")
+    with pytest.raises(ConfigError, match="without library; "):
+        task_setup("Go.", workspace=repository, engine=ENGINE)
