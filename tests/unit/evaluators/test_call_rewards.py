@@ -89,3 +89,9 @@ async def test_a_composite_merges_rewards_of_calls_and_names_all_components() ->
     assert result.call_rewards == {"call0": 1.0, "call1": 0.75}
     assert result.components["one"] == 0.5
     assert result.components["two: style"] == 0.25
+
+
+async def test_a_composite_of_parts_without_a_verdict_has_none() -> None:
+    """Guards against SFT on, and pass@k of, samples that no part calls resolved: any reward above 0 counted."""
+    poor = await grade(name="composite", components={"a": {**rating(), "reward": 0.05}, "b": rating()})
+    assert (poor.reward, poor.resolved) == (0.275, None)
