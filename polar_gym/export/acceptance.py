@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from polar_gym.chat import has_media
-from polar_gym.evaluators.parsers import PASSED
+from polar_gym.evaluators.parsers import PASSED, SKIPPED
 from polar_gym.record import Record
 from polar_gym.schema import Episode, Trace
 
@@ -50,9 +50,10 @@ def trace_refusal(trace: Trace, filters: Filters) -> str | None:
 def _resolved(episode: Episode) -> bool:
     """Return whether the task is resolved and every single test that the evaluator reports has passed.
 
-    `resolved` alone must not be trusted.
+    `resolved` alone must not be trusted. `test_on_output` takes a skipped test for one that passed.
     """
     evaluation = episode.evaluation
     if evaluation is None or evaluation.resolved is not True:
         return False
-    return all(status == PASSED for status in evaluation.tests.values())
+    good = {PASSED, SKIPPED} if evaluation.evaluator == "test_on_output" else {PASSED}
+    return good.issuperset(evaluation.tests.values())

@@ -75,6 +75,8 @@ def test_an_episode_is_refused_for_a_named_reason(changes, filters, reason):
 def test_resolved_is_not_believed_where_a_test_did_not_pass():
     said = EvaluationResult(evaluator="swe", reward=1.0, resolved=True, tests={"a": "PASSED", "b": "SKIPPED"})
     assert refusal(graded_episode(evaluation=said, reward=1.0), Filters()) == "unresolved"
+    skipped = said.model_copy(update={"evaluator": "test_on_output"})  # it takes a skipped test for one that passed
+    assert refusal(graded_episode(evaluation=skipped, reward=1.0), Filters()) is None
 
 
 @pytest.mark.parametrize(
