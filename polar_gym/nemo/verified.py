@@ -116,8 +116,9 @@ def _metrics(episode: Episode, consumed: int) -> dict[str, float]:
     fidelity, timing = episode.trajectory.fidelity, episode.session.timing
     attempts = [attempt.status for attempt in episode.trajectory.tool_attempts]
     stages = {f"seconds_{stage}": seconds for stage, seconds in timing.model_dump().items() if seconds is not None}
+    verdict = episode.evaluation.resolved if episode.evaluation else None
     return {
-        "resolved": float(bool(episode.evaluation and episode.evaluation.resolved)),
+        **({} if verdict is None else {"resolved": float(verdict)}),
         "truncated": float(episode.truncated),
         "model_calls": float(fidelity.calls),
         "traces": float(fidelity.traces),

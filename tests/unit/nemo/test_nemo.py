@@ -120,6 +120,15 @@ def test_tool_call_attempts_are_metrics() -> None:
     assert (answer["tool_attempts"], answer["tool_attempts_ok"]) == (3, 2)
 
 
+def test_only_a_verdict_is_a_metric() -> None:
+    """Guards against a mean of 0 for evaluators without a verdict, also where each sample has the whole reward."""
+    calls = [make_call(0, [1], [2])]
+    graded = episode(calls)
+    for verdict in (True, False, None):
+        graded.evaluation = EvaluationResult(evaluator="rubric", reward=1.0, resolved=verdict)
+        assert verified_episode(ROW, graded, calls).get("resolved") == verdict
+
+
 def test_per_request_gives_the_first_call() -> None:
     calls = [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4, 5])]
     answer = verified_episode(ROW, episode(calls, builder="per_request"), calls)
