@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.console import console, errors, table
-from polar_gym.episodes.pass_at_k import Tally, pass_at_k, tally, usual_ks
+from polar_gym.episodes.pass_at_k import Tally, independent, pass_at_k, tally, usual_ks
 from polar_gym.episodes.reading import read_episodes
 from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
@@ -43,12 +43,15 @@ def evaluate(
 ) -> None:
     """Report pass@k with 95 % confidence intervals, by task and by repository.
 
-    An episode without a reward (the machinery failed) is counted as masked and is in no estimate.
+    An episode without a reward (the machinery failed) is counted as masked and is in no estimate. Branches of other
+    episodes are left out.
 
     Exit code 1 when no episode has a reward.
     """
-    tallies = tally(_episodes(arguments or [], config_dir, errors if as_json else console))
-    report = _report(tallies, k or usual_ks(tallies))
+    episodes = _episodes(arguments or [], config_dir, errors if as_json else console)
+    samples = independent(episodes)
+    tallies = tally(samples)
+    report = _report(tallies, k or usual_ks(tallies), branches=len(episodes) - len(samples))
     if as_json:
         typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
     else:
@@ -76,7 +79,7 @@ def _is_file(argument: str) -> bool:
     return (argument.endswith(".jsonl") and "=" not in argument) or Path(argument).is_file()
 
 
-def _report(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, Any]:
+def _report(tallies: Sequence[Tally], ks: Sequence[int], *, branches: int) -> dict[str, Any]:
     by_repo: defaultdict[str, list[Tally]] = defaultdict(list)
     for each in tallies:
         by_repo[each.repo].append(each)
@@ -86,6 +89,7 @@ def _report(tallies: Sequence[Tally], ks: Sequence[int]) -> dict[str, Any]:
         "scored": sum(each.scored for each in tallies),
         "masked": sum(each.masked for each in tallies),
         "truncated": sum(each.truncated for each in tallies),
+        "branches_left_out": branches,
         "pass_at_k": _estimates(tallies, ks),
         "by_repo": {
             repo: {
@@ -116,6 +120,8 @@ def _print(tallies: Sequence[Tally], report: dict[str, Any]) -> None:
         f"{report['masked']} masked",
         soft_wrap=True,
     )
+    if branches := report["branches_left_out"]:
+        console.print(f"{branches} branches of other episodes left out: no independent samples", soft_wrap=True)
 
 
 def _task_table(tallies: Sequence[Tally]) -> Table:

@@ -58,8 +58,13 @@ def passed(episode: Episode) -> bool:
     return episode.reward is not None and episode.reward >= 1.0
 
 
+def independent(episodes: Iterable[Episode]) -> list[Episode]:
+    """Return the episodes that are no branches: branches share the beginning of the session that they began with."""
+    return [episode for episode in episodes if episode.branch_point is None]
+
+
 def tally(episodes: Iterable[Episode]) -> list[Tally]:
-    """Return one tally for each task, in the order in which the tasks first occur."""
+    """Return one tally for each task, in the order in which the tasks first occur. The episodes are `independent`."""
     by_task: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_task.setdefault(episode.session.task_id, []).append(episode)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polar_gym.cli import main
 from polar_gym.episodes.pass_at_k import of_task, pass_at_k, tally, usual_ks, wilson
-from polar_gym.schema import Episode
+from polar_gym.schema import Episode, StartFrom
 from tests.support.episodes import make_episode
 
 
@@ -103,6 +103,31 @@ def test_eval_of_files_as_tables(files: list[str], capsys: pytest.CaptureFixture
     assert "pass@1 0.750 (95 %: 0.198 to 0.973), over 2 tasks; 1 tasks have fewer samples" in said
     assert "4 of 6 episodes scored, 1 of them ended by a budget; 2 masked" in said
     assert "y/y" in said
+
+
+def started_from(session_id: str, start: StartFrom) -> Episode:
+    episode = make_episode(session_id, 1.0, task_id="a")
+    return episode.model_copy(update={"request": episode.request.model_copy(update={"start_from": start})})
+
+
+def test_branches_are_no_samples_of_their_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against the branches of one good session that lift pass@k of its task."""
+    samples = [
+        make_episode("1", 0.0, task_id="a"),
+        started_from("resumed", StartFrom(record="state/0", calls=2, owned=True)),
+        started_from("from the start", StartFrom(record="state/0", calls=0)),
+    ]
+    branches = [started_from(f"branch {number}", StartFrom(record="state/0", calls=2)) for number in range(2)]
+    path = tmp_path / "mixed.jsonl"
+    path.write_bytes(b"".join(episode.to_json() + b"\n" for episode in [*samples, *branches]))
+    assert run("eval", str(path), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["episodes"], report["branches_left_out"]) == (3, 2)
+    assert report["pass_at_k"][0]["value"] == pytest.approx(2 / 3)
+    assert run("eval", str(path)) == 0
+    assert "2 branches of other episodes left out" in capsys.readouterr().out
+    path.write_bytes(b"".join(episode.to_json() + b"\n" for episode in branches))
+    assert run("eval", str(path)) == 1, "nothing is left to score"
 
 
 def test_nothing_scored_is_exit_code_one(tmp_path: Path) -> None:
