@@ -63,6 +63,8 @@ def evaluate(
 def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Console) -> list[Episode]:
     """Return the episodes of files, or of a recipe that is run now. Raises `ConfigError` for a mix of both."""
     if arguments and all(_is_file(argument) for argument in arguments):
+        if config_dir is not None:
+            raise ConfigError(f"--config-dir={str(config_dir)!r}: has no effect on files of episodes; leave it out")
         return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
     if not arguments:
         raise ConfigError("give files of episodes, e.g. outputs/demo.jsonl, or a recipe that is rolled out, e.g. demo")

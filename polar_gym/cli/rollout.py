@@ -52,6 +52,10 @@ def rollout(
     _: Annotated[bool, help_option(print_run_settings)] = False,
 ) -> None:
     """Roll out tasks x samples and write one episode a line."""
+    if multirun and resume is not None:
+        raise ConfigError(f"--resume={str(resume)!r}: goes on with one run; leave --multirun out and give its settings")
+    if resolve and cfg is None:
+        raise ConfigError("--resolve: shows values in the composed config; add --cfg job, or leave it out")
     arguments = arguments or []
     if cfg is not None:
         runs = sweep(arguments) if multirun else [SweepRun(arguments, [])]

@@ -153,6 +153,20 @@ def test_a_sweep_over_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     assert "rollout.num_samples=range(0): no value" in said(["rollout", "-m", "rollout.num_samples=range(0)"], capsys)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-m", "harness=codex,pi", "--resume", "FILE"], "--resume='FILE': goes on with one run; leave --multirun out"),
+        (["--resolve"], "--resolve: shows values in the composed config; add --cfg job, or leave it out"),
+    ],
+)
+def test_options_of_a_rollout_that_exclude_or_need_each_other(
+    capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    """Guards against a whole new sweep where a run was to go on."""
+    assert says in said(["rollout", "nope", *options], capsys)
+
+
 @pytest.mark.parametrize("server", ["nonsense", "ftp://there", "http://"])
 def test_a_server_that_is_no_url_is_named(capsys: pytest.CaptureFixture[str], server: str) -> None:
     assert f"--server='{server}': expected a URL" in said(["status", "--server", server], capsys)

@@ -142,6 +142,7 @@ def test_nothing_scored_is_exit_code_one(tmp_path: Path) -> None:
         (["nope.jsonl"], "nope.jsonl: No such file"),
         (["FILE", "harness=pi"], "give files of episodes, or a recipe and settings, not both"),
         (["nope"], "nope"),
+        (["FILE", "--config-dir", "own"], "--config-dir='own': has no effect on files of episodes; leave it out"),
     ],
 )
 def test_wrong_arguments(files: list[str], arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
