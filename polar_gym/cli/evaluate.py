@@ -62,13 +62,13 @@ def evaluate(
 
 def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Console) -> list[Episode]:
     """Return the episodes of files, or of a recipe that is run now. Raises `ConfigError` for a mix of both."""
-    if arguments and all(_is_file(argument) for argument in arguments):
+    if arguments and all(_is_file(argument, config_dir) for argument in arguments):
         if config_dir is not None:
             raise ConfigError(f"--config-dir={str(config_dir)!r}: has no effect on files of episodes; leave it out")
         return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
     if not arguments:
         raise ConfigError("give files of episodes, e.g. outputs/demo.jsonl, or a recipe that is rolled out, e.g. demo")
-    if any(_is_file(argument) for argument in arguments):
+    if any(_is_file(argument, config_dir) for argument in arguments):
         raise ConfigError(f"{' '.join(arguments)}: give files of episodes, or a recipe and settings, not both")
     from polar_gym.cli.rollout import episodes_of
     from polar_gym.config.composition import split_recipe
@@ -77,8 +77,16 @@ def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Conso
     return episodes_of(load_config(*split_recipe(arguments), config_dir=config_dir), progress)
 
 
-def _is_file(argument: str) -> bool:
-    return (argument.endswith(".jsonl") and "=" not in argument) or Path(argument).is_file()
+def _is_file(argument: str, config_dir: Path | None) -> bool:
+    """Return whether an argument names a file of episodes. A recipe's name does not, where a file has it too.
+
+    Raises `ConfigError`.
+    """
+    if argument.endswith(".jsonl") and "=" not in argument:
+        return True
+    from polar_gym.config.files import recipe_names
+
+    return Path(argument).is_file() and argument not in recipe_names(config_dir)
 
 
 def _report(tallies: Sequence[Tally], ks: Sequence[int], *, branches: int) -> dict[str, Any]:

@@ -148,3 +148,18 @@ def test_nothing_scored_is_exit_code_one(tmp_path: Path) -> None:
 def test_wrong_arguments(files: list[str], arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eval", *(files[0] if argument == "FILE" else argument for argument in arguments)) == 2
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("name", "options"), [("demo", []), ("own", ["--config-dir", "configs"])])
+def test_a_recipe_counts_as_such_where_a_file_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, options: list[str]
+) -> None:
+    """Guards against the checkout's script `demo`, which was read as a file of episodes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "own.yaml").write_text("defaults: [config, _self_]")
+    (tmp_path / name).write_text("no episodes")
+    assert run("eval", name, "tasks.limit=none", *options) == 2
+    assert "tasks.limit='none'" in capsys.readouterr().err, "the recipe is composed"
+    assert run("eval", f"./{name}") == 2
+    assert f"{name}:1: not JSON" in capsys.readouterr().err
