@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from polar_gym.config.composition import overridden_key
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
@@ -33,7 +34,7 @@ def grading_config(settings: Sequence[str] | None, file: Path | None = None) -> 
 
 
 def _check_effect(setting: str, file: Path | None, of_harbor: bool) -> None:
-    key = setting.lstrip("+~").partition("=")[0]
+    key = overridden_key(setting)
     groups = ("runtime", "evaluator", "tasks") if file else ("runtime", "evaluator")
     if key.partition(".")[0] not in groups:
         raise ConfigError(f"{setting}: has no effect on this command; settings of {', '.join(groups)} have")

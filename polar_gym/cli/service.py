@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
@@ -18,9 +18,26 @@ from polar_gym.errors import ConfigError
 from polar_gym.paths import check_writable
 from polar_gym.schema import TaskRequest
 
+if TYPE_CHECKING:
+    from polar_gym.config.run_config import RunConfig
+
 app = typer.Typer()
 
 T = TypeVar("T")
+
+_AT_THE_NODES = "set it where the nodes start (`polar-gym serve` or `polar-gym gateway`)"
+_INSTEAD = {
+    "engine": _AT_THE_NODES,
+    "pools": _AT_THE_NODES,
+    "proxy": _AT_THE_NODES,
+    "scoring": _AT_THE_NODES,
+    "rollout.spans": _AT_THE_NODES,
+    "rollout.output": "give --output FILE",
+    "rollout.metrics": "leave it out",
+    "rollout.state": "leave it out",
+    "hydra": "leave it out",
+}
+"""What to do instead of a setting that no request carries, by its key or the beginning of its key."""
 
 Server = Annotated[
     str, typer.Option(envvar="POLAR_GYM_SERVER", help="The rollout server; its key is in POLAR_GYM_SERVICE_KEY.")
@@ -132,8 +149,6 @@ def _follow(server: str, wait: float, task_ids: list[str], output: Path | None) 
 
 
 def _requests(arguments: list[str] | None) -> list[TaskRequest]:
-    from polar_gym.config.composition import split_recipe
-    from polar_gym.config.loading import load_config
     from polar_gym.gateway.node.assemble import load_tasks, make_request
 
     first = arguments[0] if arguments else ""
@@ -141,8 +156,42 @@ def _requests(arguments: list[str] | None) -> list[TaskRequest]:
         if others := (arguments or [])[1:]:
             raise ConfigError(f"{others[0]!r}: the requests of a file are submitted as they are")
         return list(read_records(Path(first), TaskRequest, "request", "a task request"))
-    config = load_config(*split_recipe(arguments or []))
+    config = _rollout(arguments or [])
     return [make_request(config, task) for task in load_tasks(config)]
+
+
+def _rollout(arguments: list[str]) -> RunConfig:
+    """Return the config of a rollout whose engine and proxy are the nodes'. Print what the nodes must be set to.
+
+    Raises `ConfigError`, also for a setting that has no effect.
+    """
+    from polar_gym.config.composition import split_recipe
+    from polar_gym.config.loading import load_config
+
+    recipe, settings = split_recipe(arguments)
+    effective = [setting for setting in settings if _has_effect(setting)]
+    config = load_config(recipe, effective, {"engine": "embedded"})  # it requires no settings, and is not made
+    for name, value in config.proxy.model_dump(mode="json", exclude_defaults=True).items():
+        _complain(f"proxy.{name}={value} of the recipe {recipe} has no effect on submitted tasks; {_AT_THE_NODES}")
+    return config
+
+
+def _has_effect(setting: str) -> bool:
+    """Return whether requests carry a setting. Raises `ConfigError` where they do not.
+
+    `engine.url`, without which `polar-gym rollout` refuses many recipes, is no error: people type it here too.
+    """
+    from polar_gym.config.composition import overridden_key
+
+    key = overridden_key(setting)
+    for beginning, instead in _INSTEAD.items():
+        if f"{key}.".startswith(f"{beginning}."):
+            said = f"{setting}: has no effect on submitted tasks; {instead}"
+            if key != "engine.url":
+                raise ConfigError(said)
+            _complain(said)
+            return False
+    return True
 
 
 def _run(server: str, wait: float, work: Callable[[RolloutClient], Coroutine[Any, Any, T]]) -> T:

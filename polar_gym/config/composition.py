@@ -52,6 +52,12 @@ def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return recipe, [override for override in overrides if not override.startswith("recipe=")]
 
 
+def overridden_key(override: str) -> str:
+    """Return the key or group that an override sets, adds or deletes. Raises `ConfigError`."""
+    (parsed,) = _parsed([override])
+    return str(parsed.key_or_group)
+
+
 def compose_config(
     recipe: str | None = None, overrides: Sequence[str] = (), config_dir: Path | None = None
 ) -> DictConfig:

@@ -271,6 +271,55 @@ def test_a_missing_server_is_named_at_once(command: list[str], capsys: pytest.Ca
     )
 
 
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("engine=vllm", "set it where the nodes start (`polar-gym serve` or `polar-gym gateway`)"),
+        ("engine.model=other", "set it where the nodes start"),
+        ("proxy.splice=off", "set it where the nodes start"),
+        ("++proxy.frozen.kinds=[judge]", "set it where the nodes start"),
+        ("scoring.share=null", "set it where the nodes start"),
+        ("pools.run=8", "set it where the nodes start"),
+        ("rollout.spans=otel", "set it where the nodes start"),
+        ("rollout.output=out.jsonl", "give --output FILE"),
+        ("rollout.metrics=wandb", "leave it out"),
+        ("rollout.state=state", "leave it out"),
+        ("hydra.sweep.dir=here", "leave it out"),
+    ],
+)
+def test_a_setting_that_no_request_carries_is_not_submitted(
+    capsys: pytest.CaptureFixture[str], setting: str, instead: str
+) -> None:
+    """Guards against tasks that are sampled in another way than was typed."""
+    assert said(["submit", "demo", setting], capsys).startswith(
+        f"error: {setting}: has no effect on submitted tasks; {instead}"
+    )
+
+
+def submitted_to_nobody(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what `submit` says before it says that no server answers: its arguments are right."""
+    *before, last = said(["submit", *arguments, "--server", f"http://127.0.0.1:{free_port()}"], capsys).splitlines()
+    assert "Connection refused" in last
+    return before
+
+
+@pytest.mark.parametrize("recipe", ["demo", "swe_rollout", "sft_data"])
+def test_a_recipe_is_submitted_without_an_engine(capsys: pytest.CaptureFixture[str], recipe: str) -> None:
+    own = ["harness=codex", "sampling.temperature=0.5", "rollout.num_samples=2", "rollout.timeout_seconds=60"]
+    assert submitted_to_nobody([recipe, *own], capsys) == []
+
+
+def test_an_engine_that_a_rollout_requires_is_no_error_of_a_submission(capsys: pytest.CaptureFixture[str]) -> None:
+    (warning,) = submitted_to_nobody(["swe_rollout", "harness=pi", "engine.url=http://127.0.0.1:8000"], capsys)
+    assert warning.startswith("engine.url=http://127.0.0.1:8000: has no effect on submitted tasks; set it where")
+
+
+def test_a_recipe_that_is_sampled_as_the_nodes_are_set_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against an evaluation "as the model will be served" that is spliced."""
+    (warning,) = submitted_to_nobody(["swe_eval"], capsys)
+    assert warning.startswith("proxy.splice=off of the recipe swe_eval has no effect on submitted tasks; set it where")
+
+
 def test_eval_without_arguments_rolls_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give files of episodes" in said(["eval"], capsys)
 
