@@ -36,7 +36,10 @@ TaskFile = Annotated[Path, typer.Argument(help="Tasks: JSONL or Parquet in SWE-b
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Where and how the tests run, e.g. runtime=docker.")
 ]
-Out = Annotated[Path | None, typer.Option(help="The JSONL file to write the rows to. Default: FILE.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="The JSONL file to write rows to; results that it has stay until new ones come. Default: FILE."),
+]
 
 
 @app.callback()
@@ -154,11 +157,12 @@ def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> No
     The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
     """
     loaded, config = _to_be_written(file, settings, out)
-    found: dict[str, Any] = {}
+    found = _earlier(out, "twins")
 
     async def twins(task: Task, bench: Bench) -> Verdict:
         verdict = await with_twins(task, bench)
-        found[task.instance_id] = verdict.task.twins
+        if verdict.tried:
+            found[task.instance_id] = verdict.task.twins
         _write_rows(file, out, "twins", found)  # now, because the search for many tasks takes hours
         console.print(f"{task.instance_id}: {twin_summary(verdict.task)}", soft_wrap=True)
         return verdict
@@ -180,6 +184,7 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
     Exit code 1 when a task cannot be audited.
     """
     loaded, config = _to_be_written(file, settings, out)
+    earlier = _earlier(out, "audit")
     audits: dict[str, Any] = {}
 
     async def figures(task: Task, bench: Bench) -> None:
@@ -193,7 +198,7 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
         else:
             print_audit(task.instance_id, found)
             audits[task.instance_id] = found.model_dump()
-            _write_rows(file, out, "audit", audits)  # now, because an audit of many tasks takes hours
+            _write_rows(file, out, "audit", earlier | audits)  # now, because an audit of many tasks takes hours
 
     _of_each(loaded, config, figures)
     if len(audits) < len(loaded):
@@ -256,6 +261,20 @@ def _check_out(file: Path, out: Path | None, tasks: Sequence[Task]) -> None:
     if out is not None and out.parent.resolve() != file.parent.resolve() and any(task.workspace for task in tasks):
         raise ConfigError(f"--out={out}: must be beside {file}, because workspaces are relative to the task file")
     check_writable("--out", out or file)
+
+
+def _earlier(out: Path | None, field: str) -> dict[str, Any]:
+    """Return instance id -> the value of a field, of the rows that an earlier run wrote to `out`.
+
+    Raises `ConfigError` where `out` cannot be read: it would be replaced.
+    """
+    if out is None or not out.exists():
+        return {}
+    try:
+        rows = [row for _, row in read_rows(out)]
+    except ValueError as error:
+        raise ConfigError(f"--out={out}: holds no rows: {error}; remove it, or name another file") from error
+    return {row["instance_id"]: row[field] for row in rows if "instance_id" in row and row.get(field) is not None}
 
 
 def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, Any]) -> None:

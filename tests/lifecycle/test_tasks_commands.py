@@ -77,6 +77,26 @@ def test_twins_stay_where_a_grading_cannot_be_tried(tmp_path: Path) -> None:
     assert twins_in(file) == [TWINS]
 
 
+def test_what_a_run_that_was_stopped_wrote_stays_in_out(tmp_path: Path) -> None:
+    """Guards against rows of FILE in the place of all that an earlier run found."""
+    file, out = put(tmp_path, {}, {"instance_id": "second"}), tmp_path / "twinned.jsonl"
+    rows = [{**json.loads(line), "twins": TWINS} for line in file.read_text().splitlines()]
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, said = run("twins", str(file), "--out", str(out), "evaluator.timeout_seconds=0.01")
+    assert code == 1, said
+    assert twins_in(out) == [TWINS, TWINS]
+    assert twins_in(file) == [None, None]
+
+
+def test_an_out_that_holds_no_rows_is_not_replaced(tmp_path: Path) -> None:
+    file, out = put(tmp_path, {}), tmp_path / "notes.jsonl"
+    out.write_text("not a row\n")
+    code, said = run("audit", str(file), "--out", str(out))
+    assert code != 0
+    assert f"--out={out}: holds no rows: {out}:1: " in said
+    assert out.read_text() == "not a row\n"
+
+
 def test_twins_go_where_the_task_is_not_valid(tmp_path: Path) -> None:
     """The solution is one that solves nothing."""
     patch = "diff --git a/a b/a\nnew file mode 100644\n--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+a\n"
