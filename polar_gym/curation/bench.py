@@ -21,7 +21,7 @@ from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, Runti
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import UngradableError, instruction, with_task
 from polar_gym.workspaces.history import set_base
-from polar_gym.workspaces.repository import make_repository
+from polar_gym.workspaces.shared import KEEP_BYTES, Repositories
 from polar_gym.workspaces.venv import ensure_venv, inside, variables
 
 
@@ -31,15 +31,25 @@ class Bench:
     `async with` raises `ConfigError` where the machine lacks a part that the runtime needs.
     """
 
-    def __init__(self, runtime: RuntimeSpec, cache: Path, evaluator: EvaluatorSpec | None = None) -> None:
-        """Take the specs of a run's config. `evaluator`: None: `swe`, and `harbor` for a task with a container."""
+    def __init__(
+        self,
+        runtime: RuntimeSpec,
+        cache: Path,
+        evaluator: EvaluatorSpec | None = None,
+        *,
+        keep_bytes: int = KEEP_BYTES,
+    ) -> None:
+        """Take the specs of a run's config. `evaluator`: None: `swe`, and `harbor` for a task with a container.
+
+        `keep_bytes`: how much of repositories that no sandbox uses is kept for later sandboxes.
+        """
         self.spec = runtime
         self.cache = cache
         self._evaluator = evaluator
         self._runtimes: dict[str, Runtime] = {}
         self._runtime = self._runtime_of(runtime)
         self._scratch = tempfile.TemporaryDirectory(prefix="polar-gym-bench-")
-        self._repositories: dict[str, Path] = {}
+        self._repositories = Repositories(Path(self._scratch.name), keep_bytes)
 
     async def __aenter__(self) -> Self:
         if missing := self._runtime.check():
@@ -49,6 +59,7 @@ class Bench:
 
     async def __aexit__(self, *_: object) -> None:
         with self._scratch:
+            await self._repositories.close()
             for runtime in self._runtimes.values():
                 await runtime.close()
 
@@ -89,16 +100,20 @@ class Bench:
 
         `for_agent`: without the tests of the image that are hidden from the agent. `image`: None: the task's.
         """
-        request = await asyncio.to_thread(self._sandbox_request, task)
-        runtime = await asyncio.to_thread(self._runtime_of, request.spec)
-        request.spec.image = image or request.spec.image
-        sandbox = await runtime.start(request)
+        name = f"bench-{uuid.uuid4().hex[:12]}"
         try:
-            if task.workspace is None and request.spec.image is not None and request.spec.scope == "workspace":
-                await set_base(sandbox, request.spec.workspace, for_agent=for_agent)
-            yield sandbox
+            request = await self._sandbox_request(task, name)
+            runtime = await asyncio.to_thread(self._runtime_of, request.spec)
+            request.spec.image = image or request.spec.image
+            sandbox = await runtime.start(request)
+            try:
+                if task.workspace is None and request.spec.image is not None and request.spec.scope == "workspace":
+                    await set_base(sandbox, request.spec.workspace, for_agent=for_agent)
+                yield sandbox
+            finally:
+                await sandbox.stop()
         finally:
-            await sandbox.stop()
+            await self._repositories.give_back(name)
 
     def _runtime_of(self, spec: RuntimeSpec) -> Runtime:
         """Return the runtime with these options. Raises `ConfigError` where it cannot give such sandboxes."""
@@ -118,26 +133,18 @@ class Bench:
         )
         return with_task(request, task)
 
-    def _sandbox_request(self, task: Task) -> SandboxRequest:
-        """Return the request for a sandbox. Blocks while the repository or virtual environment is first made."""
+    async def _sandbox_request(self, task: Task, name: str) -> SandboxRequest:
+        """Return the request for the sandbox `name`, whose repository is this sandbox's until it is given back."""
         spec = self._request(task).runtime.model_copy(deep=True)
         mounts: list[Mount] = []
         if spec.workspace.python_requirements:
-            venv = ensure_venv(spec.workspace.python_requirements, self.cache)
+            venv = await asyncio.to_thread(ensure_venv, spec.workspace.python_requirements, self.cache)
             mounts.append(Mount(venv, inside(venv)))
             spec.environment |= variables(venv, spec.environment.get("PATH", PATH))
-        return SandboxRequest(
-            session_id=f"bench-{uuid.uuid4().hex[:12]}", spec=spec, workspace=self._repository(task), mounts=mounts
-        )
-
-    def _repository(self, task: Task) -> Path | None:
-        if task.workspace is None:
-            return None
-        if task.workspace not in self._repositories:
-            path = Path(self._scratch.name, f"repository-{len(self._repositories)}")
-            make_repository(Path(task.workspace), path)
-            self._repositories[task.workspace] = path
-        return self._repositories[task.workspace]
+        workspace = None
+        if task.workspace is not None:
+            workspace = (await self._repositories.take(Path(task.workspace), name)).path
+        return SandboxRequest(session_id=name, spec=spec, workspace=workspace, mounts=mounts)
 
 
 def _check_options(evaluator: EvaluatorSpec, task: Task) -> None:
