@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from polar_gym.errors import ConfigError, explain
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
-from polar_gym.runtimes import RUNTIMES, Mount, Runtime, Sandbox, SandboxRequest, check_scope
+from polar_gym.runtimes import RUNTIMES, Command, Mount, Runtime, Sandbox, SandboxRequest, check_scope
 from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, RuntimeSpec, Session, TaskRequest
 from polar_gym.tasks import Task
@@ -114,6 +114,13 @@ class Bench:
                 await sandbox.stop()
         finally:
             await self._repositories.give_back(name)
+
+    async def try_sandbox(self) -> None:
+        """Start a sandbox with an empty workspace, and end it. Raises as `sandbox` does: the machine is at fault."""
+        with tempfile.TemporaryDirectory(dir=self._scratch.name) as empty:
+            task = Task(instance_id="empty", problem_statement="Nothing.", workspace=empty, test_command="true")
+            async with self.sandbox(task) as sandbox:
+                await sandbox.exec(Command(argv=["true"]))
 
     def _runtime_of(self, spec: RuntimeSpec) -> Runtime:
         """Return the runtime with these options. Raises `ConfigError` where it cannot give such sandboxes."""

@@ -4,7 +4,7 @@ files and tests.
 A commit of the first-parent history is a candidate; a merge counts as the change that it brings. Both trees are written
 out without history, so that no later commit is in a sandbox. The repository's own files tell what the tests need: at
 versions of the commit's date, where wheels of that time exist. Each candidate that was tried is a line in a journal
-beside the tasks, so that a search that was stopped goes on.
+beside the tasks, so that a search that was stopped goes on. A fault of the machine stops the search, and is no line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.declared import package_name, requirements, version_file
 from polar_gym.curation.git import run_git
-from polar_gym.curation.making import Say, Trees, append_line, instance_ids, make_known, make_task
+from polar_gym.curation.making import Say, Trees, UntriedError, append_line, instance_ids, make_known, make_task
 from polar_gym.curation.pins import python_version, resolve_available
 from polar_gym.curation.releases import Comparison, is_test, is_test_module
 from polar_gym.curation.statement import Writer, write_statement
@@ -138,7 +138,10 @@ def tried(out: Path) -> dict[str, Tried]:
 
 
 async def try_commit(history: History, commit: Commit, bench: Bench, out: Path, say: Say) -> Tried:
-    """Make a task of a commit, add it to the JSONL file `out`, and write a line of the journal. Return that."""
+    """Make a task of a commit, add it to the JSONL file `out`, and write a line of the journal. Return that.
+
+    Raises `ConfigError`, without a line, where the machine is at fault.
+    """
     step = "reading the trees"
 
     def on_step(text: str) -> None:
@@ -155,9 +158,32 @@ async def try_commit(history: History, commit: Commit, bench: Bench, out: Path, 
             result = Tried(commit=commit.sha, task=task.instance_id)
         except (CurationError, *GRADING_ERRORS) as error:
             result = Tried(commit=commit.sha, fell=step, why=str(error).removeprefix(f"{instance_id}: ") or "timed out")
+            if isinstance(error, UntriedError) or not isinstance(error, CurationError):
+                await _check_machine(bench, result)
+        except OSError as error:
+            raise _stopped(commit.sha, step, str(error)) from error
     out.parent.mkdir(parents=True, exist_ok=True)
     append_line(journal(out), asdict(result))
     return result
+
+
+async def _check_machine(bench: Bench, result: Tried) -> None:
+    """Raise `ConfigError` where the machine gives no sandbox, so that the candidate is not at fault.
+
+    A sandbox that was lost on a machine that gives others counts as the candidate's fault: its tests may use up all
+    memory, every time.
+    """
+    try:
+        await bench.try_sandbox()
+    except (*GRADING_ERRORS, OSError) as error:
+        raise _stopped(result.commit, result.fell, str(error) or result.why) from error
+
+
+def _stopped(commit: str, step: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"the search stopped at {commit[:12]}, {step}: {why}; this machine is at fault, not the commit: put it right, "
+        "and the same command goes on with this commit"
+    )
 
 
 async def _make(history: History, commit: Commit, instance_id: str, bench: Bench, out: Path, say: Say) -> Task:

@@ -51,6 +51,10 @@ Instruct = Callable[[Comparison, Mapping[str, str]], Awaitable[tuple[str, str]]]
 and the name of its source."""
 
 
+class UntriedError(CurationError):
+    """The task was not graded: the fault may be the machine's, and not the task's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trees:
     """The sources before and after a change."""
@@ -68,7 +72,7 @@ class Trees:
 async def make_task(trees: Trees, bench: Bench, out: Path, say: Say, *, refuse_leaks: bool) -> Task:
     """Make the task, validate it, and add it to the JSONL file `out`, with its workspace in `repos/` beside the file.
 
-    A task that is not valid is not written. Raises `CurationError`.
+    A task that is not valid is not written. Raises `CurationError`, and what grading raises.
     """
     comparison = await asyncio.to_thread(compare, trees.old, trees.new)
     say("resolving what the tests need")
@@ -83,7 +87,8 @@ async def make_task(trees: Trees, bench: Bench, out: Path, say: Say, *, refuse_l
     say("validating the task as a rollout would grade it")
     verdict = await validate(task, bench)
     if verdict.problem:
-        raise CurationError(f"{trees.instance_id}: not valid: {verdict.problem}")
+        kind = CurationError if verdict.tried else UntriedError
+        raise kind(f"{trees.instance_id}: not valid: {verdict.problem}")
     if refuse_leaks:
         say("looking for the solution in the sandbox")
         if found := await leaks(task, bench):

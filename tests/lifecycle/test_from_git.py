@@ -1,6 +1,7 @@
 """Tasks made out of the commits of a small repository, with real git, real sandboxes and real grading."""
 
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +10,14 @@ from typer.testing import CliRunner
 
 from polar_gym.cli import app
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.from_git import commits, open_history, try_commit
+from polar_gym.curation.from_git import commits, journal, open_history, tried, try_commit
+from polar_gym.errors import ConfigError
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes.bubblewrap import Bubblewrap
 from polar_gym.schema import RuntimeSpec
 from polar_gym.tasks.rows import Selection, load_tasks
 from tests.support.history import MARK, PROJECT, SOURCE, TEST, commit, git, make_history
-from tests.support.requirements import need
+from tests.support.requirements import need, need_bubblewrap
 
 
 @dataclass(frozen=True)
@@ -155,3 +157,28 @@ async def test_a_link_that_leads_out_of_the_repository_is_not_followed(tmp_path:
         result = await try_commit(history, next(commits(history)), bench, tmp_path / "tasks.jsonl", lambda text: None)
     assert "linked/_version.py: " in result.why
     assert not list(elsewhere.iterdir())
+
+
+async def test_a_fault_of_the_machine_is_not_the_fate_of_a_commit(tmp_path: Path) -> None:
+    """Guards against commits that are never tried again, because the sandboxes' directory or daemon was away."""
+    need_bubblewrap()
+    make_history(tmp_path / "doubler")
+    history = open_history(tmp_path / "doubler", None)
+    candidate, out = next(commits(history)), tmp_path / "tasks.jsonl"
+    with tempfile.TemporaryDirectory() as parent:
+        (scratch := Path(parent, "scratch")).mkdir()
+        spec = RuntimeSpec.model_validate({"name": "bubblewrap", "scratch": str(scratch)})
+        async with Bench(spec, cache_dir()) as bench:
+
+            def lose(step: str) -> None:
+                if step.startswith("running the tests"):
+                    scratch.rmdir()
+
+            stopped = rf"stopped at {candidate.sha[:12]}, running the tests .*: no scratch directory .* goes on"
+            with pytest.raises(ConfigError, match=stopped):
+                await try_commit(history, candidate, bench, out, lose)
+            assert not journal(out).exists()
+            scratch.mkdir()
+            result = await try_commit(history, candidate, bench, out, lambda step: None)
+    assert "no_such_package_here" in result.why
+    assert tried(out) == {candidate.sha: result}
