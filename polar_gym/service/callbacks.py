@@ -149,7 +149,7 @@ class CallbackSender:
             return
         except DamagedError as error:
             log.error("callback %s: its episode cannot be read: %s", entry.key, error)
-            await self._done(entry, "callback.given_up", f"its episode cannot be read: {error}")
+            await self._done(entry, "callback.given_up", f"its episode cannot be read: {error}", damaged=True)
             return
         if body is None:
             await self._done(entry, "callback.given_up", "its task was evicted")
@@ -184,10 +184,12 @@ class CallbackSender:
             log.info("callback %s: not delivered yet: %s", entry.key, problem)
             await self._store.callback_failed(entry.key, time.time() + pause_after(entry.tries + 1))
 
-    async def _done(self, entry: OutboxEntry, kind: CallbackEnd, why: str = "") -> None:
+    async def _done(self, entry: OutboxEntry, kind: CallbackEnd, why: str = "", *, damaged: bool = False) -> None:
+        """Remove a callback from the outbox. `damaged`: no later request could fetch its episode."""
         self._book.counts.callbacks[kind.removeprefix("callback.")] += 1
         said = {"reason": why} if why else {}
-        await self._store.callback_done(entry, event(entry, kind, entry, key=entry.key, **said))
+        fetched = damaged or kind == "callback.delivered"
+        await self._store.callback_done(entry, event(entry, kind, entry, key=entry.key, **said), fetched=fetched)
 
     async def _body(self, entry: OutboxEntry) -> bytes | None:
         """Return the body of a callback, or None where its task was evicted. Raise `DamagedError`, or `OSError` where

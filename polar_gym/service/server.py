@@ -217,8 +217,7 @@ class _Handlers:
                     break
                 await response.write(line)
                 after = row.number
-                if line:
-                    fetched.append(row.number)
+                fetched.append(row.number)
             await self._service.store.mark_fetched(fetched)
             if not readable:
                 if http.transport is not None:
@@ -257,9 +256,9 @@ class _Handlers:
             line = await self._line(row)
         except OSError as error:
             raise AnswerError(503, f"session_id={session_id!r}: the episode cannot be read now; ask again") from error
+        await self._service.store.mark_fetched([row.number])
         if not line:
             raise AnswerError(410, f"session_id={session_id!r}: the episode cannot be read; the server's log says why")
-        await self._service.store.mark_fetched([row.number])
         return web.Response(body=line, content_type="application/json")
 
     async def _line(self, row: EpisodeRow) -> bytes:

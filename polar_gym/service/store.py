@@ -251,6 +251,7 @@ class Store:
         return [EpisodeRow(*row) for row in await self._execute(sql, task_id, after, limit)]
 
     async def mark_fetched(self, numbers: Sequence[int]) -> None:
+        """Let these episodes be evicted: they were sent, or their files are damaged, and cannot be fetched."""
         rows = [(number,) for number in numbers]
         await self._run(lambda db: db.executemany("UPDATE episodes SET fetched = 1 WHERE number = ?", rows))
 
@@ -270,12 +271,12 @@ class Store:
         """Return when the next callback is due, of those that are not due yet."""
         return (await self._execute("SELECT MIN(due_at) FROM outbox WHERE due_at > ?", now))[0][0]
 
-    async def callback_done(self, entry: OutboxEntry, event: Event) -> None:
-        """Remove a callback that was delivered or given up; `event` says which."""
+    async def callback_done(self, entry: OutboxEntry, event: Event, *, fetched: bool) -> None:
+        """Remove a callback that was delivered or given up; `event` says which. `fetched`: as in `mark_fetched`."""
 
         def write(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM outbox WHERE key = ?", (entry.key,))
-            if entry.session_id is not None and event.kind == "callback.delivered":
+            if entry.session_id is not None and fetched:
                 key = (entry.session_id, entry.attempt)
                 db.execute("UPDATE episodes SET fetched = 1 WHERE session_id = ? AND attempt = ?", key)
             _insert_event(db, event)
@@ -308,10 +309,10 @@ class Store:
         """Evict episodes of ended or unknown tasks, a thousand at most, and tasks without episodes. Return the number
         of evicted episodes: more may be left until that is 0.
 
-        An episode may be evicted when it was fetched or delivered by a callback, or is excluded, and when no callback
-        of its task is left to be made. Those that are older than `before` are evicted, and the oldest of the others
-        until at most `keep_bytes` are kept. A task is evicted when it ended before `before`, and no episode and no
-        callback of it is left.
+        An episode may be evicted when it was fetched or delivered by a callback, or was damaged when it was asked for,
+        or is excluded, and when no callback of its task is left to be made. Those that are older than `before` are
+        evicted, and the oldest of the others until at most `keep_bytes` are kept. A task is evicted when it ended
+        before `before`, and no episode and no callback of it is left.
         """
         total = await self.stored_bytes()
         rows = await self._execute(

@@ -187,7 +187,7 @@ async def test_nothing_of_a_live_task_or_one_with_callbacks_under_way_is_evicted
     await store.apply(Change(callbacks=[entry]))
     assert await store.evict(before=100.0, keep_bytes=0) == 0
     done = Event(id=0, task_id="told", at=2.0, kind="callback.delivered")
-    await store.callback_done(entry, done)
+    await store.callback_done(entry, done, fetched=True)
     assert await store.evict(before=100.0, keep_bytes=0) == 1
     assert [task.task_id for task in await store.live_tasks()] == ["live"]
 
