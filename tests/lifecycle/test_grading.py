@@ -1,11 +1,15 @@
 """Grading in real sandboxes: what is worth 1.0, what is not, and what an agent could try to make it so."""
 
+from pathlib import Path
+
 import pytest
 
 from polar_gym.evaluators import EvaluatorError, pattern
+from polar_gym.runtimes import Mount
+from polar_gym.runtimes.agent import PATH
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import reference_script
-from tests.lifecycle.grading_bench import BUNDLED, INTERVALS, bench
+from tests.lifecycle.grading_bench import BUNDLED, INTERVALS, Bench, bench
 
 __all__ = ["bench"]
 
@@ -97,6 +101,21 @@ async def test_agent_cannot_make_the_test_patch_fail(bench):
     )
     result = await bench.evaluate(INTERVALS, diff)
     assert result.tests[INTERVALS.PASS_TO_PASS[0]] == "PASSED"
+
+
+async def test_a_compiled_copy_of_another_python_masks_nothing(bench: Bench, tmp_path: Path) -> None:
+    """Guards against masked sessions of all tasks whose command activates an environment of its own."""
+    other = tmp_path / "other"
+    copy = other / "site-packages" / "intervals"
+    copy.mkdir(parents=True)
+    (copy / "__init__.py").write_text("")
+    (copy / "_fast.so").write_text("")
+    (other / "python").write_text('#!/bin/sh\nPYTHONPATH=/opt/other/site-packages exec python3 "$@"\n')
+    (other / "python").chmod(0o755)
+    bench.mounts.append(Mount(other, "/opt/other"))
+    bench.spec = bench.spec.model_copy(update={"environment": {"PATH": f"/opt/other:{PATH}"}})
+    result = await bench.evaluate(INTERVALS, gold(INTERVALS))
+    assert result.resolved, result.log
 
 
 # test_on_output -------------------------------------------------------------------------------------------------------
