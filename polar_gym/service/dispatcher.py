@@ -97,15 +97,19 @@ class Dispatcher:
         return self._fleet.at(placement) if task.counts(placement) else None
 
     def dispatch(self, task: Task, placement: Placement) -> None:
-        """Give a placed session to its node: try until the node has it, or until the placement has ended."""
+        """Give a placed session to its node: try until the node has it, or until the placement has ended. A node that
+        has begun to fail since the session was placed is tried with one session at a time."""
         self._start(self._dispatch(task, placement))
 
     async def _dispatch(self, task: Task, placement: Placement) -> None:
         sample = task.samples[placement.session_id]
-        pause, deadline = 0.2, math.inf
+        pause, deadline, problem = 0.2, math.inf, None
         while True:
             async with contextlib.nullcontext() if sample.record_at is None else self._with_records:
                 if (member := self._member(task, placement)) is None:
+                    return
+                if problem is None and member.failing and member.unanswered > 1:
+                    await self._withdraw(task, placement, "it did not take another session")
                     return
                 deadline = min(deadline, time.monotonic() + GIVE_UP_SECONDS)  # counts from the first try
                 problem = await self._try(task, placement, member)
@@ -166,6 +170,10 @@ class Dispatcher:
         if isinstance(error, NodeFailedError):  # the session may cause the failure: `lost` limits the tries
             await self._book.lost([placement], why)
             return
+        await self._withdraw(task, placement, why)
+
+    async def _withdraw(self, task: Task, placement: Placement, why: str) -> None:
+        """Queue a session again, as the next attempt, because its node does not take sessions."""
         why = f"node {placement.node}: {why}"
         log.warning("session %s goes elsewhere: %s", placement.session_id, why)
         task.withdraw(placement.session_id)

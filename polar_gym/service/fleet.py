@@ -52,6 +52,11 @@ class Member:
         """Return whether fewer sessions are on their way than may be. The dispatcher asks all nodes each time."""
         return len(self.on_their_way) < self.room
 
+    @property
+    def unanswered(self) -> int:
+        """Return how many placements the node has not acknowledged."""
+        return sum(beats is None for beats in self.placed.values())
+
     def place(self, placement: Placement, beats: int | None = None) -> None:
         """Add a placement; `beats` as in `placed`."""
         self.placed[placement] = beats
@@ -73,7 +78,7 @@ class Member:
     def free_places(self) -> FreePlaces:
         """Return how many more sessions the node may be given now."""
         free = FreePlaces.of(self.heartbeat, len(self.on_their_way))
-        if self.draining or self.full or (self.failing and None in self.placed.values()):
+        if self.draining or self.full or (self.failing and self.unanswered):
             return replace(free, running=0, total=0)
         return replace(free, running=min(free.running, 1), total=min(free.total, 1)) if self.failing else free
 

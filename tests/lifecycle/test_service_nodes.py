@@ -324,6 +324,35 @@ async def test_few_records_are_in_memory_at_once(tmp_path: Path, monkeypatch: py
     assert max(most) == dispatcher.RECORDS_AT_ONCE
 
 
+async def test_a_node_that_never_answers_holds_up_few_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against sessions of healthy nodes that wait while each session of another one is tried for 20 s."""
+    monkeypatch.setattr(dispatcher, "GIVE_UP_SECONDS", 0.0)
+    tried = set[str]()
+    full = asyncio.Event()
+
+    class SilentNode(PeerNode):
+        async def _put(self, request: web.Request) -> web.Response:
+            tried.add(request.match_info["session_id"])
+            if len(tried) == dispatcher.RECORDS_AT_ONCE:
+                full.set()
+            await full.wait()
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+
+    async with rollout_server(tmp_path, lease_seconds=3600) as (service, client):
+        async with PeerNode(client.url, NODE_KEY, run=12) as node:
+            await client.submit(make_request("t", num_samples=12))
+            await node.take(12)
+        await service.node_died("a")
+        async with SilentNode(client.url, NODE_KEY, name="b", run=12):
+            await asyncio.wait_for(full.wait(), 60)
+            async with PeerNode(client.url, NODE_KEY, name="c", run=12) as other:
+                orders = await other.take(12)
+    assert all(order.resume for order in orders)
+    assert len(tried) <= dispatcher.RECORDS_AT_ONCE + 1, "the last one may be tried too"
+
+
 async def test_a_record_that_cannot_be_read_does_not_stop_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
