@@ -134,9 +134,10 @@ async def test_a_node_without_a_state_directory_keeps_the_last_records(
     """Guards against an environment or a NeMo Gym server of many days, whose journals fill the temporary directory."""
     engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="Done.")]))
     async with Node(engine, cache=tmp_path / "cache") as local:
-        journals = [Path(str((await local.rollout(task())).artifacts.journal)) for _ in range(2)]
-        assert [journal.exists() for journal in journals] == [True, True]
         monkeypatch.setattr("polar_gym.gateway.node.node.KEEP_BYTES", 0)
+        journals = [Path(str((await local.rollout(task())).artifacts.journal)) for _ in range(2)]
+        assert [journal.exists() for journal in journals] == [True, True], "no consumer has had the time to read them"
+        monkeypatch.setattr("polar_gym.gateway.node.node.KEEP_SECONDS", 0.0)
         journals.append(Path(str((await local.rollout(task())).artifacts.journal)))
         assert [journal.parent.exists() for journal in journals] == [False, False, True]
 

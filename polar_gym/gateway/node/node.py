@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
+import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 
 KEEP_BYTES = 2**30
 """How much of the records of ended sessions a node without a state directory keeps: a later session may branch them."""
+KEEP_SECONDS = 300.0
+"""How long it keeps each record, whatever the size: many sessions may end at once, and their records are read
+afterwards."""
 
 
 def ignore_change(session: Session) -> None:
@@ -69,10 +73,10 @@ class Node:
         name: str = "local",
     ) -> None:
         """`cache`: the directory of harnesses and virtual environments, which runs share. `state`: the directory of
-        journals (see `polar_gym.gateway.node.state`); None: the last journals are kept (`KEEP_BYTES`), until the node
-        ends. `scratch`: the directory in which repositories are made; None: the system's temporary directory.
-        `scoring`: None: no scores. `frozen`: a second engine for some kinds of calls. `spans`: where each session's
-        spans go when it ends."""
+        journals (see `polar_gym.gateway.node.state`); None: the last journals are kept (`KEEP_BYTES`, `KEEP_SECONDS`),
+        until the node ends. `scratch`: the directory in which repositories are made; None: the system's temporary
+        directory. `scoring`: None: no scores. `frozen`: a second engine for some kinds of calls. `spans`: where each
+        session's spans go when it ends."""
         self.engine = engine
         self.name = name
         self.cache = cache
@@ -95,8 +99,9 @@ class Node:
         self._scratch = Path()
         self._repositories: Repositories
         self._loopback: asyncio.Server | None = None
-        self._ended: deque[tuple[Path, int]] = deque()
-        """The records of ended sessions with their sizes, oldest first, where there is no state directory."""
+        self._ended: deque[tuple[Path, int, float]] = deque()
+        """The records of ended sessions with their sizes and when they ended, oldest first, where there is no state
+        directory."""
         self._started = contextlib.AsyncExitStack()
         """The parts that must be taken down when the node ends."""
 
@@ -233,8 +238,9 @@ class Node:
         await life.close()
         if self._state is None:
             files = SessionFiles(life.capture.journal.path.parent)
-            self._ended.append((files.directory, await asyncio.to_thread(files.bytes)))
-            while len(self._ended) > 1 and sum(size for _, size in self._ended) > KEEP_BYTES:
+            size, now = await asyncio.to_thread(files.bytes), time.monotonic()
+            self._ended.append((files.directory, size, now))
+            while now - self._ended[0][2] > KEEP_SECONDS and sum(size for _, size, _ in self._ended) > KEEP_BYTES:
                 await asyncio.to_thread(remove_tree, self._ended.popleft()[0])
 
     async def rollout(
