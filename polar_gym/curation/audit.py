@@ -15,6 +15,7 @@ from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.equivalence import equivalent
 from polar_gym.curation.leaks import leaks, open_helpers
+from polar_gym.curation.solution import without_renames
 from polar_gym.curation.trial import passes, sources
 from polar_gym.curation.wrong import WrongPatch, wrong_patches
 from polar_gym.evaluators import EvaluatorError
@@ -28,6 +29,7 @@ async def audit(task: Task, bench: Bench, say: Callable[[str], None]) -> Audit:
     """Return the figures of a task. Raises `CurationError`, and what a grading raises."""
     if not task.patch.strip():
         raise CurationError("patch: is empty, so there is no reference solution to vary")
+    task = await without_renames(task, bench)
     for number in range(1, GATE + 1):
         say(f"grading the reference solution, {number} of {GATE}")
         gold = await bench.evaluate(task, task.patch.encode())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.oracle import grade_container
+from polar_gym.curation.solution import without_renames
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.parsers import PASSED
 from polar_gym.runtimes import SandboxError
@@ -53,7 +54,8 @@ async def validate(task: Task, bench: Bench) -> Verdict:
     if not task.patch.strip():
         return Verdict(task=task, problem="patch: is empty, so there is no reference solution to try")
     try:
-        gold = await bench.evaluate(task, task.patch.encode())
+        solution = (await without_renames(task, bench)).patch
+        gold = await bench.evaluate(task, solution.encode())
         no_op = await bench.evaluate(task, NO_OP)
     except GRADING_ERRORS as error:
         return Verdict(task=task, problem=str(error) or "timed out")

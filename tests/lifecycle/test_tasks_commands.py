@@ -19,6 +19,7 @@ from polar_gym.tasks.bundled import SUITE
 from polar_gym.tasks.rows import Selection, load_tasks
 from tests.support.processes import POLAR_GYM
 from tests.support.requirements import need_bubblewrap
+from tests.support.task_files import git
 
 ROW = {**json.loads(SUITE.read_text().splitlines()[0]), "twins": None}
 TWINS = {"tests/test_intervals.py": {"IntervalSetTest.test_old": [[1, 2, 3]]}}
@@ -59,6 +60,24 @@ def test_a_log_parser_of_the_config_reads_the_logs(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     code, said = run("validate", str(file), "evaluator.log_parser=one_test:parse", "evaluator.canary=off")
     assert code == 0, said
+
+
+@pytest.mark.parametrize("command", ["validate", "twins", "audit"])
+def test_a_solution_that_renames_a_file_is_right(tmp_path: Path, command: str) -> None:
+    file = put(tmp_path, {})
+    work = Path(shutil.copytree(tmp_path / ROW["workspace"], tmp_path / "solved"))
+    (tmp_path / "solution.patch").write_text(ROW["patch"])
+    git(work, "init", "-q")
+    git(work, "add", "-A")
+    git(work, "commit", "-qm", "base")
+    git(work, "apply", "--index", str(tmp_path / "solution.patch"))
+    git(work, "mv", "README.md", "READ ME.md")
+    patch = git(work, "diff", "--cached", "--find-renames") + "\n"
+    assert "\nrename from README.md\n" in patch
+    file.write_text(json.dumps({**ROW, "patch": patch}) + "\n")
+    code, said = run(command, str(file))
+    assert code == 0, said
+    assert json.loads(file.read_text())["patch"] == patch
 
 
 async def test_options_that_the_evaluator_does_not_take_are_a_problem_of_the_task(tmp_path: Path) -> None:
