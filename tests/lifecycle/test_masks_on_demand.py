@@ -202,14 +202,19 @@ async def test_a_single_server_that_stays_sick_masks(
     assert "CUDA error" in masked_message(episode)
 
 
-async def timed_out(local: Node, server: SickServer, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Episode:
-    """Return the episode of a harness that asks twice. Its time is up when the server leaves a call unanswered."""
+async def at_a_hang(local: Node, server: SickServer, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Episode:
+    """Return the episode of a harness that asks twice. Its time is up when the server leaves a request unanswered."""
 
     async def the_time(_: float) -> None:
         await server.hangs.wait()
 
     monkeypatch.setattr(local.proxy.generation, "sleep", the_time)
-    episode = await run(local, workspace, "ask()")
+    return await run(local, workspace, "ask()")
+
+
+async def timed_out(local: Node, server: SickServer, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Episode:
+    """Return the episode of `at_a_hang`, which the time has ended."""
+    episode = await at_a_hang(local, server, workspace, monkeypatch)
     assert episode.session.truncated_by == "time"
     return episode
 
@@ -240,12 +245,7 @@ async def test_an_answer_that_broke_off_is_the_engines_failure_though_the_time_e
     server = SickServer("dying")
     server.healthy_calls = 1
     async with several(tmp_path, server, patience_seconds=0.5) as local:
-
-        async def the_time(_: float) -> None:
-            await server.hangs.wait()
-
-        monkeypatch.setattr(local.proxy.generation, "sleep", the_time)
-        episode = await run(local, workspace, "ask()")
+        episode = await at_a_hang(local, server, workspace, monkeypatch)
     assert "CUDA error" in masked_message(episode)
 
 
