@@ -37,7 +37,7 @@ _INSTEAD = {
     "rollout.state": "leave it out",
     "hydra": "leave it out",
 }
-"""What to do instead of a setting that no request carries, by its key or the beginning of its key."""
+"""Key of a setting that no request carries, or the beginning of its key -> advice for the error."""
 
 Server = Annotated[
     str, typer.Option(envvar="POLAR_GYM_SERVER", help="The rollout server; its key is in POLAR_GYM_SERVICE_KEY.")
@@ -179,7 +179,7 @@ def _rollout(arguments: list[str]) -> RunConfig:
 def _has_effect(setting: str) -> bool:
     """Return whether requests carry a setting. Raises `ConfigError` where they do not.
 
-    `engine.url`, without which `polar-gym rollout` refuses many recipes, is no error: people type it here too.
+    `engine.url` is a warning only: `polar-gym rollout` asks for it in many recipes, and users give it here, too.
     """
     from polar_gym.config.composition import overridden_key
 
