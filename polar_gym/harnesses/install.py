@@ -7,7 +7,6 @@ of its own (`interpreter`). All functions here block: call them in a thread.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
 import re
@@ -16,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from polar_gym.durable import make_once
@@ -155,7 +155,8 @@ def _npm() -> str:
 
 def _pip() -> list[str]:
     """Return the beginning of a command that installs packages for this Python. Raises `InstallError`."""
-    if importlib.util.find_spec("pip"):
+    # Not importlib.util.find_spec: after such a search for pip, setuptools cannot be imported any more.
+    if PathFinder.find_spec("pip"):
         return [sys.executable, "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
     if uv := shutil.which("uv"):
         return [uv, "pip", "install", "--python", sys.executable, "--compile-bytecode", "--quiet"]

@@ -144,7 +144,15 @@ async def test_a_script_that_the_package_lacks_is_named_also_where_it_is_install
 
 
 def test_a_python_without_pip_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.path", [])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InstallError, match=f"{sys.executable} has no pip; install it: .* ensurepip, or put uv on PATH"):
         install(TINY, tmp_path)
+
+
+async def test_setuptools_can_be_imported_after_an_installation(index: Index, tmp_path: Path) -> None:
+    """Guards against a search for pip after which no process of Python 3.11 could import vLLM or TRL."""
+    code = "import setuptools, distutils; print(distutils.__file__)"
+    code = f"from tests.unit.harnesses.test_install_python import *; install(TINY, Path({str(tmp_path)!r})); {code}"
+    ran = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
+    assert "setuptools/_distutils" in ran.stdout, ran.stderr
