@@ -26,7 +26,7 @@ from polar_gym.curation.bench import Bench
 from polar_gym.curation.declared import package_name, requirements, version_file
 from polar_gym.curation.git import run_git
 from polar_gym.curation.making import Say, Trees, UntriedError, append_line, instance_ids, make_known, make_task
-from polar_gym.curation.pins import python_version, resolve_available
+from polar_gym.curation.pins import MachineError, python_version, resolve_available
 from polar_gym.curation.releases import Comparison, is_test, is_test_module
 from polar_gym.curation.statement import Writer, write_statement
 from polar_gym.curation.validation import GRADING_ERRORS
@@ -160,7 +160,7 @@ async def try_commit(history: History, commit: Commit, bench: Bench, out: Path, 
             result = Tried(commit=commit.sha, fell=step, why=str(error).removeprefix(f"{instance_id}: ") or "timed out")
             if isinstance(error, UntriedError) or not isinstance(error, CurationError):
                 await _check_machine(bench, result)
-        except OSError as error:
+        except (OSError, MachineError) as error:
             raise _stopped(commit.sha, step, str(error)) from error
     out.parent.mkdir(parents=True, exist_ok=True)
     append_line(journal(out), asdict(result))

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from polar_gym.curation import CurationError
+from polar_gym.errors import ConfigError
 from polar_gym.workspaces.requirements import check_requirement
 from polar_gym.workspaces.venv import INTERPRETER, VenvError, ensure_venv
 
@@ -24,8 +25,15 @@ PYTEST = "pytest<9"
 PIP = "pip>=26"
 """The first pip that leaves out what was uploaded after a date."""
 
+_NOT_FETCHED = re.compile(r"Could not fetch URL (\S+): (?!403 |404 |410 )(.*) - skipping")
+"""How pip's log tells of an index that does not answer. Indexes answer 403, 404 or 410 for a package that they lack."""
+
 SHOWN = 3
 """How many requirements an error names."""
+
+
+class MachineError(ConfigError):
+    """This machine or its package index is at fault, and not the requirements."""
 
 
 class NoWheelError(CurationError):
@@ -42,7 +50,7 @@ def resolve_available(
 ) -> tuple[list[str], list[str]]:
     """Return what `resolve` returns, and the requirements that it had to leave out because no wheel fits.
 
-    Raises `CurationError` as `resolve` does, also where a dependency has no wheel that fits.
+    Raises as `resolve` does, also where a dependency has no wheel that fits.
     """
     left = list(wanted)
     while True:
@@ -60,7 +68,8 @@ def resolve(
 ) -> list[str]:
     """Return pytest, `wanted` and their dependencies, pinned. `before`: leave out versions that were uploaded later.
 
-    Raises `CurationError` where no wheels fit; with `before`, also where the index does not tell dates.
+    Raises `CurationError` where no wheels fit; with `before`, also where the index does not tell dates. Raises
+    `MachineError` where the index does not answer, or pip does not run.
     """
     for requirement in wanted:
         try:
@@ -70,20 +79,25 @@ def resolve(
     try:
         python = ensure_venv([PIP], cache) / "bin" / "python"
     except VenvError as error:
-        raise CurationError(str(error)) from error
+        raise MachineError(str(error)) from error
     options = ["--dry-run", "--ignore-installed", "--only-binary", ":all:", "--quiet", "--no-input"]
     environment = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="polar-gym-pins-") as scratch:
         if before is not None:
             options += ["--uploaded-prior-to", before.isoformat()]
             environment |= _dated_sources(python, scratch)
-        limits, report = Path(scratch, "constraints.txt"), Path(scratch, "report.json")
+        limits, report, log = Path(scratch, "constraints.txt"), Path(scratch, "report.json"), Path(scratch, "pip.log")
         limits.write_text("".join(f"{constraint}\n" for constraint in constraints))
-        options += ["--constraint", str(limits), "--report", str(report)]
+        options += ["--constraint", str(limits), "--report", str(report), "--log", str(log)]
         asked = [*wanted] if any(_names_versions_of_pytest(each) for each in wanted) else [PYTEST, *wanted]
         command = [str(python), "-I", "-m", "pip", "install", *options, "--", *asked]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise MachineError(f"pip found no versions of {', '.join(asked)} within {error.timeout:.0f} s") from error
         if done.returncode:
+            if away := _NOT_FETCHED.search(log.read_text() if log.exists() else ""):
+                raise MachineError(f"the package index does not answer: {away[1]}: {away[2]}")
             told = "".join(f" with {constraint}" for constraint in constraints)
             told += f" from before {before.date()}" if before else ""
             errors = re.findall(r"^ERROR: (.*)", done.stderr, re.MULTILINE)

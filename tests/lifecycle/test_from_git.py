@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from polar_gym.cli import app
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.from_git import commits, journal, open_history, tried, try_commit
+from polar_gym.curation.pins import resolve
 from polar_gym.errors import ConfigError
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes.bubblewrap import Bubblewrap
@@ -157,6 +158,24 @@ async def test_a_link_that_leads_out_of_the_repository_is_not_followed(tmp_path:
         result = await try_commit(history, next(commits(history)), bench, tmp_path / "tasks.jsonl", lambda text: None)
     assert "linked/_version.py: " in result.why
     assert not list(elsewhere.iterdir())
+
+
+async def test_an_index_that_is_away_is_not_the_fate_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against commits that count as without wheels, and are never tried again, because the index was away."""
+    need_bubblewrap()
+    make_history(tmp_path / "doubler")
+    history = open_history(tmp_path / "doubler", None)
+    candidate, out = next(commits(history)), tmp_path / "tasks.jsonl"
+    assert resolve(["packaging"], cache_dir())  # pip itself is made while there is an index
+    for name, value in {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "0", "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    async with Bench(RuntimeSpec(name="bubblewrap"), cache_dir()) as bench:
+        stopped = rf"stopped at {candidate.sha[:12]}, .* index does not answer: http://127\.0\.0\.1:9/simple/.* goes on"
+        with pytest.raises(ConfigError, match=stopped):
+            await try_commit(history, candidate, bench, out, lambda step: None)
+    assert not journal(out).exists()
 
 
 async def test_a_fault_of_the_machine_is_not_the_fate_of_a_commit(tmp_path: Path) -> None:
