@@ -191,6 +191,8 @@ def _has_effect(setting: str) -> bool:
                 raise ConfigError(said)
             _complain(said)
             return False
+        if beginning.startswith(f"{key}."):
+            raise ConfigError(f"{setting}: {beginning} has no effect on submitted tasks; set the others one by one")
     return True
 
 

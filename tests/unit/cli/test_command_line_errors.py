@@ -296,6 +296,12 @@ def test_a_setting_that_no_request_carries_is_not_submitted(
     )
 
 
+def test_a_whole_section_is_not_submitted_where_a_part_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(["submit", "demo", "rollout={output: out.jsonl}"], capsys).startswith(
+        "error: rollout={output: out.jsonl}: rollout.spans has no effect on submitted tasks; set the others one by one"
+    )
+
+
 def submitted_to_nobody(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Return what `submit` says before it says that no server answers: its arguments are right."""
     *before, last = said(["submit", *arguments, "--server", f"http://127.0.0.1:{free_port()}"], capsys).splitlines()
