@@ -3,7 +3,8 @@
 Both gateways run on the same core and ask the same mock engine, in alternating rounds, so that other work of the
 machine affects both. The figure is CPU per call of this tree, divided by that of the revision in the same round; the
 median of the rounds counts. The revision runs with the packages that are installed here. The exit status is 1 where a
-case costs over `MOST` times as much, and 2 where the revision's gateway does not start with these packages.
+case costs over `MOST` times as much, also in a second, longer measurement, and 2 where the revision's gateway does not
+start with these packages.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 }
 """Name of a case -> the options of the gateway and of the mock engine."""
 CONNECTIONS = (1, 8)
+LONG = (11, 1.0)
+"""Rounds, and the seconds of a round."""
 
 
 @contextmanager
@@ -83,6 +86,10 @@ def earlier_revision() -> str | None:
     return None
 
 
+def _dear(found: Sequence[tuple[str, int, float, float]]) -> bool:
+    return any(median > MOST for _, _, median, _ in found)
+
+
 def _head() -> str:
     return subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -99,13 +106,15 @@ def main() -> int:
         parser.error("this checkout has one commit only; name a REVISION that it holds")
     with checkout(revision) as earlier:
         try:
-            found = compare(earlier, *((5, 0.3) if arguments.quick else (11, 1.0)))
+            found = compare(earlier, *((5, 0.3) if arguments.quick else LONG))
+            if _dear(found):
+                found = compare(earlier, *LONG)
         except RuntimeError as error:
             print(f"{revision} cannot be measured here: {error}", file=sys.stderr)
             return 2
     columns = ("case", "c", f"CPU per call, x {revision[:12]}", "worst round")
     print(Table(columns=columns, rows=found).markdown())
-    return int(any(median > MOST for _, _, median, _ in found))
+    return int(_dear(found))
 
 
 if __name__ == "__main__":
