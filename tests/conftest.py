@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.docker_daemon import docker_host
 
@@ -19,6 +20,8 @@ COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [Health
 settings.register_profile("laws", settings.get_profile("default"), **COMMON)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None, **COMMON)
 settings.load_profile("ci" if os.environ.get("CI") else "laws")
+if os.environ.get("CI"):  # Hypothesis also draws constants of our modules, but of those that earlier tests have loaded.
+    providers._get_local_constants = lambda: providers._local_constants  # pyright: ignore[reportPrivateUsage]
 
 # A shell lets what it runs in the background ignore SIGINT, and the processes that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
