@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 
 from polar_gym.config.run_config import ScoringConfig
-from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.engines.vllm import VllmOptions
 from polar_gym.schema import Score
 from tests.e2e.agent import TOOLS
+from tests.e2e.guided_engine import OneSeed
 from tests.e2e.observed_vllm import observed
 from tests.e2e.vllm_server import VllmServer
 from tests.support.sessions import running_session
@@ -22,7 +23,7 @@ SAYS = "The quick brown fox jumps over the lazy dog, and the dog sleeps on in th
 
 async def score_of_a_call(url: str, directory: Path) -> tuple[Score, str | None]:
     """Make one call with tools; return its score, and why the call would mask its episode."""
-    engine = VllmEngine(VllmOptions(url=url))
+    engine = OneSeed(VllmOptions(url=url))  # by chance, an answer is too short to be scored
     async with running_session(engine, directory, scoring=SETTINGS) as (node, capture), aiohttp.ClientSession() as http:
         said = {"role": "user", "content": "What does the fox do?"}
         body = {"model": "policy", "messages": [said], "tools": TOOLS, "max_tokens": 64}

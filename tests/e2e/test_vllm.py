@@ -71,7 +71,8 @@ async def test_start_learns_what_is_served(engine: VllmEngine, vllm_server: Vllm
 
 async def test_ids_are_exact(engine: VllmEngine) -> None:
     """The prompt is the one that the template gives, and the text is the text of the sampled ids."""
-    completion = await engine.chat(request(tools=[TOOL]), Sampling())
+    # Not every twelve tokens of a random model will do: vLLM's parsers take tags out, and an end makes them fewer.
+    completion = await engine.chat(request(tools=[TOOL]), Sampling(seed=7))
     assert len(completion.prompt_ids) == len(await engine.template(request().messages, [TOOL]))
     # vLLM tokenises the rendered text as one string, the embedded engine in pieces: with ordinary text the ids agree.
     assert completion.prompt_ids.tolist() == ChatML().prompt_ids(CONVERSATION, [TOOL])

@@ -129,13 +129,13 @@ async def test_new_weights_sample_from_the_next_token_on(
     new = weights(model)
     model.load_state_dict(new)
     model.save_pretrained(tmp_path)
-    began = asyncio.Event()
-
-    def told(delta: Delta) -> None:
-        began.set()
-
-    calls = [asyncio.create_task(engine.chat(request(words, 1000), Sampling(), told)) for words in WORDS[:2]]
-    await began.wait()
+    began = [asyncio.Event() for _ in range(2)]
+    calls = [
+        asyncio.create_task(engine.chat(request(words, 1000), Sampling(seed=1), lambda _, each=each: each.set()))
+        for words, each in zip(WORDS, began, strict=False)
+    ]
+    for each in began:
+        await each.wait()
     await engine.set_weights(tmp_path if as_directory else new, "v1")
     for done in await asyncio.gather(*calls):
         first, second = done.weight_versions

@@ -3,6 +3,7 @@
 import ast
 import random
 import unittest
+from itertools import count
 from typing import Any
 
 import pytest
@@ -181,8 +182,11 @@ class Test(unittest.TestCase):
 """
 
 
-def test_places_under_a_tolerance_are_not_admitted_by_luck() -> None:
+def test_places_under_a_tolerance_are_not_admitted_by_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """One neighbour of 12.35 and one of 1 pass with the right solution, and once were not always tried."""
+    seeds = count()
+    # Sixteen draws by chance miss one of two neighbours once in 65,536 times.
+    monkeypatch.setattr("polar_gym.curation.twins.random.SystemRandom", lambda: random.Random(next(seeds)))
     for _ in range(50):
         trial = Trial([LISTED], None, _altered)
         statuses = run(trial.draw({FILE: TOLERANT.encode()}), {2: 12.354, 3: 1.6, 4: 7.25}.__getitem__)
