@@ -12,7 +12,7 @@ from tests.e2e.vllm_server import INSTALL, vllm_python
 from tests.support.requirements import need
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_reward_on_held_out_tasks_rises(tmp_path: Path) -> None:
     python, results = vllm_python(), tmp_path / "learning.json"
     need(python, "torch", INSTALL)

@@ -34,7 +34,7 @@ def test_sessions_in_sandboxes_of_nemo_gyms_providers(
         apptainer.program()
     few = ("--harness", "pi", "--tasks", "1", "--starts", "2", "--no-laws", "--results", tmp_path / "results.json")
     shown = [sys.executable, "-m", "tests.show.remote", "--provider", provider, *few]
-    done = subprocess.run(shown, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(shown, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     assert all(results["laws"].values())

@@ -41,7 +41,7 @@ BEGUN = 20
 def other_weights(vllm_server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("weights") / "other"
     arguments = [vllm_python(), "-c", OTHER_WEIGHTS, TINY_MODEL_SCRIPT.parent, directory]
-    subprocess.run([str(argument) for argument in arguments], check=True, timeout=120)
+    subprocess.run([str(argument) for argument in arguments], check=True, timeout=600)
     return directory
 
 

@@ -47,7 +47,7 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 """Come along as dependencies, do not match the CPU build of torch, and break its import."""
 
 INSTALL = "python -m tests.e2e.vllm_server install"
-READY_WITHIN_SECONDS = 240
+READY_WITHIN_SECONDS = 600
 CHECKOUT = Path(__file__).parents[2]
 TINY_MODEL_SCRIPT = CHECKOUT / "tests" / "support" / "tiny_model.py"
 TRAINED_MODEL_SCRIPT = CHECKOUT / "tests" / "support" / "trained_model.py"
@@ -150,7 +150,7 @@ def run_server(
     with random weights; of `flags` that it has already, the last counts. `port`: 0 for any."""
     if model is None:
         model = directory / "model"
-        subprocess.run([python, TINY_MODEL_SCRIPT, model], check=True, timeout=120)
+        subprocess.run([python, TINY_MODEL_SCRIPT, model], check=True, timeout=600)
     port = port or _free_port()
     max_model_len = 32_768
     log = directory / "vllm.log"

@@ -65,15 +65,22 @@ while True:
 def _engine_processes(url: str) -> list[int]:
     """Return the ids of the processes that sample for the server at this URL: the engine, then its workers."""
     port = f"\0{url.rpartition(':')[2]}\0".encode()
-    servers = {each.parent.name for each in Path("/proc").glob("[0-9]*/cmdline") if port in each.read_bytes()}
+    servers = {each.parent.name for each in Path("/proc").glob("[0-9]*/cmdline") if port in _read(each)}
     (engine,) = (child for server in servers for child in _children(server, "VLLM::Engine"))
     return [int(engine), *map(int, _children(engine, "VLLM::Worker"))]
 
 
 def _children(parent: str, name: str) -> list[str]:
     """Return the ids of a process's children whose names begin with `name`."""
-    children = (Path("/proc") / parent / "task" / parent / "children").read_text().split()
-    return [child for child in children if (Path("/proc") / child / "comm").read_text().startswith(name)]
+    children = _read(Path("/proc") / parent / "task" / parent / "children").decode().split()
+    return [child for child in children if _read(Path("/proc") / child / "comm").startswith(name.encode())]
+
+
+def _read(path: Path) -> bytes:
+    """Return the contents of a file in /proc; nothing where its process has ended."""
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 def running_requests(url: str) -> float:
@@ -92,7 +99,7 @@ def _metric(url: str, name: str) -> float:
     return float(value)
 
 
-def wait_until(happened: Callable[[], bool], within_seconds: float = 120) -> None:
+def wait_until(happened: Callable[[], bool], within_seconds: float = 600) -> None:
     """Another process has no event to wait for. Blocks."""
     deadline = time.monotonic() + within_seconds
     while not happened():

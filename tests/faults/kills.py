@@ -24,7 +24,7 @@ from tests.faults.processes import NODE_HEADERS, Process, Service
 from tests.faults.sessions import RECEIVED
 
 STAGES = (Status.INITIALIZING, Status.READY, Status.RUNNING, Status.BUILDING, Status.EVALUATING)
-CAUGHT_SECONDS = 10.0
+CAUGHT_SECONDS = 60.0
 """How long is looked for a session in the wanted stage, or for a process in a sandbox."""
 
 CONTAINER = re.compile("[0-9a-f]{64}")

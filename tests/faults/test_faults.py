@@ -21,7 +21,7 @@ async def test_nothing_is_lost_when_each_process_is_killed_once(tmp_path: Path) 
         gateway_away_seconds=(0.0,),
         pause_seconds=(0.0, 0.3),
         delay_seconds=0.1,
-        limit_seconds=240,
+        limit_seconds=1000,
     )
     outcome = await run(faults, tmp_path)
     assert {law: breaches for law, breaches in outcome.breaches.items() if breaches} == {}

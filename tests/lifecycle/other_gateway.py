@@ -58,7 +58,7 @@ async def outputs(
         **{"uid": os.geteuid() if uid is None else uid, "python": host_python()},
     }
     argv = [sys.executable, "-c", _GATEWAY, json.dumps(request)]
-    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=240)
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     need("missing" not in answer, f"{kind} for uid {request['uid']}", str(answer.get("missing")))

@@ -30,8 +30,9 @@ def family(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants."""
     yield pid
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in listed.read_text().split():
-            yield from family(int(child))
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for child in listed.read_text().split():
+                yield from family(int(child))
 
 
 def shown(pid: int) -> str:

@@ -224,7 +224,7 @@ async def test_gateway_that_may_not_join_namespaces_falls_back_to_the_relay(dock
     need_program("setpriv", "apt-get install util-linux")
     rights = ["setpriv", "--bounding-set=-sys_admin"] if os.geteuid() == 0 else []
     argv = [*rights, sys.executable, "-c", NO_SETNS, docker_host]
-    outcome = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=120)
+    outcome = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=600)
     assert outcome.returncode == 0, outcome.stderr
     answer, refusal = json.loads(outcome.stdout)
     assert answer == "by relay"
@@ -275,7 +275,7 @@ async def test_without_root(kind: str):
         (workspace := Path(directory, "workspace")).mkdir()
         (workspace / "old").touch()
         argv = [sys.executable, "-c", UNPRIVILEGED, host_python(), json.dumps(options), str(workspace)]
-        outcome = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=120)
+        outcome = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=600)
         assert outcome.returncode == 0, outcome.stderr
         assert (workspace / "old").exists()
     seen = json.loads(outcome.stdout)

@@ -30,6 +30,7 @@ from tests.support.tools import ASK
 from tests.support.vllm_stand_in import REQUEST, LeavingServer, without_templates
 
 TCP = Path("/proc/net/tcp")
+ESTABLISHED = "01"
 
 
 class AskedServer(LeavingServer):
@@ -40,10 +41,11 @@ class AskedServer(LeavingServer):
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
-        port = request.transport.get_extra_info("peername")[1]
+        ports = [request.transport.get_extra_info(end)[1] for end in ("peername", "sockname")]
         while self.timer.partition(":")[0] in ("", "01"):  # 01: a part of the request is not acknowledged yet
             rows = [row.split() for row in TCP.read_text().splitlines()[1:]]
-            (self.timer,) = [row[5] for row in rows if row[1].endswith(f":{port:04X}")]
+            own = [row for row in rows if [int(end.rpartition(":")[2], 16) for end in row[1:3]] == ports]
+            (self.timer,) = [row[5] for row in own if row[3] == ESTABLISHED]
             await asyncio.sleep(0.01)
         return await super()._chat(request)
 

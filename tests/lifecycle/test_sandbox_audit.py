@@ -87,7 +87,7 @@ async def audited_by_another_user(kind: str, uid: int, **options: Any) -> dict[s
     need_a_checkout_that_all_may_read()
     request = {"kind": kind, "uid": uid, "options": options, "python": host_python()}
     argv = [sys.executable, "-c", AUDIT, json.dumps(request)]
-    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=240)
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     need("missing" not in answer, f"{kind} for uid {uid}", str(answer.get("missing")))

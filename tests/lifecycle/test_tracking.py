@@ -70,7 +70,7 @@ def test_wandb_writes_the_figures_offline(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_SILENT", "true")
     code = "import sys; from pathlib import Path; from tests.lifecycle.test_tracking import logged; "
     code += "logged('wandb', Path(sys.argv[1]))"  # in a process of its own, as a run is
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=600)
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     records: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     seen = []

@@ -31,7 +31,7 @@ def look_ups(harness: str, place: Path) -> dict[str, Any]:
     sandbox = ["bwrap", "--unshare-user", "--uid", "0", "--unshare-net", "--cap-add", "CAP_NET_BIND_SERVICE"]
     sandbox += ["--dev-bind", "/", "/", "--ro-bind", str(resolver), "/etc/resolv.conf", "--die-with-parent"]
     command = [*sandbox, sys.executable, "-m", "tests.wire.silent_dns", harness, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     found["names"].remove(CONTROL)

@@ -28,9 +28,9 @@ async def test_it_asks_again(harness: str, case: str, monkeypatch: pytest.Monkey
 async def test_a_session_that_ends_while_the_engine_is_down_has_no_reward() -> None:
     """Guards against a reward of 0 for what the engine did: the time ran out while the harness asked again."""
     need_bubblewrap()
-    row = await run("claude_code", "503", parse_options(["--times", "0", "--limit", "10"]))
+    row = await run("claude_code", "503", parse_options(["--times", "0", "--limit", "30"]))
     assert row["reaction"].startswith("asked again after ")
-    assert (row["end"], row["exit"]) == ("cut off after 10 s", "-")
+    assert (row["end"], row["exit"]) == ("cut off after 30 s", "-")
     assert row["judged as"] == "engine_error (no reward)"
 
 

@@ -27,7 +27,7 @@ MAKE = (
 def test_gymnasium_makes_the_environments(imports: str, name: str) -> None:
     program = f"{imports}\n{MAKE.format(name=name)}"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=600
     )
     assert done.stdout.split() == ["SweEnv", "SweVectorEnv"]
 
@@ -36,7 +36,7 @@ def test_importing_the_package_again_registers_nothing_twice() -> None:
     """Guards against gymnasium's warning that an environment is replaced."""
     program = "import gymnasium, importlib, polar_gym\nimportlib.reload(polar_gym)\nprint(gymnasium.spec('polar/task'))"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", program], check=True, stdout=subprocess.PIPE, text=True, timeout=600
     )
     assert "polar_gym.envs.task:TaskEnv" in done.stdout
 
@@ -78,6 +78,6 @@ def test_the_package_is_imported_while_another_thread_imports_gymnasium() -> Non
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.stdout.split() == ["polar_gym.envs.swe:SweEnv"]

@@ -246,7 +246,7 @@ def test_no_process_that_is_left_writes_the_state(way: str, options: str, tmp_pa
     (tmp_path / "left.py").write_text(LEFT.format(WAYS[way]))
     script = eval_script.preparing(f"{options}\ncd {tmp_path}; python3 left.py\n: '{START}'\n: '{END}'", "MARK")
     argv = ["bwrap", "--die-with-parent", "--unshare-pid", *("--bind", "/", "/", "--proc", "/proc", "--dev", "/dev")]
-    ended = subprocess.run([*argv, "bash", "-s"], input=script.encode(), capture_output=True, check=False, timeout=240)
+    ended = subprocess.run([*argv, "bash", "-s"], input=script.encode(), capture_output=True, check=False, timeout=600)
     _, found, state = ended.stdout.rpartition(b"MARK\n")
     assert b"FORGED" in ended.stdout
     assert not (found and b"FORGED" in state)

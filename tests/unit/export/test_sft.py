@@ -234,7 +234,7 @@ sft.export_sft(episodes(), Path(sys.argv[1]), Filters())
 
 def test_a_killed_run_leaves_a_usable_directory_and_the_next_goes_on(tmp_path):
     out = tmp_path / "out"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(out)], timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(out)], timeout=600, check=False)
     assert done.returncode == -9
     assert {row["session_id"] for row in rows(out, tmp_path / "first")} == {"s0", "s1", "s2", "s3"}
     every = [with_traces(f"s{number}", make_trace(f"s{number}", number)) for number in range(5)]
