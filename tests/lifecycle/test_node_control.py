@@ -163,9 +163,9 @@ async def test_paused_calls_wait_and_the_agents_time_does_not_pass(tmp_path: Pat
         paused = Generation(paused=True, running="finish")
         status, answer = await node.ask("POST", "/v1/generation", paused.to_json())
         assert (status, answer) == (200, {"paused": True, "in_flight": 0, "weight_version": None, "engines": {}})
-        await node.put(order(timeout_seconds=1.5))
+        await node.put(order(timeout_seconds=5))
         await node.until("RUNNING")
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(6)
         assert await node.status("s") == "RUNNING"
         await node.ask("POST", "/v1/weights", Weights(version="7").to_json())
         await node.ask("POST", "/v1/generation", Generation().to_json())

@@ -109,7 +109,7 @@ async def test_the_end_of_a_session_ends_the_waiting(tmp_path: Path, monkeypatch
     server = LeavingServer()
     async with started(server) as engine, Node(engine, cache=tmp_path / "cache") as node:
         await server.down()
-        episode = await node.rollout(task(agent=asking(), timeout_seconds=2))
+        episode = await node.rollout(task(agent=asking(), timeout_seconds=6))
         await server.up()
     assert episode.session.truncated_by == "time"
     assert episode.session.failure is not None

@@ -295,8 +295,8 @@ async def test_a_sandbox_that_could_not_be_prepared_is_the_evaluations_concern(
 
 
 async def test_what_a_harness_said_is_kept_also_when_its_time_is_up(tmp_path: Path) -> None:
-    agent = asking("print('so far', flush=True); ask(); import time; time.sleep(60)")
-    request: TaskRequest = task(agent=agent, timeout_seconds=1.5)
+    agent = asking("print('so far', flush=True); ask(); import time; time.sleep(600)")
+    request: TaskRequest = task(agent=agent, timeout_seconds=6)
     async with local_node(tmp_path) as node:
         episode = await node.rollout(request)
     assert (episode.session.truncated_by, episode.artifacts.stdout) == ("time", "so far\n")

@@ -46,8 +46,8 @@ def _bubblewrap() -> None:
 
 async def test_a_call_in_flight_when_the_time_is_up_is_in_the_fidelity(tmp_path: Path) -> None:
     """Guards against building the trajectory before the calls that the deadline cut off are recorded."""
-    async with node(tmp_path, delay_seconds=60) as local:
-        episode = await local.rollout(task(timeout_seconds=1.5))
+    async with node(tmp_path, delay_seconds=600) as local:
+        episode = await local.rollout(task(timeout_seconds=6))
     assert episode.session.truncated_by == "time"
     (call,) = read_journal(Path(str(episode.artifacts.journal)))
     assert call.outcome == "abandoned"
