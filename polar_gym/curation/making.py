@@ -23,7 +23,7 @@ from polar_gym.curation.leaks import leaks
 from polar_gym.curation.releases import Comparison, compare
 from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import validate
-from polar_gym.durable import json_lines
+from polar_gym.durable import json_lines, remove_tree
 from polar_gym.evaluators.parsers import PASSED, get_parser
 from polar_gym.evaluators.result import full_log
 from polar_gym.runtimes import Command
@@ -205,7 +205,7 @@ def _write(task: Task, old: Path, out: Path) -> Task:
     """Write the workspace first, then the line that names it."""
     workspace = Path("repos") / task.instance_id
     out.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(out.parent / workspace, ignore_errors=True)
+    remove_tree(out.parent / workspace)
     shutil.copytree(old, out.parent / workspace, symlinks=True)
     row = task.model_copy(update={"workspace": str(workspace)}).model_dump(exclude_defaults=True)
     append_line(out, row)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polar_gym.config.run_config import RunConfig
+from polar_gym.durable import remove_tree
 from polar_gym.episodes.reading import read_episodes
 from polar_gym.export.acceptance import Filters
 from polar_gym.learning.cold_start import ColdStart
@@ -77,7 +77,7 @@ def demonstrated(directory: Path) -> list[dict[str, Any]]:
     from polar_gym.export.sft import export_sft  # needs the extra `export`
 
     target = directory / "sft"
-    shutil.rmtree(target, ignore_errors=True)
+    remove_tree(target)
     filters = Filters(min_reward=0.0, allow_scripted=True)
     export_sft(read_episodes(directory / "demonstrations.jsonl"), target, filters)
     return [row for path in sorted((target / "jsonl").glob("*.jsonl")) for row in read_rows(path) if "messages" in row]
