@@ -85,7 +85,7 @@ repository checkout-index -f -q -z --stdin < "$private/attributes"
 repository add -A
 (xargs -0 -r rm -f --) < "$private/attributes"
 attributes "${hidden}attributes" .gitattributes
-repository ls-files -z --cached --others -- ':(glob)**/.gitattributes' > "$private/attributes"
+repository ls-files -z --cached --others --exclude-standard -- ':(glob)**/.gitattributes' > "$private/attributes"
 repository update-index --add --remove -z --stdin < "$private/attributes"
 find . -name "$hidden.*" -prune -exec sh -c '
     hidden=$1; shift

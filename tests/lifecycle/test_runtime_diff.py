@@ -213,6 +213,15 @@ async def test_what_is_not_carried_is_named(tmp_path: Path):
     assert b"run.log" not in diff
 
 
+async def test_attributes_that_are_ignored_are_not_carried(tmp_path: Path):
+    """Guards against diffs that make a file which a package in the fresh sandbox has, too: none of them applied."""
+    need_bubblewrap()
+    git_dir = make_repository({**BASE, ".gitignore": File(b"vendor/\n")}, tmp_path / "repo")
+    write_tree({"vendor/.gitattributes": File(b"* text\n")}, tmp_path / "repo")
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
+        assert await snapshot_diff(sandbox, WORKSPACE, git_dir) == b""
+
+
 async def test_workspace_that_the_agent_made_unreadable_is_its_own_doing(tmp_path: Path):
     """It is scored: masked, an agent could buy itself out of a zero."""
     need_bubblewrap()
