@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -41,16 +41,23 @@ def request(words: str, max_tokens: int = 24) -> ChatRequest:
     return ChatRequest(model="policy", messages=[{"role": "user", "content": words}], max_tokens=max_tokens)
 
 
-async def calls_in_all_slots(engine: EmbeddedEngine) -> list[asyncio.Task[Completion]]:
-    """Return calls that are being sampled, one for each slot."""
-    began = [asyncio.Event() for _ in range(SLOTS)]
+async def begun(
+    engine: EmbeddedEngine, requests: Sequence[ChatRequest], sampling: Sampling
+) -> list[asyncio.Task[Completion]]:
+    """Return calls that are being sampled, one for each request."""
+    began = [asyncio.Event() for _ in requests]
     calls = [
-        asyncio.create_task(engine.chat(request("go on", 20_000), Sampling(), lambda _, each=each: each.set()))
-        for each in began
+        asyncio.create_task(engine.chat(request, sampling, lambda _, each=each: each.set()))
+        for request, each in zip(requests, began, strict=True)
     ]
     for each in began:
         await each.wait()
     return calls
+
+
+async def calls_in_all_slots(engine: EmbeddedEngine) -> list[asyncio.Task[Completion]]:
+    """Return calls that are being sampled, one for each slot."""
+    return await begun(engine, [request("go on", 20_000)] * SLOTS, Sampling())
 
 
 def weights(model: Any) -> dict[str, Any]:
@@ -129,13 +136,7 @@ async def test_new_weights_sample_from_the_next_token_on(
     new = weights(model)
     model.load_state_dict(new)
     model.save_pretrained(tmp_path)
-    began = [asyncio.Event() for _ in range(2)]
-    calls = [
-        asyncio.create_task(engine.chat(request(words, 1000), Sampling(seed=1), lambda _, each=each: each.set()))
-        for words, each in zip(WORDS, began, strict=False)
-    ]
-    for each in began:
-        await each.wait()
+    calls = await begun(engine, [request(words, 1000) for words in WORDS[:2]], Sampling(seed=1))
     await engine.set_weights(tmp_path if as_directory else new, "v1")
     for done in await asyncio.gather(*calls):
         first, second = done.weight_versions
