@@ -100,8 +100,8 @@ class Node:
         self._repositories: Repositories
         self._loopback: asyncio.Server | None = None
         self._ended: deque[tuple[Path, int, float]] = deque()
-        """The records of ended sessions with their sizes and when they ended, oldest first, where there is no state
-        directory."""
+        """Of each ended session: the directory of its record, its size, and the time of the end. The oldest is first.
+        Empty where there is a state directory."""
         self._started = contextlib.AsyncExitStack()
         """The parts that must be taken down when the node ends."""
 
