@@ -15,6 +15,7 @@ from polar_gym.console import console, errors
 from polar_gym.engines.sampling import shaping_fields
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import FAMILIES
+from polar_gym.learning.model import Size
 from polar_gym.learning.report import print_run
 from polar_gym.learning.run import Plan, Run
 from polar_gym.schema import Sampling
@@ -32,6 +33,11 @@ def learn(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the tasks, of the start model, and of the order of tasks.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Steps of GRPO.")] = 25,
+    width: Annotated[
+        int, typer.Option(min=32, help="Of the start model. A wider one learns at lower rates, and wants a GPU.")
+    ] = Size().width,
+    layers: Annotated[int, typer.Option(min=1, help="Of the start model.")] = Size().layers,
+    places: Annotated[int, typer.Option(min=1, help="Sessions at once.")] = 16,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Begin a step's sessions before the update of the step before.")
     ] = False,
@@ -59,7 +65,18 @@ def learn(
         raise ConfigError(f"--also, --test-on: {', '.join(twice)}: named twice; name each harness once")
     configs = {own: config}
     configs |= {name: load_config("learn", [*(settings or []), f"harness={name}"]) for name in (*more, *tested)}
-    plan = Plan(family=_family(family, config), seed=seed, steps=steps, overlap=overlap, only_tested=tuple(tested))
+    size = Size(width=width, layers=layers)
+    if size != Size() and (given := config.engine.options.get("model_path")) is not None:
+        raise ConfigError(f"--width, --layers: engine.model_path={given} has a size already; drop the options")
+    plan = Plan(
+        family=_family(family, config),
+        seed=seed,
+        steps=steps,
+        places=places,
+        size=size,
+        overlap=overlap,
+        only_tested=tuple(tested),
+    )
     directory = out or Path("outputs/learn") / f"{'+'.join((own, *more))}-{plan.family or 'own'}-{seed}"
     try:
         lines = Run(directory, plan, configs, lambda line: console.print(Text(line), soft_wrap=True)).go()

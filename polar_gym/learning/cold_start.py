@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from polar_gym.durable import replacing
 from polar_gym.learning.families import UNITS, names
-from polar_gym.learning.model import make_model, make_tokenizer
+from polar_gym.learning.model import Size, make_model, make_tokenizer
 
 NOISE = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{6,40}\b|\b20\d\d-\d\d-\d\d\b")
 """Parts of a prompt that differ between sessions for no reason: the ids that codex gives to tool results, the base
@@ -91,7 +91,9 @@ STAGES = (
 class ColdStart:
     """Trains a new model on the rows of a data set. The same seed gives the same model, however often it is resumed."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]], seed: int, kept: Path, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, rows: Sequence[dict[str, Any]], seed: int, size: Size, kept: Path, progress: Callable[[str], None]
+    ) -> None:
         """Make tokenizer and model. `lead` of a row: the number of its first answers that are not imitated. `kept`: the
         file by which an interrupted training of the same rows and seed goes on."""
         self._torch: Any = importlib.import_module("torch")
@@ -99,7 +101,8 @@ class ColdStart:
         self._progress = progress
         rows = [self._noisy({**row, "messages": _said(row["messages"])}) for row in rows]
         self.tokenizer = make_tokenizer(rows)
-        self.model = make_model(self.tokenizer, seed)
+        self.model = make_model(self.tokenizer, seed, size)
+        self._scale = size.scale
         self._units = np.array(self.tokenizer.convert_tokens_to_ids(UNITS))
         self._is_unit = np.zeros(len(self.tokenizer), bool)
         self._is_unit[self._units] = True
@@ -143,7 +146,7 @@ class ColdStart:
             self._torch.save(state, file)
 
     def _restore(self) -> None:
-        state = self._torch.load(self._kept, weights_only=True)
+        state = self._torch.load(self._kept, map_location=self.model.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._chance.setstate(state["chance"])
@@ -181,7 +184,7 @@ class ColdStart:
 
     def _take_step(self, loss: Any, rate: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * self._scale
         self._optimizer.zero_grad()
         loss.backward()
         self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -249,13 +252,16 @@ class ColdStart:
         labels = np.zeros((len(examples), longest), bool)
         for place, (own, own_labels) in enumerate(examples):
             ids[place, : len(own)], labels[place, : len(own)] = own, own_labels
-        return self._torch.from_numpy(ids), self._torch.from_numpy(labels)
+        return self._tensor(ids), self._tensor(labels)
+
+    def _tensor(self, array: NDArray[Any]) -> Any:
+        return self._torch.from_numpy(array).to(self.model.device)
 
     def _loss(self, ids: Any, labels: Any, name_weight: float = 0.0) -> Any:
         hidden, chosen = self.model.model(input_ids=ids).last_hidden_state[:, :-1], labels[:, 1:]
         wanted, before = ids[:, 1:][chosen], ids[:, :-1][chosen]
         losses = self._torch.nn.functional.cross_entropy(self.model.lm_head(hidden[chosen]), wanted, reduction="none")
-        is_unit = self._torch.from_numpy(self._is_unit)
+        is_unit = self._tensor(self._is_unit)
         of_names = losses[is_unit[wanted] | is_unit[before]]
         return losses.mean() + name_weight * of_names.sum() / max(1, len(of_names))
 
@@ -263,8 +269,8 @@ class ColdStart:
         """Return how surely the model writes the names of its commands: the mean probability of a unit, at the place of
         a name where this is smallest. The token before tells places apart; all second units are one place."""
         with self._torch.no_grad():
-            probabilities = self.model(input_ids=ids).logits[:, :-1].softmax(-1).numpy()
-        tokens, labels = ids.numpy(), labels.numpy()
+            probabilities = self.model(input_ids=ids).logits[:, :-1].softmax(-1).cpu().numpy()
+        tokens, labels = ids.cpu().numpy(), labels.cpu().numpy()
         places: defaultdict[int, list[float]] = defaultdict(list)
         for row, place in np.argwhere(labels[:, 1:] & self._is_unit[tokens[:, 1:]]):
             before = int(tokens[row, place])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,23 @@ from polar_gym.learning.families import LETTERS, UNITS
 VOCABULARY_SIZE = 16_384
 """The most tokens. The harness's prompts need fewer, as a rule: codex 2,200."""
 CONTEXT_LENGTH = 8192
+HEAD = 32
+"""The width of an attention head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The size of a model. Two CPU cores train the default in minutes."""
+
+    width: int = 96
+    layers: int = 2
+
+    @property
+    def scale(self) -> float:
+        """The learning rates relative to the default's: the inverse of the width (arXiv:2203.03466)."""
+        return Size().width / self.width
+
+
 PADDING = "<|endoftext|>"
 
 
@@ -63,27 +81,28 @@ def _of_transformers(made: Any) -> Any:
     return tokenizer
 
 
-def make_model(tokenizer: Any, seed: int) -> Any:
-    """Return a Qwen3 with two layers and random weights, in float32."""
+def make_model(tokenizer: Any, seed: int, size: Size) -> Any:
+    """Return a Qwen3 with random weights in float32, on a GPU where there is one."""
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=96,
-        initializer_range=0.06,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
+        hidden_size=size.width,
+        initializer_range=0.06 * size.scale**0.5,
+        intermediate_size=size.width * 8 // 3,
+        num_hidden_layers=size.layers,
+        num_attention_heads=max(4, size.width // HEAD),
+        num_key_value_heads=max(4, size.width // HEAD),
+        head_dim=HEAD,
         max_position_embeddings=CONTEXT_LENGTH,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    return transformers.Qwen3ForCausalLM(config).float()
+    model = transformers.Qwen3ForCausalLM(config).float()
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:

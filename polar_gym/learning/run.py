@@ -20,7 +20,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from polar_gym.learning.families import Split, write_tasks
 from polar_gym.learning.files import read_rows, write_episodes
 from polar_gym.learning.grpo import MakeRows, Settings, Trainer, choose, rows_of
 from polar_gym.learning.meter import Meter, peak_mib
+from polar_gym.learning.model import Size
 from polar_gym.learning.report import curve, figures, sentence, tracked_line
 from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
@@ -67,6 +68,8 @@ class Plan:
     overlap: bool = False
     """The sessions of a step begin before the update of the step before, and go on under its weights: one step
     off-policy. An evaluation waits for all sessions."""
+    size: Size = field(default_factory=Size)
+    """The size of the start model, where it is made here."""
     grpo: Settings = field(default_factory=Settings)
 
 
@@ -140,7 +143,8 @@ class Run:
         if importlib.import_module("torch").cuda.is_available():
             model.to("cuda")
         tokenizer = transformers.AutoTokenizer.from_pretrained(start)
-        trainer = Trainer(model, self.plan.grpo, tokenizer.pad_token_id or 0)
+        grpo = replace(self.plan.grpo, learning_rate=self.plan.grpo.learning_rate * self.plan.size.scale)
+        trainer = Trainer(model, grpo, tokenizer.pad_token_id or 0)
         done = self._restore(trainer)
         engine = {"policy": "transformers", "model_path": str(start), "dtype": "float32"}
         plan = self.plan
@@ -253,7 +257,14 @@ class Run:
         plan = self.plan
         assert plan.family is not None
         start = make_start_model(
-            self.directory, self._configs, plan.family, plan.seed, plan.demonstrations, self._meter, self._progress
+            self.directory,
+            self._configs,
+            plan.family,
+            plan.seed,
+            plan.demonstrations,
+            self._meter,
+            self._progress,
+            plan.size,
         )
         if self._meter.used("cold_start"):
             self._write({"cold_start": True})
@@ -270,7 +281,7 @@ class Run:
         """Load the state after the last step, and return the number of steps that are done."""
         torch: Any = importlib.import_module("torch")
         path = self.directory / "last.pt"
-        state = torch.load(path, weights_only=True) if path.exists() else {"step": 0}
+        state = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {"step": 0}
         if written := self._written():
             lines = [line for line in written if line.get("step", 0) <= state["step"]]  # a later one was not saved
             durable.write(self.directory / "steps.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))

@@ -16,8 +16,9 @@ from polar_gym.learning.environments import Environments
 from polar_gym.learning.families import Demonstration, Puzzle, demonstrate, make_puzzles, scripts, write_tasks
 from polar_gym.learning.files import read_rows, write_episodes
 from polar_gym.learning.meter import Meter
-from polar_gym.learning.model import save
+from polar_gym.learning.model import Size, save
 
+DEFAULT_SIZE = Size()
 PLACES = 16
 """Demonstrations at once."""
 
@@ -30,6 +31,7 @@ def make_start_model(
     count: int,
     meter: Meter,
     progress: Callable[[str], None],
+    size: Size = DEFAULT_SIZE,
 ) -> Path:
     """Make the start model in a run's directory where it is missing, and return its path. `configs`: harness -> its
     config; in each, a careless agent plays `count` tasks for training."""
@@ -44,7 +46,7 @@ def make_start_model(
     leads = leads_of(tasks, pairs)
     rows = [{**row, "lead": leads[row["task_id"]]} for row in demonstrated(directory)]
     with meter.measured("cold_start"):
-        return train_start_model(directory, rows, seed, progress)
+        return train_start_model(directory, rows, seed, progress, size)
 
 
 def attempts(family: str, seed: int, count: int) -> list[tuple[Puzzle, Demonstration]]:
@@ -84,13 +86,17 @@ def demonstrated(directory: Path) -> list[dict[str, Any]]:
 
 
 def train_start_model(
-    directory: Path, rows: Sequence[dict[str, Any]], seed: int, progress: Callable[[str], None]
+    directory: Path,
+    rows: Sequence[dict[str, Any]],
+    seed: int,
+    progress: Callable[[str], None],
+    size: Size = DEFAULT_SIZE,
 ) -> Path:
     """Train a start model on rows, each with its `lead`, and write it to the directory `start`. Return that.
 
     An interrupted training goes on from the file `start.pt`, which is removed at the end."""
     kept = directory / "start.pt"
-    cold = ColdStart(rows, seed, kept, progress)
+    cold = ColdStart(rows, seed, size, kept, progress)
     cold.train()
     made, target = directory / "start.partial", directory / "start"
     save(cold.model, cold.tokenizer, made)

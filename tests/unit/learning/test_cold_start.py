@@ -14,6 +14,7 @@ import pytest
 from polar_gym.learning import cold_start as cold_start_module
 from polar_gym.learning.cold_start import LONG, ColdStart, Stage
 from polar_gym.learning.families import NAME, make_puzzles, split_of
+from polar_gym.learning.model import Size
 
 TOOL = {"type": "function", "function": {"name": "exec_command", "parameters": {"type": "object"}}}
 
@@ -26,7 +27,7 @@ def cold_start(tmp_path_factory: pytest.TempPathFactory) -> ColdStart:
 def _make(directory: Path) -> ColdStart:
     pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
     rows = [_row(number) for number in range(20)]
-    return ColdStart(rows, 0, directory / "start.pt", lambda line: None)
+    return ColdStart(rows, 0, Size(), directory / "start.pt", lambda line: None)
 
 
 class StoppedError(Exception):
