@@ -9,6 +9,7 @@ envs.set_weights(...)                    # the engine samples the next step with
 from __future__ import annotations
 
 import importlib
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from polar_gym.schema import Episode
 from polar_gym.training import Batch, Row, make_batch, padded, to_torch
-from polar_gym.training.tensors import version_names
+from polar_gym.training.tensors import token_advantages, version_names
 
 Part = dict[str, Any]
 """Some rows as torch tensors: see `polar_gym.training.padded`."""
@@ -50,6 +51,10 @@ class Settings:
 
 class LogprobsDifferError(RuntimeError):
     """The engine's logprobs are not those of the trainer's weights."""
+
+
+class GradientError(RuntimeError):
+    """The norm of the gradient is not a finite number."""
 
 
 def roll_out(
@@ -103,8 +108,8 @@ class Trainer:
         """Take the optimizer's steps on the rows. `version` names the weights that the model has; `progress` is the
         share of the run that is over. Return the figures of the step: `ratio` and `kl` are means over trained tokens
         at the last epoch, between the weights before the step and those that the epoch began with. Raises
-        `LogprobsDifferError`."""
-        if not any(row.advantage for row in rows):  # the optimizer's momentum alone would change the weights
+        `LogprobsDifferError` and `GradientError`."""
+        if not any(token_advantages(row).any() for row in rows):  # else momentum alone would change the weights
             return {"rows": len(rows), "loss": 0.0, "logprob_difference": 0.0}
         for group in self.optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * (1 - 0.9 * progress)
@@ -113,18 +118,24 @@ class Trainer:
         parts = [self.arrays(some) for some in together]
         before = self.logprobs(parts)
         names = map(version_names, together)
-        difference = max(_difference(*each, version) for each in zip(parts, before, names, strict=True))
-        if difference > self._settings.tolerance:
+        differences = [_difference(*each, version) for each in zip(parts, before, names, strict=True)]
+        difference = float(np.max(differences))  # NaN if one is, unlike Python's `max`
+        if not difference <= self._settings.tolerance:
             raise LogprobsDifferError(
                 f"version {version}: the engine's logprobs differ from the trainer's by up to {difference:.3g} nats, "
                 f"more than {self._settings.tolerance:g}: the engine does not sample with the trainer's weights"
             )
         losses = []
-        for _ in range(self._settings.epochs):
+        for epoch in range(self._settings.epochs):
             self._moved.clear()
             self.optimizer.zero_grad()
             losses.append(self.accumulate(parts, before))
-            self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            norm = float(self._torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0))
+            if not math.isfinite(norm):
+                raise GradientError(
+                    f"version {version}, epoch {epoch + 1}: the norm of the gradient is {norm}, which would spoil the "
+                    "weights; look for very large rewards, or lower the learning rate"
+                )
             self.optimizer.step()
         tokens, ratio, kl = (sum(each) for each in zip(*self._moved, strict=True))
         moved = {"ratio": ratio / max(1, tokens), "kl": kl / max(1, tokens)}
@@ -175,4 +186,4 @@ def _difference(part: Part, own: Any, versions: Sequence[str], version: str) -> 
     if version not in versions:
         return 0.0
     compared = (part["loss_mask"] == 1) & (part["weight_versions"] == versions.index(version))
-    return float(((own - part["old_logprobs"][:, 1:]).abs() * compared[:, 1:]).max())
+    return float((own - part["old_logprobs"][:, 1:]).abs().masked_fill(~compared[:, 1:], 0.0).max())

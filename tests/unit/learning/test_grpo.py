@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polar_gym.learning.grpo import LogprobsDifferError, Settings, Trainer, choose, rows_of
-from polar_gym.schema import WeightVersion
+from polar_gym.learning.grpo import GradientError, LogprobsDifferError, Settings, Trainer, _difference, choose, rows_of
+from polar_gym.schema import EvaluationResult, WeightVersion
+from polar_gym.training import make_batch
 from polar_gym.training.conformance import Step, check, holds, tis
 from tests.support.calls import make_call
 from tests.support.episodes import make_episode
@@ -68,6 +69,39 @@ def test_logprobs_of_other_weights_stop_the_run(tiny_gpt2: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 2])
+def test_logprobs_that_are_not_numbers_stop_the_run(tiny_gpt2: Any, rows_at_once: int) -> None:
+    """Guards against NaN, which is not larger than the tolerance, and which `max` loses behind a number."""
+    torch: Any = importlib.import_module("torch")
+    rows = rows_of([_episode(tiny_gpt2, "a", 1.0, [1]), _episode(tiny_gpt2, "b", 0.0, [3, 4, 5, 6])]).rows
+    with torch.no_grad():
+        tiny_gpt2.transformer.wpe.weight[4] = torch.nan  # which the first row is too short for
+    trainer = Trainer(tiny_gpt2, Settings(rows_at_once=rows_at_once), pad_id=0)
+    with pytest.raises(LogprobsDifferError, match=r"version step-3: .* by up to nan nats"):
+        trainer.update(rows, "step-3", 0.0)
+
+
+def test_logprobs_after_a_row_are_not_compared(tiny_gpt2: Any) -> None:
+    """Guards against a run that stops at a number which no token of a row has: NaN times 0 is NaN."""
+    torch: Any = importlib.import_module("torch")
+    rows = rows_of([_episode(tiny_gpt2, "a", 1.0, [1]), _episode(tiny_gpt2, "b", 0.0, [3, 4, 5, 6])]).rows
+    trainer = Trainer(tiny_gpt2, Settings(), pad_id=0)
+    part = trainer.arrays(rows)
+    (own,) = trainer.logprobs([part])
+    own[part["attention_mask"][:, 1:] == 0] = torch.nan
+    assert 0 < _difference(part, own, ["step-3"], "step-3") < 1e-4
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(tiny_gpt2: Any) -> None:
+    """Guards against weights that are NaN from then on, under a loss that was finite."""
+    torch: Any = importlib.import_module("torch")
+    rows = rows_of([_episode(tiny_gpt2, "a", 3e38, [1, 2]), _episode(tiny_gpt2, "b", -3e38, [3, 4])]).rows
+    before = [parameter.detach().clone() for parameter in tiny_gpt2.parameters()]
+    with pytest.raises(GradientError, match=r"version step-3, epoch 1: the norm of the gradient is (inf|nan)"):
+        Trainer(tiny_gpt2.float(), Settings(), pad_id=0).update(rows, "step-3", 0.0)
+    assert all(map(torch.equal, (parameter.float() for parameter in before), tiny_gpt2.parameters()))
+
+
 def test_a_session_that_a_budget_ended_has_the_reward_zero(tiny_gpt2: Any) -> None:
     cut = _episode(tiny_gpt2, "a", 1.0, [1, 2], truncated_by="calls")
     whole = _episode(tiny_gpt2, "b", 1.0, [3, 4])
@@ -85,6 +119,25 @@ def test_a_step_without_a_difference_in_reward_changes_nothing(tiny_gpt2: Any) -
     same = [_episode(tiny_gpt2, "a", 1.0, [1, 2]), _episode(tiny_gpt2, "b", 1.0, [3, 4])]
     trainer.update(rows_of(same).rows, "step-3", 0.0)
     assert all(map(torch.equal, before, tiny_gpt2.parameters()))
+
+
+def test_calls_with_advantages_of_their_own_are_trained_where_sessions_have_none(tiny_gpt2: Any) -> None:
+    """Guards against a step that is skipped: rewards of calls differ in a group whose rewards are all equal."""
+    episodes = [
+        _episode(
+            tiny_gpt2,
+            name,
+            1.0,
+            ids,
+            evaluation=EvaluationResult(evaluator="rubric", reward=1.0, call_rewards={"call0": reward}),
+        )
+        for name, ids, reward in (("a", [1, 2], 1.0), ("b", [3, 4], 0.0))
+    ]
+    rows = make_batch(episodes, turn_reward_weight=1.0).rows
+    assert [row.advantage for row in rows] == [0, 0]
+    before = _logprobs(tiny_gpt2, [7, 8, 1, 2])[1:].sum().detach()
+    Trainer(tiny_gpt2, Settings(), pad_id=0).update(rows, "step-3", 0.0)
+    assert _logprobs(tiny_gpt2, [7, 8, 1, 2])[1:].sum() > before
 
 
 def test_every_task_comes_once_before_one_comes_again() -> None:
