@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
-from statistics import NormalDist, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from polar_gym.console import table
 from polar_gym.episodes.pass_at_k import CONFIDENCE, wilson
+from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
 from polar_gym.training.batch import regarded
 
@@ -22,31 +24,54 @@ Line = dict[str, Any]
 
 
 def figures(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the figures of some episodes. A masked episode is in no mean, and one that a budget ended has 0."""
-    found = [regarded(episode, "zero").reward for episode in episodes]
-    rewards = [reward for reward in found if reward is not None]
-    mean = sum(rewards) / max(1, len(rewards))
+    """Return the figures of some episodes, of which `check_scored`. A masked episode is in no mean, and one that a
+    budget ended has 0."""
+    found = [(episode.session.task_id, regarded(episode, "zero").reward) for episode in episodes]
+    rewards: dict[str, list[float]] = {}
+    for task_id, reward in found:
+        if reward is not None:
+            rewards.setdefault(task_id, []).append(reward)
     return {
         "sessions": len(episodes),
-        "masked": len(episodes) - len(rewards),
+        "tasks": len({task_id for task_id, _ in found}),
+        "masked": sum(reward is None for _, reward in found),
         "truncated": sum(episode.truncated for episode in episodes),
-        "reward": mean,
-        "interval": interval(rewards),
+        "reward": fmean(reward for own in rewards.values() for reward in own),
+        "interval": interval(list(rewards.values())),
         "sampled": sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes),
         "run_seconds": round(sum(episode.session.timing.running or 0.0 for episode in episodes), 2),
     }
 
 
-def interval(rewards: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of rewards: Wilson's where all lie in [0, 1], else the normal one. A single
-    reward outside of [0, 1] tells no spread: both ends are that reward."""
-    if not rewards:
-        return 0.0, 1.0
-    mean = sum(rewards) / len(rewards)
-    if min(rewards) >= 0 and max(rewards) <= 1:
+def failures(episodes: Iterable[Episode]) -> str:
+    """Return why those of the episodes that have no reward have none: the number of each kind, and one message."""
+    failed = [episode.session.failure for episode in episodes if episode.reward is None]
+    kinds = Counter("no reward" if each is None else each.kind for each in failed)
+    message = next((each.message for each in failed if each is not None), "")
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) + (message and f", e.g. {message}")
+
+
+def check_scored(episodes: Sequence[Episode], where: object) -> None:
+    """Raise `ConfigError` where no episode has a reward: a mean of none would be shown as one of 0. `where` names the
+    episodes in the message."""
+    if all(episode.reward is None for episode in episodes):
+        raise ConfigError(
+            f"{where}: none of {len(episodes)} sessions has a reward ({failures(episodes)}); mend the cause and run "
+            "the same command again"
+        )
+
+
+def interval(rewards: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of rewards, given as those of each task. It has as many observations as
+    tasks, as that of `episodes.pass_at_k`: sessions of one task are not independent. Wilson's where all rewards lie in
+    [0, 1], else the normal one of the tasks' means. A single task outside of [0, 1] tells no spread: both ends are its
+    mean."""
+    every = [reward for own in rewards for reward in own]
+    mean = fmean(every)
+    if min(every) >= 0 and max(every) <= 1:
         return wilson(mean, len(rewards))
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    reach = z * stdev(rewards) / sqrt(len(rewards)) if len(rewards) > 1 else 0.0
+    reach = z * stdev(map(fmean, rewards)) / sqrt(len(rewards)) if len(rewards) > 1 else 0.0
     return mean - reach, mean + reach
 
 
@@ -59,16 +84,18 @@ def sentence(line: Line) -> str:
     """Return a line of a run for a person."""
     if "cold_start" in line:
         return f"the start model is made ({line['cold_start_seconds']:.0f} s)"
+    failed = f" ({line['masked']} without a reward, in no mean)" if line["masked"] else ""
     if "evaluated" in line:
         low, high = line["interval"]
         how = "greedy" if line["greedy"] else "sampled"
         where = f" in {line['harness']}" if "harness" in line else ""
+        sessions = f"{line['sessions']} sessions of " if line["sessions"] > line["tasks"] else ""
         return (
-            f"after step {line['evaluated']}, {line['sessions']} held-out tasks{where}, {how}: "
+            f"after step {line['evaluated']}, {sessions}{line['tasks']} held-out tasks{where}, {how}{failed}: "
             f"mean reward {line['reward']:.3f} ({low:.3f} to {high:.3f})"
         )
     return (
-        f"step {line['step']}: mean reward {line['reward']:.3f} of {line['sessions']} sessions, "
+        f"step {line['step']}: mean reward {line['reward']:.3f} of {line['sessions']} sessions{failed}, "
         f"{line['trained']} of {line['sampled']} tokens trained, {line['rollout_seconds']:.0f} s"
     )
 

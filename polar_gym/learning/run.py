@@ -36,7 +36,7 @@ from polar_gym.learning.files import read_rows, write_episodes
 from polar_gym.learning.grpo import MakeRows, Settings, Trainer, choose, rows_of
 from polar_gym.learning.meter import Meter, peak_mib
 from polar_gym.learning.model import Size
-from polar_gym.learning.report import curve, figures, sentence, tracked_line
+from polar_gym.learning.report import check_scored, curve, figures, sentence, tracked_line
 from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
 from polar_gym.tracking import Log, tracked
@@ -221,8 +221,11 @@ class Run:
     def _play(
         self, environments: Environments, sessions: Sequence[Assignment], name: str, action: dict[str, Any]
     ) -> list[Episode]:
+        """Return the episode of each session, after they are written. Raises `ConfigError` where none has a reward."""
         episodes = environments.play(sessions, action)
-        write_episodes(self.directory / "episodes" / f"{name}.jsonl", episodes)
+        path = self.directory / "episodes" / f"{name}.jsonl"
+        write_episodes(path, episodes)
+        check_scored(episodes, path)
         return episodes
 
     def _tasks(self) -> Tasks:

@@ -10,6 +10,7 @@ from typing import Any
 from polar_gym.config.run_config import RunConfig
 from polar_gym.durable import remove_tree
 from polar_gym.episodes.reading import read_episodes
+from polar_gym.errors import ConfigError
 from polar_gym.export.acceptance import Filters
 from polar_gym.learning.cold_start import ColdStart
 from polar_gym.learning.environments import Environments
@@ -17,10 +18,13 @@ from polar_gym.learning.families import Demonstration, Puzzle, demonstrate, make
 from polar_gym.learning.files import read_rows, write_episodes
 from polar_gym.learning.meter import Meter
 from polar_gym.learning.model import Size, save
+from polar_gym.learning.report import failures
 
 DEFAULT_SIZE = Size()
 PLACES = 16
 """Demonstrations at once."""
+MOST_FAILED = 0.1
+"""The largest share of demonstrations that may fail: a start model of much fewer rows is another one."""
 
 
 def make_start_model(
@@ -44,7 +48,7 @@ def make_start_model(
     with meter.measured("demonstrations"):
         play_demonstrations(directory, configs, tasks, scripts(pairs))
     leads = leads_of(tasks, pairs)
-    rows = [{**row, "lead": leads[row["task_id"]]} for row in demonstrated(directory)]
+    rows = [{**row, "lead": leads[row["task_id"]]} for row in demonstrated(directory, progress)]
     with meter.measured("cold_start"):
         return train_start_model(directory, rows, seed, progress, size)
 
@@ -74,14 +78,23 @@ def play_demonstrations(
         write_episodes(played, environments.play([(harness, task_id, 0) for harness in configs for task_id in ids], {}))
 
 
-def demonstrated(directory: Path) -> list[dict[str, Any]]:
-    """Return the rows that `polar-gym export sft` makes of a run's demonstrations, in the directory `sft`."""
+def demonstrated(directory: Path, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the rows that `polar-gym export sft` makes of a run's demonstrations, in the directory `sft`. Those that
+    failed make none, which is told; raises `ConfigError` where they are too many."""
     from polar_gym.export.sft import export_sft  # needs the extra `export`
 
+    played = directory / "demonstrations.jsonl"
+    episodes = list(read_episodes(played))
+    failed = sum(episode.reward is None for episode in episodes)
+    told = f"{played}: {failed} of {len(episodes)} demonstrations failed ({failures(episodes)})"
+    if failed > MOST_FAILED * len(episodes):
+        raise ConfigError(f"{told}; mend the cause, remove the file, and run the same command again")
+    if failed:
+        progress(f"{told}; the start model does without them")
     target = directory / "sft"
     remove_tree(target)
     filters = Filters(min_reward=0.0, allow_scripted=True)
-    export_sft(read_episodes(directory / "demonstrations.jsonl"), target, filters)
+    export_sft(episodes, target, filters)
     return [row for path in sorted((target / "jsonl").glob("*.jsonl")) for row in read_rows(path) if "messages" in row]
 
 

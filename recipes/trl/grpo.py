@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polar_gym
 from polar_gym.learning.grpo import Settings, roll_out
-from polar_gym.learning.report import figures
+from polar_gym.learning.report import check_scored, figures
 from polar_gym.schema import Episode
 from polar_gym.training.batch import regarded
 from polar_gym.training.trl import episode_reward, rollout_output
@@ -92,8 +92,11 @@ def main() -> None:
 
 
 def play(envs: Any, task_ids: Sequence[str]) -> list[Episode]:
-    """Return an episode for each id. A session that a budget ended has the reward 0."""
-    return [regarded(episode, "zero") for episode in roll_out(envs, task_ids, {})]
+    """Return an episode for each id. A session that a budget ended has the reward 0. Raises `ConfigError` where none
+    has a reward."""
+    episodes = [regarded(episode, "zero") for episode in roll_out(envs, task_ids, {})]
+    check_scored(episodes, f"a rollout of {len(set(task_ids))} tasks")
+    return episodes
 
 
 def say(**line: Any) -> None:

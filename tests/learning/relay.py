@@ -54,7 +54,7 @@ def make_start(directory: Path, seed: int, count: int, say: Callable[[str], None
     config = load_config("learn", ["harness=codex", f"engine.max_model_len={SCRIPTED_CONTEXT}"])
     play_demonstrations(directory, {"codex": config}, tasks, scripts)
     leads = leads_of(tasks, pairs)
-    rows = [{**row, "lead": _lead(row, leads[row["task_id"]])} for row in demonstrated(directory)]
+    rows = [{**row, "lead": _lead(row, leads[row["task_id"]])} for row in demonstrated(directory, say)]
     return train_start_model(directory, rows, seed, say)
 
 

@@ -8,7 +8,10 @@ import re
 import pytest
 from rich.console import Console
 
-from polar_gym.learning.report import BAR, HEIGHT, MARGIN, curve, figures, interval, print_run
+from polar_gym.episodes.pass_at_k import wilson
+from polar_gym.learning.files import read_rows
+from polar_gym.learning.report import BAR, HEIGHT, MARGIN, curve, figures, interval, print_run, sentence
+from tests.learning.proofs import PROOFS
 from tests.support.episodes import make_episode
 
 
@@ -20,7 +23,6 @@ from tests.support.episodes import make_episode
         ([-1.0, -1.0, -1.0], -1.0, -1.0),
         ([2.0], 2.0, 2.0),
         ([0.0, 1.0], 0.095, 0.905),
-        ([], 0.0, 1.0),
     ],
 )
 def test_rewards_outside_of_zero_and_one_have_an_interval_around_their_mean(
@@ -28,10 +30,41 @@ def test_rewards_outside_of_zero_and_one_have_an_interval_around_their_mean(
 ) -> None:
     """Guards against a ValueError after the sessions were played, and against an interval without its mean: Wilson's is
     for shares."""
-    assert interval(rewards) == pytest.approx((low, high), abs=1e-3)
-    assert figures([make_episode(f"s{place}", reward) for place, reward in enumerate(rewards)])["interval"] == interval(
-        rewards
-    )
+    episodes = [make_episode(f"s{place}", reward, task_id=str(place)) for place, reward in enumerate(rewards)]
+    assert figures(episodes)["interval"] == pytest.approx((low, high), abs=1e-3)
+
+
+@pytest.mark.parametrize("rewards", [(1.0, 0.0, 1.0, 1.0), (1.5, -0.5, 1.0, 2.0)])
+def test_sessions_that_repeat_a_task_do_not_narrow_the_interval(rewards: tuple[float, ...]) -> None:
+    """Guards against an interval of 200 sessions of 4 tasks as of 200 tasks: much too narrow."""
+    once = [make_episode(f"s{place}", reward, task_id=str(place)) for place, reward in enumerate(rewards)]
+    again = [
+        make_episode(f"s{place}-{time}", reward, task_id=str(place))
+        for place, reward in enumerate(rewards)
+        for time in range(50)
+    ]
+    assert figures(again)["tasks"] == len(rewards)
+    assert figures(again)["interval"] == pytest.approx(figures(once)["interval"])
+    line = {"evaluated": 5, "greedy": False, **figures(again)}
+    assert sentence(line).startswith("after step 5, 200 sessions of 4 held-out tasks, sampled: mean reward")
+
+
+def test_the_proofs_have_the_intervals_that_their_figures_give() -> None:
+    """Guards against another interval than that of the published curves, whose sessions have a task each."""
+    lines = [line for path in sorted(PROOFS.glob("*.jsonl")) for line in read_rows(path) if "evaluated" in line]
+    assert lines
+    for line in lines:
+        solved = round(line["reward"] * line["sessions"])
+        rewards = [[1.0]] * solved + [[0.0]] * (line["sessions"] - solved)
+        assert list(interval(rewards)) == pytest.approx(line["interval"], rel=1e-12)
+
+
+def test_sessions_without_a_reward_are_told() -> None:
+    """Guards against a mean of one session that is told as one of 200 tasks."""
+    episodes = [make_episode(f"s{place}", None if place else 1.0, task_id=str(place)) for place in range(200)]
+    line = {"evaluated": 5, "greedy": False, **figures(episodes)}
+    assert line["interval"] == pytest.approx(wilson(1.0, 1))
+    assert "200 held-out tasks, sampled (199 without a reward, in no mean): mean reward 1.000" in sentence(line)
 
 
 def evaluation(step: int, reward: float, reach: float) -> dict[str, object]:

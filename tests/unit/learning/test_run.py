@@ -107,6 +107,21 @@ def test_a_run_that_goes_on_has_the_seeds_of_a_whole_one(tmp_path: Path, own: di
     assert whole["held-out-000.jsonl"] != whole["held-out-002.jsonl"]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_whose_sessions_all_fail_stops_and_says_why(tmp_path: Path, own: dict[str, Any], begun: bool) -> None:
+    """Guards against an evaluation, or a step, of no session at all that is recorded as one with the reward 0."""
+    figures = {"reward": 0.5, "interval": [0.0, 1.0]}
+    lines = [{"evaluated": 0, "greedy": greedy, **figures} for greedy in (True, False)] if begun else []
+    (tmp_path / "run").mkdir()
+    written = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "run" / "steps.jsonl").write_text(written)
+    own["harness"] = asking("sys.exit('broken')").model_dump(exclude={"today"})
+    where = r"step-001\.jsonl: none of 2" if begun else r"held-out-000-greedy\.jsonl: none of 1"
+    with pytest.raises(ConfigError, match=rf"{where} sessions has a reward \([12] x harness_error, e\.g\. .*broken"):
+        _own_run(tmp_path / "run", own, steps=1).go()
+    assert (tmp_path / "run" / "steps.jsonl").read_text() == written
+
+
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path, own: dict[str, Any]) -> None:
     """Guards against two runs of the same arguments that overwrite each other's weights and lines."""
     refused = []
