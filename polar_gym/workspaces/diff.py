@@ -10,8 +10,9 @@ nowhere.
 The diff carries the content, mode and deletion of every file in the workspace, and symbolic links as links. It does not
 carry empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), and the
 content of a submodule that the base commit has; that of `history.pack_baseline` has plain files in the place of
-submodules. Nor does it carry the files that running Python leaves (bytecode, pytest's cache), and everything outside of
-the workspace. `left_behind` lists the files of these that may be the agent's work.
+submodules, and names the files that were ignored before the agent, which stay ignored. Nor does it carry the files that
+running Python leaves (bytecode, pytest's cache), and everything outside of the workspace. `left_behind` lists the files
+of these that may be the agent's work.
 
 Where no diff can be taken, that is the agent's doing: the same steps work on the workspace as it was before the agent.
 """
@@ -19,6 +20,7 @@ Where no diff can be taken, that is the agent's doing: the same steps work on th
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 
 from polar_gym.runtimes import Command, Sandbox, SandboxError, agent
 
@@ -45,6 +47,7 @@ _ANY_NAME = ("-c", "core.protectNTFS=false", "-c", "core.protectHFS=false")
 
 _SNAPSHOT = r"""
 set -e
+export HOME=/nonexistent  # git before 2.32 does not know GIT_CONFIG_GLOBAL, and reads the agent's ~/.gitconfig
 work=$1
 any_name=$2
 for program in git tar find sed grep mktemp xargs; do
@@ -87,6 +90,8 @@ repository add -A
 attributes "${hidden}attributes" .gitattributes
 repository ls-files -z --cached --others --exclude-standard -- ':(glob)**/.gitattributes' > "$private/attributes"
 repository update-index --add --remove -z --stdin < "$private/attributes"
+# An agent's `.gitignore` may take in files that `history.pack_baseline` found to be ignored.
+[ ! -e "$private/ignored" ] || repository update-index --force-remove -z --stdin < "$private/ignored"
 find . -name "$hidden.*" -prune -exec sh -c '
     hidden=$1; shift
     for nested; do
@@ -136,7 +141,7 @@ async def snapshot_diff(sandbox: Sandbox, workspace_path: str, git_dir_archive: 
 _LEFT_BEHIND = r"""
 cd "$1" && {
     find . ! -type d ! -type f ! -type l -exec rm -f {} +
-    timeout -s KILL 10 git -c safe.directory='*' -c core.fsmonitor=false -c core.quotePath=false \
+    HOME=/nonexistent timeout -s KILL 10 git -c safe.directory='*' -c core.fsmonitor=false -c core.quotePath=false \
         ls-files --others --ignored --directory --exclude-per-directory=.gitignore 2> /dev/null |
         grep -v -e '__pycache__/$' -e '\.py[cod]$' -e '^\.pytest_cache/$'
 }
@@ -159,6 +164,19 @@ async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
     return result.stdout.decode(errors="replace").splitlines()
 
 
+_APPLY = r"""
+patch=$(mktemp /tmp/.patch-XXXXXXXX) && trap 'rm -f "$patch"' EXIT && cat > "$patch" || exit 90
+# The ignored files of a directory that becomes a file or a link are not in the diff, and would keep the directory.
+[ ! -e .git ] || git "$@" apply --numstat -z "$patch" 2> /dev/null | xargs -0 -r sh -c '
+    tab=$(printf "\t")
+    for counted; do
+        path=${counted#*"$tab"*"$tab"}
+        [ -L "./$path" ] || [ ! -d "./$path" ] || git -c safe.directory="*" clean -q -ffdX -- ":(literal)$path"
+    done' sh
+git "$@" apply --binary --whitespace=nowarn "$patch"
+"""
+
+
 async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     """Apply a patch to a workspace; an empty patch changes nothing. Raises `ValueError` where it does not apply."""
     attributes = b"".join(_ATTRIBUTES.findall(diff)) if b"/.gitattributes" in diff else b""
@@ -171,8 +189,9 @@ async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None
 async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     result = await sandbox.exec(
         Command(
-            argv=["git", *_ANY_NAME, "-c", "safe.directory=*", "apply", "--binary", "--whitespace=nowarn", "-"],
-            environment=_NO_CONFIGURATION,
+            argv=["sh", "-c", _APPLY, "sh", *_ANY_NAME, "-c", "safe.directory=*"],
+            # In a repository further up, git would skip all paths, and succeed.
+            environment={**_NO_CONFIGURATION, "GIT_CEILING_DIRECTORIES": str(PurePosixPath(workspace_path).parent)},
             workdir=workspace_path,
             stdin=diff,
             timeout_seconds=DIFF_SECONDS,
@@ -180,6 +199,8 @@ async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     )
     if result.timed_out:
         raise SandboxError(f"a diff took more than {DIFF_SECONDS:.0f} s to apply to {workspace_path}")
+    reason = result.stderr.decode(errors="replace").strip()
+    if result.exit_code == 90:
+        raise SandboxError(f"a diff cannot be written for {workspace_path}: {reason}")
     if result.exit_code != 0:
-        reason = result.stderr.decode(errors="replace").strip()
         raise ValueError(f"the diff does not apply to {workspace_path}: {reason}")

@@ -5,7 +5,8 @@ commit, or stand on a branch, under a tag, in the reflog, the stash, another wor
 may also be an object that nothing names any more. So before anything else runs in a sandbox, the repository is replaced
 by one that holds the commit at HEAD and its ancestors, and the tags of these, from which packages make their version.
 They are fetched into a new repository, which therefore never held anything else: git fetches by itself the tags of the
-commits that it fetches, and no others. The files of the workspace stay as they are.
+commits that it fetches, and no others. The files of the workspace stay as they are. A workspace below a repository is
+refused: the history there would stay.
 
 A submodule's own repository has a history too, and goes. Its files become plain files of the workspace, whose changes
 are in the diff. For git, the directory is then a submodule that is not initialized.
@@ -26,6 +27,15 @@ MAX_BASELINE = 256 * 1024 * 1024
 _CUT = r"""
 set -e
 cd "$1"
+above=$(pwd -P)
+while [ -n "$above" ]; do
+    above=${above%/*}
+    [ ! -e "$above/.git" ] || {
+        echo "the repository ${above:-/} holds it, and would show its future; remove $above/.git from the image" \
+            "${above:+or set runtime.workspace.path=$above}" >&2
+        exit 1
+    }
+done
 [ -e .git ] || exit 0
 new=$(mktemp -d /tmp/.history-XXXXXXXX)
 here() { git -c safe.directory='*' --git-dir="$new" "$@"; }
@@ -91,6 +101,8 @@ if [ -e .git ]; then
 fi
 there add -A
 there commit -q --allow-empty -m 'The workspace as the image has it'
+# The agent may change `.gitignore`. The files that are ignored now are then not new, though no commit has them.
+there ls-files -z --others --ignored --exclude-standard > "$base/ignored"
 there config core.bare false
 tar -c -C "$base" .
 """

@@ -169,6 +169,59 @@ async def test_image_with_filled_submodules(layout: str):
         assert (await sh(fresh, "cd 'the lib'; cat old; ls deep; ls ../empty")).stdout == b"old\nmore\nnew\nnew\n"
 
 
+BUILT = r"""
+set -e
+git init -q . && git config user.name a && git config user.email a@a
+printf '*uild*/\n*.o\nname[!s]*\n' > .gitignore; mkdir src '[b]uild *' objects
+echo x > src/x.c; git add -A; git commit -qm base
+echo out > '[b]uild */out'; echo out > src/x.o; echo out > objects/x.o; echo out > 'name '; echo out > 'name\?'
+"""
+IGNORES = {
+    "its own": "echo '*.log' > .gitignore",
+    "none": "rm .gitignore",
+    "others that take in": r"printf '!*uild*/\n!*.o\n!name*\n' >> .gitignore",
+}
+NEW = "src/new.c name objects/new.c"
+
+
+@pytest.mark.parametrize("ignores", IGNORES.values(), ids=IGNORES)
+async def test_files_that_the_image_ignores_are_not_the_agents_work(ignores: str):
+    """Once the agent had changed `.gitignore`, they were new files of the diff, which no fresh sandbox took."""
+    need_bubblewrap()
+    async with started(make("bubblewrap")) as sandbox, started(make("bubblewrap")) as fresh:
+        for each in (sandbox, fresh):
+            done = await sh(each, BUILT)
+            assert done.exit_code == 0, done.stderr.decode()
+        git_dir = await pack_baseline(sandbox, "/workspace")
+        assert await snapshot_diff(sandbox, "/workspace", git_dir) == b""
+        await sh(sandbox, f"{ignores}; for each in {NEW} src/x.o '[b]uild */new'; do echo new > \"$each\"; done")
+        diff = await snapshot_diff(sandbox, "/workspace", git_dir)
+        await apply_diff(fresh, "/workspace", diff)
+        both = f"cat {NEW} '[b]uild */new' src/x.o '[b]uild */out'"
+        assert (await sh(fresh, both)).stdout == 4 * b"new\n" + 2 * b"out\n"
+        left = "cat .gitignore 2>&1"
+        assert (await sh(fresh, left)).stdout == (await sh(sandbox, left)).stdout
+
+
+@pytest.mark.parametrize("own", ["", "git init -q below"], ids=["no repository", "its own repository"])
+async def test_workspace_below_a_repository_is_refused(cloned, own: str):
+    """Guards against a history that the agent finds one directory further up."""
+    await sh(cloned, f"mkdir below; {own}")
+    with pytest.raises(SandboxError, match=r"repository /workspace holds it.* or set runtime.workspace.path=/work"):
+        await cut_history(cloned, "/workspace/below")
+
+
+async def test_diff_applies_below_a_repository(cloned):
+    """git skipped all of its paths, and succeeded."""
+    await sh(cloned, "mkdir below; echo old > below/file")
+    git_dir = await pack_baseline(cloned, "/workspace/below")
+    await sh(cloned, "echo new > below/file")
+    diff = await snapshot_diff(cloned, "/workspace/below", git_dir)
+    await sh(cloned, "echo old > below/file")
+    await apply_diff(cloned, "/workspace/below", diff)
+    assert (await sh(cloned, "cat below/file")).stdout == b"new\n"
+
+
 async def test_image_without_a_repository(tmp_path: Path):
     need_bubblewrap()
     async with started(make("bubblewrap")) as sandbox:

@@ -174,6 +174,12 @@ async def test_agents_git_has_no_say(tmp_path: Path, mischief: str):
     assert diffs[0] == diffs[1]
 
 
+async def test_an_older_git_reads_no_configuration_of_the_agent_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """git before 2.32 does not know GIT_CONFIG_GLOBAL: the agent's `~/.gitconfig` emptied the diff."""
+    monkeypatch.delitem(diff_module._NO_CONFIGURATION, "GIT_CONFIG_GLOBAL")
+    await test_agents_git_has_no_say(tmp_path, "configures")
+
+
 ATTRIBUTES = {
     "line ends": "* text eol=crlf",
     "an encoding": "*.py working-tree-encoding=UTF-16",
@@ -211,6 +217,56 @@ async def test_what_is_not_carried_is_named(tmp_path: Path):
     assert b"new.py" in diff
     assert b"build" not in diff
     assert b"run.log" not in diff
+
+
+INSTEAD = {
+    "a file": "rm -r data build '[o]ld *'; echo x > data; echo x > build; echo x > '[o]ld *'",
+    "a link": "rm -r data build '[o]ld *'; ln -s /tmp data; ln -s changed.py build; ln -s nowhere '[o]ld *'",
+}
+
+
+@pytest.mark.parametrize("instead", INSTEAD.values(), ids=INSTEAD)
+async def test_directory_with_ignored_files_becomes_something_else(tmp_path: Path, instead: str):
+    """The ignored files kept the directory in the fresh sandbox, and its diff did not apply."""
+    need_bubblewrap()
+    tree: Tree = {**BASE, ".gitignore": File(b"build/\n*.log\n"), "[o]ld */x": File(b"x\n"), "data/x": File(b"x\n")}
+    git_dir = make_repository(tree, tmp_path / "repo")
+    write_tree({each: File(b"") for each in ("build/y", "[o]ld */y.log", "data/y.log")}, tmp_path / "repo")
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
+        assert (await sh(sandbox, instead)).exit_code == 0
+        expected = await read_tree(sandbox)
+        diff = await snapshot_diff(sandbox, WORKSPACE, git_dir)
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as fresh:
+        await apply_diff(fresh, WORKSPACE, diff)
+        assert await read_tree(fresh) == expected
+
+
+async def test_only_ignored_files_make_room(tmp_path: Path):
+    """Guards against a diff that removes hidden tests, or a directory outside of the grading sandbox's workspace."""
+    need_bubblewrap()
+    tree: Tree = {**BASE, ".gitignore": File(b"*.log\n"), "tests/x": File(b"x\n"), "outside": "/tmp"}
+    git_dir = make_repository(tree, tmp_path / "repo")
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
+        begun = "rm outside; mkdir outside; echo x > outside/kept; echo > 'ignored\nfile'"
+        assert (await sh(sandbox, begun)).exit_code == 0
+        outside = await snapshot_diff(sandbox, WORKSPACE, git_dir)
+        assert (await sh(sandbox, "rm -r tests; echo x > tests")).exit_code == 0
+        instead = await snapshot_diff(sandbox, WORKSPACE, git_dir)
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as fresh:
+        await sh(fresh, "echo hidden > tests/hidden; mkdir /tmp/kept ignored; touch /tmp/kept/file.log ignored/x.log")
+        await apply_diff(fresh, WORKSPACE, outside)
+        assert (await sh(fresh, "ls /tmp/kept ignored; cat outside/kept")).stdout == (
+            b"/tmp/kept:\nfile.log\n\nignored:\nx.log\nx\n"
+        )
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as fresh:
+        await sh(fresh, "echo hidden > tests/hidden; mkdir /tmp/kept; touch /tmp/kept/file.log")
+        with pytest.raises(ValueError, match=r"does not apply .*tests"):
+            await apply_diff(fresh, WORKSPACE, instead)
+        assert (await sh(fresh, "cat tests/hidden; ls /tmp/kept")).stdout == b"hidden\nfile.log\n"
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as fresh:
+        await sh(fresh, "rm -r .git")
+        await apply_diff(fresh, WORKSPACE, instead)
+        assert (await sh(fresh, "cat tests")).stdout == b"x\n", "an image need not have a repository"
 
 
 async def test_attributes_that_are_ignored_are_not_carried(tmp_path: Path):
