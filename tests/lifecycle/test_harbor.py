@@ -17,7 +17,8 @@ from polar_gym.curation.validation import validate
 from polar_gym.gateway.node.node import Node
 from polar_gym.runtimes import Command, LeftoverError, SandboxError, WholeSandbox
 from polar_gym.runtimes.docker.builds import build
-from polar_gym.runtimes.docker.sandbox import KEPT, DockerSandbox
+from polar_gym.runtimes.docker.images import KEPT
+from polar_gym.runtimes.docker.sandbox import DockerSandbox
 from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec
 from polar_gym.tasks import Task
 from tests.lifecycle.grading_bench import lose_one_read

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import docker
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -16,6 +18,7 @@ from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import HOME, NODEJS, TOOLCHAIN, Command, Mount, SandboxError
 from polar_gym.runtimes.docker.daemon import CALL_THREADS
+from polar_gym.runtimes.docker.images import BUILT, KEPT
 from polar_gym.schema import HarnessSpec, RuntimeSpec, Workspace
 from tests.lifecycle.images import BUSYBOX_FILES, archive, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, gateway, make, make_runtime, sh, started
@@ -189,6 +192,19 @@ async def test_always_asks_the_registry_even_for_what_is_there(docker_host: str,
         await always.prepare([busybox])
     await present.close()
     await always.close()
+
+
+@pytest.mark.parametrize("repository", [BUILT, KEPT])
+async def test_always_asks_no_registry_for_what_was_made_here(docker_host: str, busybox: str, repository: str):
+    """No registry has it: directories with a Dockerfile could not be used, and no work of theirs be graded."""
+    runtime = make("docker", host=docker_host, pull="always")
+    with contextlib.closing(docker.DockerClient(base_url=docker_host)) as client:
+        client.images.get(busybox).tag(repository, tag="here")
+        try:
+            await runtime.prepare([f"{repository}:here"])
+        finally:
+            client.images.remove(f"{repository}:here")
+    await runtime.close()
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from polar_gym.runtimes import Command, Runtime, Sandbox, SandboxError
 from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SECURITY, SESSION_LABEL
+from polar_gym.schema import RuntimeSpec
+from tests.lifecycle.images import BUSYBOX_FILES, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, of_own, runtime, sandbox, sh, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
@@ -46,6 +48,18 @@ try:
 except OSError as error:
     print(json.dumps([len(children), error.errno]))
 """
+
+FILL = """
+import os, signal
+print("up", flush=True)
+while True:
+    try:
+        if os.fork() == 0:
+            signal.pause()
+    except OSError:
+        pass
+"""
+"""Takes every process that the sandbox may have, also one that becomes free."""
 
 BURN = """
 import time
@@ -86,6 +100,17 @@ async def test_processes_are_limited_and_the_sandbox_stays_usable(make_runtime: 
     async with started(runtime) as sandbox:
         count, _ = json.loads(await python(sandbox, FORK))
         assert 30 < count < 60
+        assert (await sh(sandbox, "echo usable")).stdout == b"usable\n"
+    await runtime.close()
+
+
+@of_own
+async def test_an_agent_that_leaves_no_process_is_killed_at_its_time_limit(make_runtime: MakeRuntime):
+    """It could not be killed, as that took a process of its own, and lost its sandbox: it was masked, not graded."""
+    runtime = await limited(make_runtime, pids=60)
+    async with started(runtime) as sandbox:
+        filled = await sandbox.exec(Command(argv=["python3", "-c", FILL], timeout_seconds=2))
+        assert (filled.stdout, filled.timed_out) == (b"up\n", True)
         assert (await sh(sandbox, "echo usable")).stdout == b"usable\n"
     await runtime.close()
 
@@ -166,6 +191,20 @@ async def test_container_has_labels_and_no_rights(docker_host: str):
         *(300 << 20, 300 << 20),
         *(99, 1_500_000_000),
     )
+    await runtime.close()
+
+
+async def test_the_health_check_of_an_image_does_not_run(docker_host: str):
+    """It would run as root, in grading also on the agent's files."""
+    runtime = make("docker", host=docker_host)
+    checked = ["ENV PATH=/bin", "HEALTHCHECK --interval=1s CMD true"]
+    with imported(docker_host, BUSYBOX_FILES, changes=checked) as tag:
+        spec = RuntimeSpec(name="docker", image=tag)
+        async with started(runtime, session_id="healthy", spec=spec):
+            with contextlib.closing(docker.DockerClient(base_url=docker_host)) as client:
+                assert client.images.get(tag).attrs["Config"]["Healthcheck"]["Test"] == ["CMD-SHELL", "true"]
+                (container,) = client.containers.list(filters={"label": f"{SESSION_LABEL}=healthy"})
+                assert "Health" not in container.attrs["State"]
     await runtime.close()
 
 

@@ -30,7 +30,8 @@ class ApptainerSandbox(LastingSandbox):
 
     async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
         argv = ["/bin/sh", "-c", agent.RUN_AT, "sh", str(command.workdir), *command.argv]
-        process = await self._spawn(argv, {**self._image.environment, **command.environment})
+        within = self.cgroup.enter if self.cgroup is not None else ()
+        process = await self._spawn(argv, {**self._image.environment, **command.environment}, within)
         await communicate(process, command.stdin, stdout, stderr)
         if self.stopped:
             return None
@@ -41,6 +42,7 @@ class ApptainerSandbox(LastingSandbox):
         return code if code >= 0 else 128 - code
 
     async def kill_agent(self) -> None:
+        """Kill the agent's processes from outside of the control group: the agent may have left no process in it."""
         await (await self._spawn(agent.KILL, {})).communicate()
 
     async def end(self) -> None:
@@ -51,9 +53,11 @@ class ApptainerSandbox(LastingSandbox):
             await self.disk.view.close()
         await to_its_end(sandbox_files.remove, self.instance.scratch)
 
-    async def _spawn(self, argv: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+    async def _spawn(
+        self, argv: Sequence[str], environment: Mapping[str, str], within: Sequence[str] = ()
+    ) -> asyncio.subprocess.Process:
         self.check("is stopped")
-        through = [*(self.cgroup.enter if self.cgroup is not None else ()), *self._limits, *self.instance.enter()]
+        through = [*within, *self._limits, *self.instance.enter()]
         variables = {"PATH": agent.PATH, agent.EXPORTS: agent.exports(environment)}
         try:
             return await processes.start([*through, *argv], **processes.PIPES, env=variables, cwd="/")

@@ -11,6 +11,7 @@ from pathlib import Path
 from polar_gym.durable import locked
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import SandboxError, files
+from polar_gym.runtimes.docker.images import BUILT
 
 LAST_LINES = 5
 
@@ -29,7 +30,7 @@ def build(host: str, directory: Path, *, arguments: Mapping[str, str], network: 
     if not (directory / "Dockerfile").is_file():
         raise SandboxError(f"runtime.image: {directory} has no Dockerfile; write one, or name another directory")
     digest = files.digest(directory, sorted(arguments.items()))
-    tag = f"polar-gym/built:{digest}"
+    tag = f"{BUILT}:{digest}"
     locks = cache_dir() / "builds"
     locks.mkdir(parents=True, exist_ok=True)
     docker = ("docker", "--host", host)

@@ -14,6 +14,11 @@ from docker import errors
 from polar_gym.runtimes import SandboxError
 from polar_gym.runtimes.glibc import GIT, LOADERS
 
+BUILT = "polar-gym/built"
+"""The repository of images that were built from directories."""
+KEPT = "polar-gym/kept"
+"""The repository of images of the files that agents left."""
+
 GITS = (GIT, "/usr/local/bin/git", "/bin/git")
 
 PullPolicy = Literal["never", "missing", "always"]
@@ -44,7 +49,8 @@ class Images:
 
     def get(self, client: docker.DockerClient, name: str) -> Image:
         """Return the image called `name`, pulled if the policy says so. Raises `SandboxError`."""
-        if self._policy == "always" and name not in self._pulled:
+        made_here = name.startswith((f"{BUILT}:", f"{KEPT}:"))  # no registry has it
+        if self._policy == "always" and name not in self._pulled and not made_here:
             self._pull(client, name)
         found = self._find(client, name)
         if found is None and self._policy == "missing":

@@ -40,7 +40,7 @@ from polar_gym.runtimes import (
 )
 from polar_gym.runtimes.docker import relay, streams
 from polar_gym.runtimes.docker.daemon import Daemon
-from polar_gym.runtimes.docker.images import Image
+from polar_gym.runtimes.docker.images import KEPT, Image
 from polar_gym.runtimes.kernel import seccomp, uids
 from polar_gym.runtimes.kernel.listener import listen_at, listen_inside
 from polar_gym.runtimes.lasting import LastingSandbox
@@ -51,9 +51,17 @@ from polar_gym.runtimes.threads import to_its_end
 SESSION_LABEL = "polar-gym.session"
 NODE_LABEL = "polar-gym.node"
 
-WAIT = "left=$1; while [ $left -gt 0 ]; do sleep 60 & wait $!; left=$((left - 1)); done"
-"""The script of PID 1, which ends after so many minutes, and the container with it, where no gateway is left to end it.
-It is a shell, because a shell also reaps the orphans that it inherits."""
+WAIT = """
+read -r up _ < /proc/uptime
+end=$((${up%.*} + $1))
+while [ "${up%.*}" -lt $end ]; do
+    sleep $((end - ${up%.*})) & wait $!
+    read -r up _ < /proc/uptime
+done
+"""
+"""The script of PID 1, which ends after so many seconds, and the container with it, where no gateway is left to end it.
+It is a shell, because a shell also reaps the orphans that it inherits. It starts one process, at once: later the agent
+may have used up the limit of processes. Only an agent that is root can end it, and has the shell start another."""
 
 PREPARE_WHOLE = """
 set -e
@@ -66,9 +74,6 @@ mkdir -p "$(dirname "$1")" "$2"
 ROOT = ("DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
 """The capabilities beside CHOWN of an agent that is root: Docker's own, without those for devices, raw sockets, the
 audit log, and the capabilities of files and processes."""
-
-KEPT = "polar-gym/kept"
-"""The repository of images of the files that agents left."""
 
 SECURITY = ("no-new-privileges", f"seccomp={seccomp.profile()}")
 """The profile is ours, because an older daemon's own allows io_uring and AF_ALG."""
@@ -209,8 +214,9 @@ class DockerSandbox(LastingSandbox):
         memory = f"{options.memory_mb}m"
         container = client.containers.create(
             self._image.id,
-            entrypoint=["/bin/sh", "-c", WAIT, self._name, str(math.ceil(self._request.lifetime_seconds / 60))],
+            entrypoint=["/bin/sh", "-c", WAIT, self._name, str(math.ceil(self._request.lifetime_seconds))],
             command=[],
+            healthcheck={"test": ["NONE"]},  # the image's own would run as root, on the agent's files
             name=self._name,
             user="0:0",
             hostname="sandbox",
