@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Sequence
 from datetime import date
 from hashlib import blake2b
 from pathlib import PurePosixPath
@@ -160,14 +161,16 @@ class Sampling(Record):
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Divides the logits of tokens seen before, the prompt's included; 1.0 is off."""
     seed: int | None = None
-    """Fixes the engine's seed of each call, which differs by task, sample and call; null: the engine draws one."""
+    """Fixes the engine's seed of each call, which differs by task, sample and call, and in a branch also by
+    the state that it starts from; null: the engine draws one."""
 
-    def of_call(self, task_id: str, sample_index: int, call: int) -> Self:
+    def of_call(self, task_id: str, sample_index: int, call: int, state: Sequence[int | None] = ()) -> Self:
         """Return the sampling of one call of a session, with a seed of its own: with one seed for all calls, the
-        samples of a task would be the same session."""
+        samples of a task would be the same session. `state`: of a branch, the state that it starts from
+        (`Recording.state`): without it, a branch could be the same session as the one that it branched from."""
         if self.seed is None:
             return self
-        name = repr((self.seed, task_id, sample_index, call)).encode()
+        name = repr((self.seed, task_id, sample_index, call, *state)).encode()
         return self.model_copy(update={"seed": int.from_bytes(blake2b(name, digest_size=4).digest()) >> 1})
 
 

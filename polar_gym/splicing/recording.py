@@ -78,6 +78,16 @@ class Recording:
         self.left_out = others if self.owned else [call for call in others if call.index < last]
         self.new_indices = itertools.count(max([last, *(call.index for call in self.left_out)]) + 1)
 
+    @property
+    def state(self) -> tuple[int | None, ...]:
+        """Return the state that a branch starts from: how many calls it has of the record, and the seed of the first
+        call that the recorded session sampled itself; that seed is of no other session. Empty where the session goes on
+        with its own record: its seeds go on, too."""
+        if self.owned:
+            return ()
+        own = (call for call in self.calls if call.branched_from is None)
+        return self.limit, next((call.sampling.get("seed") for call in own), None)
+
     def find(
         self, parent_id: str | None, messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> tuple[ModelCall, Replayed] | None:

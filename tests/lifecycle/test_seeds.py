@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from polar_gym.episodes.reading import read_calls
 from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.gateway.session.branching import branch_of
 from polar_gym.schema import Sampling
 from tests.support.requirements import need_bubblewrap
-from tests.support.sessions import ASK, node, task
+from tests.support.sessions import ASK, asking, node, task
 
 
 async def seeds(directory: Path, seed: int | None) -> list[Any]:
@@ -37,3 +39,32 @@ async def test_calls_of_a_group_have_seeds_of_their_own(seed: int, tmp_path: Pat
 async def test_without_a_seed_the_engine_draws_one(tmp_path: Path) -> None:
     need_bubblewrap()
     assert await seeds(tmp_path, None) == [None] * 4
+
+
+async def branches(directory: Path) -> list[Any]:
+    """Return the seeds of the second call of a sample, of two branches of it, and of two branches of a branch."""
+    request = task(agent=asking("ask()\nask()"), sampling=Sampling(seed=7))
+    async with node(directory) as started:
+        first = await started.rollout(request, 0)
+        group = [await started.rollout(branch_of(first, 1), index) for index in range(2)]
+        nested = [await started.rollout(branch_of(group[0], calls), 0) for calls in (0, 1)]
+        played = [read_calls(episode) for episode in (first, *group, *nested)]
+    assert [call.replayed is not None for calls in played for call in calls] == [
+        *(False, False),
+        *(True, False) * 2,
+        *(False, False),
+        *(True, False),
+    ]
+    return [calls[1].sampling.get("seed") for calls in played]
+
+
+async def test_a_branch_does_not_repeat_its_session(tmp_path: Path) -> None:
+    """Guards against a branch with the sample index of its session, which sampled the same tokens again and counted as
+    another sample of that state: an environment counts indices from 0, and so does each task of the service."""
+    need_bubblewrap()
+    first = await branches(tmp_path / "first")
+    assert len(set(first)) == len(first) == 5
+    assert await branches(tmp_path / "again") == first
+    assert first[0] == Sampling(seed=7).of_call("t", 0, 1).seed == 1744349765, (
+        "sessions that are no branches keep their seeds"
+    )

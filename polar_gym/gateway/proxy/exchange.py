@@ -58,7 +58,9 @@ class Exchange:
     @property
     def sampling(self) -> Sampling:
         """Return the session's sampling, with the call's own seed."""
-        return self.capture.sampling.of_call(self.capture.task_id, self.capture.sample_index, self.index)
+        capture, recording = self.capture, self.capture.recording
+        state = recording.state if recording is not None else ()
+        return capture.sampling.of_call(capture.task_id, capture.sample_index, self.index, state)
 
     def begin(self) -> ModelCall:
         """Return the record of a call whose answer has begun, with the first delta: in the journal, it stands if this
