@@ -30,7 +30,7 @@ class Leftovers:
     """The process that removes what is left, and the server's temporary directory, which the process removes too.
 
     Its standard input is a pipe from the server, which ends with the server. The first line is the runtime. Each other
-    line is a session's id: when the session begins, and again when its sandboxes are gone.
+    line is a session's label: when the session begins, and again when its sandboxes are gone.
     """
 
     def __init__(self, runtime: RuntimeSpec) -> None:
@@ -41,20 +41,21 @@ class Leftovers:
         self._write(runtime.model_dump_json())
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[Callable[[Session], None]]:
-        """Give a listener to one session's changes, and write down the session until the context ends."""
+    def watching(self, has_left: Callable[[str], bool]) -> Iterator[Callable[[Session], None]]:
+        """Give a listener to the changes of sessions, and write down each of them until the context ends, or for good
+        where it has left a sandbox then (`Census.has_left`)."""
         begun: list[str] = []
 
         def note(session: Session) -> None:
-            if not begun:
-                begun.append(session.session_id)
-                self._write(session.session_id)
+            if session.label not in begun:
+                begun.append(session.label)
+                self._write(session.label)
 
         try:
             yield note
         finally:
-            for session_id in begun:
-                self._write(session_id)
+            for label in (label for label in begun if not has_left(label)):
+                self._write(label)
 
     def close(self) -> None:
         """Remove the directory, and wait for the end of the process. Blocks."""

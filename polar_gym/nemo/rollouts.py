@@ -114,8 +114,9 @@ class Rollouts:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
             request, index = self._request(machinery, row), _sample_index(row)
-            with machinery.leftovers.watching() as note:
-                episode = await self._episode(machinery, machinery.nodes[turn], request, index, note)
+            node = machinery.nodes[turn]
+            with machinery.leftovers.watching(node.census.has_left) as note:
+                episode = await self._episode(machinery, node, request, index, note)
             return await asyncio.to_thread(self._answer, row, episode)
         except Exception as error:  # noqa: BLE001 - /run must not raise: one broken session would end all others
             return verified(row, _why(error), response_id=uuid.uuid4().hex, created_at=time.time())

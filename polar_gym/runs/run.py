@@ -81,7 +81,7 @@ async def run_samples(
         await _check_runtimes(node, requests)
         for harness in sorted({request.agent.name for request in requests}):
             await _install_harness(harness, node.cache, console)
-        await reap(left or {}, node.runtime)
+        await reap(state, left or {}, node.runtime)
         if not append:
             durable.make_directory(state.root, mode=0o700)  # from now on, --resume means this run
             if kept := set_aside(output):
@@ -175,13 +175,14 @@ def _samples(requests: list[TaskRequest]) -> Iterator[Sample]:
 def unfinished(
     samples: Sequence[Sample], done: Collection[tuple[str, int]], state: StateDirectory
 ) -> tuple[list[Sample], dict[Key, Manifest]]:
-    """Return the samples without an episode, and the sessions of an earlier run that were under way. A sample that had
-    begun goes on from the record of its newest session, as that session's next attempt, and is told the date that it
-    was told. The newest one may be another session than the first: one that diverged began again under a new id."""
+    """Return the samples without an episode, and the sessions of an earlier run that were under way or whose sandboxes
+    could not be removed. A sample that had begun goes on from the record of its newest session, as that session's next
+    attempt, and is told the date that it was told. The newest one may be another session than the first: one that
+    diverged began again under a new id."""
     left: dict[Key, Manifest] = {}
     for key in state.known() if state.sessions.is_dir() else ():
         manifest = state.read_manifest(key)
-        if _sample_of(manifest) not in done:
+        if _sample_of(manifest) not in done or state.files(key).sandboxes_left.exists():
             left[key] = manifest
     newest = {_sample_of(left[key]): key for key in sorted(left, key=lambda key: left[key].began)}
     found = []

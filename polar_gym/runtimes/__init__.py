@@ -76,7 +76,8 @@ class SandboxRequest:
     """The properties that one sandbox must have."""
 
     session_id: str
-    """A label of the sandbox, by which orphans are found."""
+    """A label of the sandbox, by which orphans are found. A node gives one with the attempt's number (`Session.label`),
+    because a later attempt may run on another node of this machine."""
     node: str = ""
     """The node that asks; a label too."""
     spec: RuntimeSpec

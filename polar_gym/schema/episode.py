@@ -84,6 +84,11 @@ class Session(Record):
     the rollout service."""
     timing: Timing = Field(default_factory=Timing)
 
+    @property
+    def label(self) -> str:
+        """The name of this attempt, which its sandboxes have too: no other attempt, on any node, has the same."""
+        return f"{self.session_id}.{self.attempt}"
+
 
 class EvaluationResult(Record):
     """The reward of a finished sandbox, and the reasons for it."""

@@ -148,7 +148,7 @@ def containers(host: str | None, session_ids: Collection[str]) -> list[str]:
         return []
     with contextlib.closing(docker.DockerClient(base_url=host)) as client:
         found = client.api.containers(all=True, filters={"label": SESSION_LABEL})
-    return [each["Id"] for each in found if each["Labels"][SESSION_LABEL] in session_ids]
+    return [each["Id"] for each in found if each["Labels"][SESSION_LABEL].rpartition(".")[0] in session_ids]
 
 
 def marked(mark: str) -> Iterator[tuple[int, list[str]]]:

@@ -135,7 +135,7 @@ def no_sandbox_is_left(killer: Killer, session_ids: Iterable[str]) -> list[str]:
         f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(service.directory) in line
     ]
     for path in Path("/sys/fs/cgroup").glob("**/polar-gym-*"):
-        if path.is_dir() and path.name.removeprefix("polar-gym-").rpartition("-")[0] in known:
+        if path.is_dir() and path.name.removeprefix("polar-gym-").rpartition(".")[0] in known:
             left.append(f"control group {path}")
     for node in service.nodes:
         left += [f"sandbox {path}" for path in node.scratch.iterdir()]

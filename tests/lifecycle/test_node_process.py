@@ -13,7 +13,7 @@ import pytest
 from polar_gym.cli import main
 from polar_gym.errors import ConfigError
 from polar_gym.http.keys import NODE_KEY, take_key
-from polar_gym.schema import Status
+from polar_gym.schema import RuntimeSpec, Status
 from tests.lifecycle.nodes import KEY, Client, NodeProcess, client, order
 from tests.lifecycle.runtime_kinds import Marked
 from tests.support.processes import free_port
@@ -71,6 +71,36 @@ async def test_what_a_killed_gateway_had_captured_is_salvaged(process: NodeProce
         assert (await node.episode("running", attempt=1)).session.status is Status.COMPLETED
     assert list((process.directory / "tmp").iterdir()) == []
     assert "salvaged 2 sessions" in process.log.read_text()
+
+
+async def test_a_gateway_that_starts_again_leaves_another_nodes_attempt_alone(tmp_path: Path) -> None:
+    """Guards against a node that removed the sandbox of a session's next attempt, which ran on another node of the same
+    machine: sandboxes were told apart by the session's id alone."""
+    need_bubblewrap()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    shared, own = (
+        RuntimeSpec.model_validate({"name": "bubblewrap", "scratch": str(scratch)}),
+        (f"runtime.scratch={scratch}",),
+    )
+    died, other = (NodeProcess(tmp_path / name, free_port(), own) for name in ("died", "other"))
+    try:
+        await asyncio.gather(died.start(), other.start())
+        async with client(died.url) as node:
+            await node.put(order(agent=WORKING, runtime=shared))
+            await node.until("RUNNING")
+        (orphan,) = scratch.iterdir()
+        await died.kill()
+        async with client(other.url) as node:
+            await node.put(order(attempt=1, agent=WORKING, runtime=shared))
+            await node.until("RUNNING", attempt=1)
+            await died.start()
+            (left,) = scratch.iterdir()
+            assert left != orphan
+            assert await node.status("s", 1) == "RUNNING"
+    finally:
+        await died.kill()
+        await other.kill()
 
 
 async def test_a_second_process_on_the_same_state_is_refused(process: NodeProcess, tmp_path: Path) -> None:

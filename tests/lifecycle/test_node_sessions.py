@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +16,8 @@ from polar_gym.evaluators import EvaluationContext
 from polar_gym.gateway.node.node import Node
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from polar_gym.registry import Options
-from polar_gym.runtimes import Sandbox, SandboxRequest
-from polar_gym.runtimes.bubblewrap import Bubblewrap
+from polar_gym.runtimes import Sandbox, SandboxError, SandboxRequest
+from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.schema import (
     BuilderSpec,
     Episode,
@@ -320,3 +320,38 @@ async def test_finished_sessions_are_evicted_by_age_and_by_size(tmp_path: Path) 
         await service.evict()
         assert {path.name for path in sessions.iterdir()} == {"s3.0"}, "the oldest go first"
         assert [session.session_id for session in service.sessions] == ["s3"]
+
+
+class Clinging(Bubblewrap):
+    """Its sandboxes cannot be removed."""
+
+    stops: ClassVar[list[Callable[[], Awaitable[None]]]]
+    reaped: ClassVar[list[str]]
+
+    async def start(self, request: SandboxRequest) -> BubblewrapSandbox:
+        sandbox = await super().start(request)
+        self.stops.append(sandbox.stop)
+
+        async def stop() -> None:
+            raise SandboxError("it clings")
+
+        sandbox.stop = stop
+        return sandbox
+
+    async def reap(self, session_ids: Collection[str]) -> int:
+        self.reaped.extend(session_ids)
+        return len(session_ids)
+
+
+async def test_the_next_process_removes_what_an_ended_session_left(tmp_path: Path, scratch: Path) -> None:
+    """Guards against sandboxes that stayed for ever where a process ended before it could remove them: the next one
+    looked at sessions without an episode only."""
+    Clinging.stops, Clinging.reaped = [], []
+    runtime = RuntimeSpec(name=f"{__name__}:Clinging")
+    for reaped in ([], ["s.0"], ["s.0"]):
+        async with node_here(tmp_path, imports=[runtime.name]) as (_, node):
+            assert Clinging.reaped == reaped
+            await node.put(order(runtime=runtime))
+            assert (await node.episode()).session.status is Status.COMPLETED
+    for stop in Clinging.stops:
+        await stop()

@@ -17,8 +17,10 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.episodes.reading import read_calls, read_episodes
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.state import SessionFiles
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.runs.run import roll_out
+from polar_gym.runtimes import scratch_directory
 from polar_gym.schema import Episode
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
@@ -82,6 +84,19 @@ async def stop(run: asyncio.Task[list[Episode]]) -> None:
     run.cancel()
     with suppress(asyncio.CancelledError):
         await run
+
+
+async def test_a_run_that_goes_on_removes_what_an_ended_session_left(tmp_path: Path) -> None:
+    """Guards against sandboxes that stayed for ever: only sessions without an episode were looked at."""
+    need_bubblewrap()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    config = config_of(tmp_path / "run.jsonl", runtime={"name": "bubblewrap", "scratch": str(scratch)})
+    (episode,) = await ended(config)
+    SessionFiles(Path(str(episode.artifacts.journal)).parent).sandboxes_left.touch()
+    scratch_directory.make(episode.session.label, scratch)
+    await ended(config, resume=True, samples=2)
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -236,8 +236,15 @@ class Node:
     async def close_session(self, life: SessionLife) -> None:
         self.proxy.remove(life.capture)
         await life.close()
+        files = SessionFiles(life.capture.journal.path.parent)
+        if self.census.has_left(life.session.label):
+            try:
+                await asyncio.to_thread(files.sandboxes_left.touch)
+            except OSError as error:
+                log.error(
+                    "session %s: the next process will not try to remove its sandboxes: %s", life.session.label, error
+                )
         if self._state is None:
-            files = SessionFiles(life.capture.journal.path.parent)
             size, now = await asyncio.to_thread(files.bytes), time.monotonic()
             self._ended.append((files.directory, size, now))
             while now - self._ended[0][2] > KEEP_SECONDS and sum(size for _, size, _ in self._ended) > KEEP_BYTES:

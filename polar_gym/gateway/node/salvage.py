@@ -1,7 +1,7 @@
 """Salvages the sessions of a gateway process that died: makes episodes of their calls, and removes their sandboxes.
 
-The next process on the same state directory does this once, before it takes any session. It must be before, because a
-sandbox is named after its session's id, and a later attempt of the session has the same id.
+The next process on the same state directory does this once, before it takes any session. It removes the sandboxes of
+the attempts in that directory only: a later attempt of a session may run on another node of the same machine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DIED = "the gateway process that ran it died"
 
 
 async def salvage(state: StateDirectory, runtime: Callable[[RuntimeSpec], Runtime]) -> None:
-    """Write an episode for every session that has none."""
-    left = await asyncio.to_thread(_unfinished, state)
-    await reap(left, runtime)
+    """Remove the sandboxes that are left, and write an episode for every session that has none."""
+    left, ended = await asyncio.to_thread(_left, state)
+    await reap(state, left | ended, runtime)
     for key, manifest in left.items():
         episode = await _salvaged(state, key, manifest)
         await asyncio.to_thread(state.finish, key, episode)
@@ -39,23 +39,44 @@ async def salvage(state: StateDirectory, runtime: Callable[[RuntimeSpec], Runtim
         log.warning("salvaged %d sessions of a gateway process that died", len(left))
 
 
-def _unfinished(state: StateDirectory) -> dict[Key, Manifest]:
-    return {key: state.read_manifest(key) for key in state.known() if not state.files(key).episode.exists()}
+def _left(state: StateDirectory) -> tuple[dict[Key, Manifest], dict[Key, Manifest]]:
+    """Return the sessions without an episode, and those with one whose sandboxes could not be removed."""
+    left, ended = dict[Key, Manifest](), dict[Key, Manifest]()
+    for key in state.known():
+        files = state.files(key)
+        if not files.episode.exists():
+            left[key] = state.read_manifest(key)
+        elif files.sandboxes_left.exists():
+            ended[key] = state.read_manifest(key)
+    return left, ended
 
 
-async def reap(left: Mapping[Key, Manifest], runtime: Callable[[RuntimeSpec], Runtime]) -> None:
-    """Remove the sandboxes of these sessions."""
-    sessions: defaultdict[Runtime, set[str]] = defaultdict(set)
+async def reap(state: StateDirectory, left: Mapping[Key, Manifest], runtime: Callable[[RuntimeSpec], Runtime]) -> None:
+    """Remove the sandboxes of these sessions. Those that cannot be removed are noted for the next process."""
+    sessions: defaultdict[Runtime, set[Key]] = defaultdict(set)
+    failed: set[Key] = set()
     for key, manifest in left.items():
         try:
-            sessions[await asyncio.to_thread(runtime, manifest.request.runtime)].add(key.session_id)
+            sessions[await asyncio.to_thread(runtime, manifest.request.runtime)].add(key)
         except (ConfigError, SandboxError, OSError) as error:
+            failed.add(key)
             log.error("session %s: its sandbox may be left: %s", key, error)
-    for found, session_ids in sessions.items():
+    for found, keys in sessions.items():
         try:
-            await _reap_one(found, session_ids)
+            await _reap_one(found, [str(key) for key in sorted(keys)])
         except (SandboxError, OSError) as error:
-            log.error("sandboxes may be left, of sessions %s: %s", ", ".join(sorted(session_ids)), error)
+            failed |= keys
+            log.error("sandboxes may be left, of sessions %s: %s", ", ".join(map(str, sorted(keys))), error)
+    await asyncio.to_thread(_note, state, left, failed)
+
+
+def _note(state: StateDirectory, left: Collection[Key], failed: Collection[Key]) -> None:
+    for key in left:
+        mark = state.files(key).sandboxes_left
+        if key in failed:
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
 
 
 @tenacity.retry(

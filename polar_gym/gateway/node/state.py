@@ -6,6 +6,7 @@
         calls.jsonl       the journal of the session's calls; each is written before its answer leaves
         episode.json      the end of the session; on the disk before the episode is delivered
         delivered.json    the server's acknowledgement; from now on the directory may be evicted
+        sandboxes_left    sandboxes of the session could not be removed; the next process tries again
         record/           a state directory with earlier attempts that ran elsewhere, as the server had them
 
 A directory without an episode is a session that was running when its process died (`polar_gym.gateway.node.salvage`).
@@ -62,6 +63,7 @@ class SessionFiles:
         self.journal = directory / JOURNAL
         self.episode = directory / "episode.json"
         self.delivered = directory / "delivered.json"
+        self.sandboxes_left = directory / "sandboxes_left"
         self.record = directory / "record"
 
     def ending(self) -> str | None:

@@ -115,7 +115,7 @@ class SessionLife:
         self._plugins = plugins
         self._around = surroundings
         self._on_change = on_change
-        self._key = f"{session.session_id}.{session.attempt}"
+        self._key = session.label
         self._sandboxes = Sandboxes(plugins.runtime, request, session, surroundings.census)
         self._queued_since = time.monotonic()
         self.began = time.time()  # Unix time

@@ -47,27 +47,32 @@ class Census:
 
     def __init__(self) -> None:
         self.held: dict[int, Sandbox] = {}
-        self.left: dict[int, Sandbox] = {}
+        self.left: dict[int, tuple[Sandbox, str]] = {}
+        """With the labels of their sessions."""
 
-    async def remove(self, sandbox: Sandbox, session_id: str) -> None:
+    def has_left(self, label: str) -> bool:
+        """Return whether a sandbox of this session should be gone and is left."""
+        return label in (of for _, of in self.left.values())
+
+    async def remove(self, sandbox: Sandbox, label: str) -> None:
         """Remove a sandbox, also when this is cancelled. One that cannot be removed is logged, and tried again: it does
         not affect the episode."""
-        await finish(self._remove(sandbox, session_id))
+        await finish(self._remove(sandbox, label))
 
-    async def _remove(self, sandbox: Sandbox, session_id: str) -> None:
+    async def _remove(self, sandbox: Sandbox, label: str) -> None:
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await sandbox.stop()
         except Exception as error:  # noqa: BLE001 - a runtime may be a third party's
-            self.left[id(sandbox)] = sandbox
-            log.error("session %s: a sandbox could not be removed: %r", session_id, error)
+            self.left[id(sandbox)] = sandbox, label
+            log.error("session %s: a sandbox could not be removed: %r", label, error)
         else:
             self.left.pop(id(sandbox), None)
         self.held.pop(id(sandbox), None)
 
     async def remove_left(self) -> None:
-        for sandbox in list(self.left.values()):
-            await self.remove(sandbox, "that has ended")
+        for sandbox, label in list(self.left.values()):
+            await self.remove(sandbox, label)
 
     async def keep_removing(self) -> None:
         while True:
@@ -99,7 +104,7 @@ class Sandboxes:
         `image`: None: the request's. Another one is of files that a harness left, and gets no toolchain.
         """
         request = SandboxRequest(
-            session_id=self.session.session_id,
+            session_id=self.session.label,
             node=self.session.node or "",
             spec=self._spec.model_copy(
                 update={"image": image or self._spec.image, "environment": prepared.environment}
@@ -127,7 +132,7 @@ class Sandboxes:
         self._up.clear()
 
     async def stop(self, sandbox: Sandbox) -> None:
-        await self._census.remove(sandbox, self.session.session_id)
+        await self._census.remove(sandbox, self.session.label)
 
 
 class GradingSandboxes:

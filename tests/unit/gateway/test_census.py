@@ -31,7 +31,7 @@ async def test_a_sandbox_that_could_not_be_removed_is_removed_later() -> None:
     census, sandbox = Census(), Stubborn()
     census.held[id(sandbox)] = sandbox
     await census.remove(sandbox, "one")
-    assert (list(census.held), list(census.left.values())) == ([], [sandbox])
+    assert (list(census.held), list(census.left.values())) == ([], [(sandbox, "one")])
     await census.remove_left()
     assert (census.left, sandbox.attempts) == ({}, 2)
     await census.remove_left()

@@ -11,8 +11,17 @@ from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.salvage import salvage
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
+from polar_gym.runtimes import scratch_directory
 from polar_gym.schema import RuntimeSpec
 from tests.support.episodes import make_episode
+
+
+def a_session(directory: Path, key: Key, runtime: dict[str, Any]) -> StateDirectory:
+    """Return a state directory with one session, whose process died."""
+    state, left = StateDirectory(directory), make_episode(key.session_id, 1.0)
+    request = left.request.model_copy(update={"runtime": RuntimeSpec.model_validate(runtime)})
+    state.begin(key, Manifest(session=left.session, request=request, engine=left.engine))
+    return state
 
 
 @pytest.mark.parametrize("runtime", [{"name": "bubblewrap", "wings": 2}, {"name": "no_such_package:RUNTIME"}])
@@ -20,10 +29,26 @@ async def test_a_session_is_salvaged_whose_runtime_cannot_be_made(
     tmp_path: Path, runtime: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against a node that exits at every start once a plug-in or one of its options is gone."""
-    state, key, left = StateDirectory(tmp_path), Key("s", 0), make_episode("s", 1.0)
-    request = left.request.model_copy(update={"runtime": RuntimeSpec.model_validate(runtime)})
-    state.begin(key, Manifest(session=left.session, request=request, engine=left.engine))
+    key = Key("s", 0)
+    state = a_session(tmp_path, key, runtime)
     node = Node(EmbeddedEngine(EmbeddedOptions()), cache=tmp_path / "cache")
     await salvage(state, node.runtime)
     assert state.files(key).ending() == "interrupted"
     assert "session s.0: its sandbox may be left: " in caplog.text
+
+
+async def test_a_sandbox_that_could_not_be_removed_is_removed_at_a_later_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a sandbox that stayed for ever: its session had an episode by then, and was not reaped again."""
+    key, scratch = Key("s", 0), tmp_path / "scratch"
+    scratch.mkdir()
+    state = a_session(tmp_path, key, {"name": "comes_back:RUNTIME", "scratch": str(scratch)})
+    own, later = (scratch_directory.make(f"s.{attempt}", scratch) for attempt in (0, 1))
+    node = Node(EmbeddedEngine(EmbeddedOptions()), cache=tmp_path / "cache")
+    await salvage(state, node.runtime)
+    assert (state.files(key).ending(), own.exists()) == ("interrupted", True)
+    (tmp_path / "comes_back.py").write_text("from polar_gym.runtimes.bubblewrap import RUNTIME\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    await salvage(state, node.runtime)
+    assert (own.exists(), later.exists()) == (False, True)
