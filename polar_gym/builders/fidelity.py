@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -41,7 +41,8 @@ def fidelity(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapp
     )
     if not counted.exact:
         raise AssertionError(f"the builder lost tokens or trained some twice: {counted!r}")
-    _check_each_call(calls, traces, excluded)
+    if wrong := next(miscounts(calls, traces, excluded), None):
+        raise AssertionError(f"the builder is at fault: {wrong}")
     _count_continuations(counted, calls)
     return counted
 
@@ -52,9 +53,10 @@ def _uncounted(call: ModelCall) -> bool:
     return call.engine_tokens is None and not refused
 
 
-def _check_each_call(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> None:
-    """Check the counts of each call separately: tokens lost of one call must not make up for tokens of another that
-    are trained twice. Raises `AssertionError`."""
+def miscounts(calls: Sequence[ModelCall], traces: Sequence[Trace], excluded: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each call of which other tokens are trained than all of them once, or none where it is excluded.
+    Each call is counted separately: tokens lost of one call must not make up for tokens of another that are trained
+    twice. `traces` name no other calls than these."""
     by_id = {call.call_id: call for call in calls}
     trained: Counter[str] = Counter()
     for trace in traces:
@@ -64,7 +66,8 @@ def _check_each_call(calls: Sequence[ModelCall], traces: Sequence[Trace], exclud
     for call in calls:
         due = 0 if call.call_id in excluded else len(call.response_ids)
         if trained[call.call_id] != due:
-            raise AssertionError(f"the builder trains {trained[call.call_id]} of the {due} tokens of {call.call_id}")
+            why = f" (excluded: {excluded[call.call_id]})" if call.call_id in excluded else ""
+            yield f"call {call.call_id}: the traces train {trained[call.call_id]} tokens of it, and {due} are due{why}"
 
 
 def _count_continuations(counted: Fidelity, calls: Sequence[ModelCall]) -> None:

@@ -41,7 +41,7 @@ def verify(
 ) -> None:
     """Check that traces are what the model saw, and (given an engine) that one forward pass gives their logprobs back.
 
-    Exit code 1 when a trace fails the exact test.
+    Exit code 1 when a trace or a call fails the exact test.
     """
     result = asyncio.run(verify_file(list(read_episodes(file)), settings or []))
     print_verification(result, bound, console)

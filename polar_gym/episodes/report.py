@@ -169,8 +169,7 @@ def _tokenizer(name: str | None) -> Tokenizer:
 def print_verification(result: Verification, bound: float, console: Console) -> None:
     """Print the result of the exact test, then |captured - recomputed| logprobs for each way in which calls were
     compared."""
-    exact = result.traces - len(result.broken)
-    console.print(f"exact: {exact} of {result.traces} traces hold what {result.calls} calls saw and sampled")
+    console.print(f"exact: {result.exact} of {result.traces} traces hold what {result.calls} calls saw and sampled")
     for line in result.broken:
         console.print(Text(line, "red"))
     for way, arrays in result.compared.items():

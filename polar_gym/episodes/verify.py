@@ -1,12 +1,13 @@
 """`polar-gym verify`: does every trace hold what the model saw, and does the engine give the same logprobs again?
 
 The first test is exact and holds for any dtype: the ids before each sampled span are the prompt ids that the engine
-echoed for that call. Over all episodes, each call has its tokens in one session, and is context only in the branches of
-that session. The second test: one forward pass over each trace gives the captured logprobs again. This can hold where
-the captured logprobs are the model's own: temperature 1 without truncation or penalties, or an engine that reports raw
-logprobs. The embedded engine also repeats the sampler's choices: the temperature, the recorded sampling mask and the
-recorded experts. Penalties cannot be repeated. Calls under a grammar are compared apart: their captured logprobs are
-those of the constrained distribution.
+echoed for that call. The traces of a session train each sampled token once, or its call is excluded for a reason that
+the episode's builder settings give. Over all episodes, each call has its tokens in one session, and is context only in
+the branches of that session. The second test: one forward pass over each trace gives the captured logprobs again. This
+can hold where the captured logprobs are the model's own: temperature 1 without truncation or penalties, or an engine
+that reports raw logprobs. The embedded engine also repeats the sampler's choices: the temperature, the recorded
+sampling mask and the recorded experts. Penalties cannot be repeated. Calls under a grammar are compared apart: their
+captured logprobs are those of the constrained distribution.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.builders.exclusions import exclusions
+from polar_gym.builders.fidelity import miscounts
 from polar_gym.builders.trace import verify_trace
 from polar_gym.engines import Engine, Replay, Replaying
 from polar_gym.engines.sampling import shaping_fields, truncating_fields
@@ -31,9 +34,11 @@ class Verification:
     """The results of the two tests."""
 
     traces: int = 0
+    exact: int = 0
+    """Traces that hold what their calls saw and sampled."""
     calls: int = 0
     broken: list[str] = field(default_factory=list)
-    """One line for each trace that failed the exact test."""
+    """One line for each trace and each call that failed the exact test."""
     compared: defaultdict[str, list[NDArray[np.float32]]] = field(default_factory=lambda: defaultdict(list))
     """|captured - recomputed| logprobs of sampled tokens, an array for each call, by the way in which calls were
     compared: `free` or `under a grammar` (also a forced tool), and the choices that the pass repeated."""
@@ -68,31 +73,38 @@ async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verifica
     for episode in episodes:
         calls = read_calls(episode)
         result.calls += len(calls)
-        for trace in episode.trajectory.traces:
-            result.traces += 1
+        traces, exact_before = episode.trajectory.traces, result.exact
+        result.traces += len(traces)
+        for trace in traces:
             try:
                 verify_trace(trace, calls)
             except ValueError as error:
                 result.broken.append(str(error))
                 continue
+            result.exact += 1
             if engine is not None:
                 await _compare(result, episode, trace, calls, engine)
+        if result.exact - exact_before == len(traces) and _built(episode):
+            ordered = sorted(calls, key=lambda call: call.index)
+            for line in miscounts(ordered, traces, exclusions(ordered, episode.request.builder)):
+                result.broken.append(f"session {episode.session.session_id}: {line}")
         _check_owner(result, episode, calls, owners)
     return result
+
+
+def _built(episode: Episode) -> bool:
+    """Return whether a builder made the trajectory. One that failed, and an episode that the rollout server refused,
+    leave no traces and say so in the session's failure."""
+    trajectory = episode.trajectory
+    return bool(trajectory.traces or trajectory.fidelity.trainable_tokens or episode.session.failure is None)
 
 
 def _check_owner(
     result: Verification, episode: Episode, calls: Sequence[ModelCall], owners: dict[str, tuple[str, bytes]]
 ) -> None:
-    """Check the calls of one session against those of the sessions before: each was sampled once, is trained by one
-    session at most, and has the same tokens in all. `owners`: call -> the session that has its tokens, and a digest."""
+    """Check the calls of one session against those of the sessions before: each was sampled once, and has the same
+    tokens in all. `owners`: call -> the session that has its tokens, and a digest."""
     session_id = episode.session.session_id
-    trained = {
-        turn.call_id
-        for trace in episode.trajectory.traces
-        for turn in trace.turns
-        if trace.loss_mask[turn.start : turn.end].any()
-    }
     for call in calls:
         shared, owner = call.branched_from is not None, call.branched_from or session_id
         tokens = b"".join((call.prompt_ids.data, b"|", call.response_ids.data, b"|", call.logprobs.data))
@@ -102,8 +114,6 @@ def _check_owner(
             result.broken.append(f"call {call.call_id}: sampled in session {known[0]} and again in {owner}")
         elif known[1] != digest:
             result.broken.append(f"call {call.call_id}: session {session_id} has other tokens than session {known[0]}")
-        elif shared and call.call_id in trained:
-            result.broken.append(f"call {call.call_id}: session {session_id} trains it, and so does session {owner}")
         elif not shared and call.call_id in result.sampled:
             result.broken.append(f"call {call.call_id}: two attempts of session {session_id} have its tokens")
         if not shared:

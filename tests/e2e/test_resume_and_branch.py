@@ -161,6 +161,8 @@ def test_verify_finds_tokens_that_two_sessions_train(tmp_path: Path) -> None:
         trace.loss_mask[start:end] = 1
         trace.logprobs[start:end] = episode.trajectory.traces[0].logprobs[start:end]
         verification = asyncio.run(verify([episode, branch], None))
-        assert "trains it, and so does" in verification.broken[0]
+        (fault,) = verification.broken
+        assert f"session {branch.session.session_id}: call {trace.call_ids[0]}" in fault
+        assert "0 are due (excluded: branched)" in fault
     finally:
         env.close()

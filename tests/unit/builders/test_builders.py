@@ -282,7 +282,7 @@ def test_a_builder_that_trains_one_call_twice_and_another_never_is_an_error() ->
     """Guards against a plug-in whose sum is right and whose traces are not."""
     calls = [make_call(0, [1], [2, 3]), make_call(1, [4], [5, 6])]
     twice = [merge_path([calls[0]], {"call0"}) for _ in range(2)]
-    with pytest.raises(AssertionError, match="trains 4 of the 2 tokens of call0"):
+    with pytest.raises(AssertionError, match="call call0: the traces train 4 tokens of it, and 2 are due"):
         fidelity(calls, twice, {})
 
 

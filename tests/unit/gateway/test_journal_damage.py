@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import resource
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
-from polar_gym.builders import build_trajectory
+from polar_gym.builders import BUILDERS, build_trajectory
 from polar_gym.builders.trace import verify_trace
 from polar_gym.episodes.ablation import recorded_sessions
+from polar_gym.episodes.reading import read_calls
 from polar_gym.episodes.report import print_verification
 from polar_gym.episodes.verify import Verification, verify
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import Journal, JournalError, read_journal
-from polar_gym.schema import BuilderSpec, Episode, ModelCall
+from polar_gym.gateway.session.building import build
+from polar_gym.schema import BuilderSpec, Episode, Failure, ModelCall, Status
+from tests.support import call_trees
 from tests.support.calls import make_call
 from tests.support.episodes import make_episode
 
@@ -116,6 +123,66 @@ async def test_a_logprob_that_is_no_number_is_beyond_every_bound(tmp_path: Path)
     episode = recorded(tmp_path, [make_call(0, [1, 2, 3], [4, 5], sampling=NEUTRAL)])
     result = await verify([episode], WithoutNumbers())  # pyright: ignore[reportArgumentType]
     assert "2 beyond 0.0001" in printed(result)
+
+
+def forked() -> list[ModelCall]:
+    """Two answers that both continue the first one: two traces, which share its span."""
+    return [make_call(0, [1], [2, 3]), make_call(1, [1, 2, 3, 4], [5]), make_call(2, [1, 2, 3, 6], [7])]
+
+
+async def test_verify_finds_a_call_that_two_traces_of_its_session_train(tmp_path: Path) -> None:
+    """Guards against a token that is trained twice and passes, because each trace by itself is what the model saw."""
+    episode = recorded(tmp_path, forked())
+    assert (await verify([episode], None)).broken == []
+    (again,) = (trace for trace in episode.trajectory.traces if not trace.loss_mask[0])
+    again.loss_mask[:2], again.logprobs[:2] = 1, -1.0
+    result = await verify([episode], None)
+    assert result.broken == ["session s: call call0: the traces train 4 tokens of it, and 2 are due"]
+    assert "exact: 2 of 2 traces" in printed(result)
+
+
+async def test_verify_finds_a_trace_that_is_missing(tmp_path: Path) -> None:
+    """Guards against sampled tokens that are lost in silence: the traces that are left are what the model saw."""
+    episode = recorded(tmp_path, [*forked(), make_call(3, [8], [9])])
+    del episode.trajectory.traces[-1]
+    assert (await verify([episode], None)).broken == [
+        "session s: call call3: the traces train 0 tokens of it, and 1 are due"
+    ]
+    episode.trajectory.traces.clear()
+    assert len((await verify([episode], None)).broken) == 4
+
+
+async def test_verify_finds_a_trained_call_that_is_excluded(tmp_path: Path) -> None:
+    """Guards against training on a call under a grammar where the episode's builder settings leave it out."""
+    episode = recorded(tmp_path, [make_call(0, [1], [2], sampling_mismatch=["a grammar"])])
+    trained = BuilderSpec(name="prefix_merging", train_on_sampling_mismatch=True)
+    episode.trajectory = build_trajectory(read_calls(episode), trained)
+    said = "session s: call call0: the traces train 1 tokens of it, and 0 are due (excluded: sampling_mismatch)"
+    assert (await verify([episode], None)).broken == [said]
+    episode.request.builder = trained
+    assert (await verify([episode], None)).broken == []
+
+
+@pytest.mark.parametrize("builder", BUILDERS.names())
+@settings(max_examples=60)
+@given(calls=call_trees.sessions(), rejected=st.booleans(), kinds=st.sampled_from([["main"], ["main", "subagent"], []]))
+def test_verify_passes_what_a_builder_made(
+    builder: str, calls: list[ModelCall], rejected: bool, kinds: list[Any]
+) -> None:
+    """Guards against faults in lawful episodes: excluded calls, empty answers, forks, builders that merge nothing."""
+    spec = BuilderSpec(name=builder, train_rejected=rejected, train_kinds=kinds)
+    with tempfile.TemporaryDirectory() as directory:
+        episode = recorded(Path(directory), calls)
+        episode.request.builder, episode.trajectory = spec, build_trajectory(calls, spec)
+        assert asyncio.run(verify([episode], None)).broken == []
+
+
+async def test_verify_passes_an_episode_whose_builder_failed(tmp_path: Path) -> None:
+    """Guards against tokens that count as lost, where the session's failure says why there are no traces."""
+    episode = recorded(tmp_path, forked())
+    episode.trajectory, problem = await build(forked(), BuilderSpec(name="no_such_builder"))
+    episode.session.failure = Failure(stage=Status.BUILDING, kind="gateway_error", message=str(problem))
+    assert (await verify([episode], None)).broken == []
 
 
 @pytest.mark.parametrize("reader", [recorded_sessions, None])
