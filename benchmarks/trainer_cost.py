@@ -17,8 +17,7 @@ from pathlib import Path
 
 from benchmarks.processes import ROOT
 from benchmarks.report import Goal, Section, Table
-from polar_gym.episodes.ablation import cost, recorded_sessions
-from polar_gym.schema import ModelCall
+from polar_gym.episodes.ablation import RecordedSession, cost, recorded_sessions
 
 HARNESSES = ("pi", "codex", "gemini_cli", "claude_code", "qwen_code", "opencode")
 COMMANDS = 16
@@ -28,7 +27,7 @@ BATCH = 16
 MINUTES = 15
 
 
-def record(harness: str, folder: Path) -> list[list[ModelCall]]:
+def record(harness: str, folder: Path) -> list[RecordedSession]:
     """Record sessions of one harness on the bundled tasks. Raises `RuntimeError` with the end of the run's output."""
     commands = ",".join(f'"head -c {200 * (1 + turn % 5)} README.md; ls"' for turn in range(COMMANDS))
     episodes = folder / f"{harness}.jsonl"
@@ -91,7 +90,7 @@ def measure(quick: bool) -> Section:
     )
 
 
-def _row(name: str, sessions: list[list[ModelCall]]) -> tuple[str | int | float, ...]:
+def _row(name: str, sessions: list[RecordedSession]) -> tuple[str | int | float, ...]:
     single, merged = (cost(builder, sessions, BATCH) for builder in ("per_request", "prefix_merging"))
     return (
         name,

@@ -2,7 +2,8 @@
 
     python -m polar_gym.episodes.ablation outputs/codex_rollout.jsonl [MORE.jsonl]... [--batch 64]
 
-The calls are read from the journals that the episodes name. We assume a trainer that makes one update for every
+The calls are read from the journals that the episodes name. Each session keeps its own builder settings
+(`builder.train_kinds` and others), apart from the builder's name. We assume a trainer that makes one update for every
 `--batch` sequences, and pads each sequence to the longest of its batch.
 """
 
@@ -37,9 +38,14 @@ class Cost:
     updates: int
 
 
-def cost(builder: str, sessions: Sequence[Sequence[ModelCall]], batch: int) -> Cost:
+RecordedSession = tuple[Sequence[ModelCall], BuilderSpec]
+"""The captured calls of a session, and the builder settings of its run."""
+
+
+def cost(builder: str, sessions: Sequence[RecordedSession], batch: int) -> Cost:
     """Return the costs of a builder. Sequences stay in the order of their sessions; `batch` of them are one update."""
-    traces = [trace for calls in sessions for trace in build_trajectory(calls, BuilderSpec(name=builder)).traces]
+    specs = [(calls, spec.model_copy(update={"name": builder})) for calls, spec in sessions]
+    traces = [trace for calls, spec in specs for trace in build_trajectory(calls, spec).traces]
     lengths = [len(trace.prompt_ids) + len(trace.response_ids) for trace in traces]
     batches = [lengths[start : start + batch] for start in range(0, len(lengths), batch)]
     return Cost(
@@ -52,9 +58,9 @@ def cost(builder: str, sessions: Sequence[Sequence[ModelCall]], batch: int) -> C
     )
 
 
-def recorded_sessions(files: Sequence[Path]) -> list[list[ModelCall]]:
-    """Return the captured calls of every episode. Raises `ConfigError` naming a missing or damaged file."""
-    return [read_calls(episode) for file in files for episode in read_episodes(file)]
+def recorded_sessions(files: Sequence[Path]) -> list[RecordedSession]:
+    """Return the session of every episode. Raises `ConfigError` naming a missing or damaged file."""
+    return [(read_calls(episode), episode.request.builder) for file in files for episode in read_episodes(file)]
 
 
 def print_costs(costs: Sequence[Cost], sessions: int, batch: int) -> None:

@@ -14,12 +14,15 @@ from polar_gym.builders import BUILDERS
 from polar_gym.config.files import recipe_names
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
-from polar_gym.episodes.ablation import cost
+from polar_gym.episodes.ablation import cost, recorded_sessions
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.nemo import component_root
 from polar_gym.nemo.rollouts import AgentSettings, run_configs
 from polar_gym.paths import shipped_dir
+from polar_gym.schema import BuilderSpec
 from tests.support.calls import make_call
+from tests.support.episodes import make_episode
 
 CLI_HARNESSES = ("claude_code", "codex", "gemini_cli", "opencode", "pi", "qwen_code")
 TRAINED = ("claude_code", "codex", "pi", "qwen_code")
@@ -175,9 +178,25 @@ def test_the_agent_servers_of_a_grpo_recipe_accept_their_config(nemo_rl: Path, h
 def test_the_builder_ablation_trains_on_the_same_tokens_with_fewer_sequences() -> None:
     first = make_call(0, [1, 2], [3, 4])
     second = make_call(1, [1, 2, 3, 4, 5], [6])
-    costs = {name: cost(name, [[first, second]], batch=1) for name in BUILDERS.names()}
+    session = [first, second], BuilderSpec(name="prefix_merging")
+    costs = {name: cost(name, [session], batch=1) for name in BUILDERS.names()}
     per_request, merged = costs["per_request"], costs["prefix_merging"]
     assert per_request.trainable == merged.trainable == 3
     assert (per_request.traces, per_request.tokens, per_request.padded, per_request.updates) == (2, 10, 10, 2)
     assert (merged.traces, merged.tokens, merged.padded, merged.updates) == (1, 6, 6, 1)
-    assert cost("per_request", [[first, second]], batch=2).padded == 12, "the shorter one is padded to the longer one"
+    assert cost("per_request", [session], batch=2).padded == 12, "the shorter one is padded to the longer one"
+
+
+def test_the_builder_ablation_has_the_builder_settings_of_each_run(tmp_path: Path) -> None:
+    """Guards against the costs of other traces than those that the run trains: here, one of a call under a grammar."""
+    calls = [make_call(0, [1, 2], [3, 4]), make_call(1, [9], [6], sampling_mismatch=["a grammar"])]
+    episode = make_episode("s", 1.0, calls)
+    episode.request.builder = BuilderSpec(name="per_request", train_on_sampling_mismatch=True)
+    journal = Journal(tmp_path / "calls.jsonl")
+    for call in calls:
+        journal.append(call)
+    journal.close()
+    episode.artifacts.journal = str(journal.path)
+    (tmp_path / "episodes.jsonl").write_bytes(episode.to_json() + b"\n")
+    sessions = recorded_sessions([tmp_path / "episodes.jsonl"])
+    assert {cost(name, sessions, batch=1).trainable for name in BUILDERS.names()} == {3}
