@@ -52,11 +52,11 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "", al
         if problem["type"] == "extra_forbidden":
             known = _known_keys(model, problem["loc"][:-1])
             known = sorted({*known, *also}) if len(problem["loc"]) == 1 else known
-            lines.append(f"{key}={_short(problem['input'])}: unknown key; known here: {', '.join(known)}")
+            lines.append(f"{key}={shortened(problem['input'])}: unknown key; known here: {', '.join(known)}")
         elif problem["type"] == "missing":
             lines.append(f"{key}: is required")
         else:
-            lines.append(f"{key}={_short(problem['input'])}: {said(problem)}")
+            lines.append(f"{key}={shortened(problem['input'])}: {said(problem)}")
     return "\n".join(lines)
 
 
@@ -71,7 +71,8 @@ def said(problem: ErrorDetails) -> str:
     return problem["msg"].removeprefix("Value error, ")
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """Return a value for an error, cut off where it is long."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 

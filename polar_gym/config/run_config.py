@@ -6,6 +6,7 @@ The docstrings of the fields are the descriptions in `polar-gym rollout --help`.
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,6 +135,12 @@ class RunConfig(Record):
 
     def with_rollout(self, **changes: Any) -> RunConfig:
         return self.model_copy(update={"rollout": self.rollout.model_copy(update=changes)})
+
+    def on(self, day: date | None) -> RunConfig:
+        """Return the config of a run that goes on and began on this day, where harnesses are told a date."""
+        if day is None or self.harness.today is None:
+            return self
+        return self.model_copy(update={"harness": self.harness.model_copy(update={"today": day})})
 
     def request(self, task_id: str, instruction: str) -> TaskRequest:
         """Return the request for a task, without the parts that a row may bring. Raises `pydantic.ValidationError`."""

@@ -21,6 +21,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from datetime import date
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -115,9 +116,11 @@ class Run:
             return dict(configs)
         before = json.loads(path.read_bytes())
         days = {
-            harness: config.get("harness", {}).get("today") for harness, config in before.get("configs", {}).items()
+            harness: date.fromisoformat(day)
+            for harness, config in before.get("configs", {}).items()
+            if (day := config.get("harness", {}).get("today"))
         }
-        again = {harness: _on(days.get(harness), config) for harness, config in configs.items()}
+        again = {harness: config.on(days.get(harness)) for harness, config in configs.items()}
         if before != json.loads(_plan(self.plan, again)):
             raise ConfigError(f"--out={self.directory}: a run with other arguments is there ({path}); choose another")
         return again
@@ -309,13 +312,6 @@ def _plan(plan: Plan, configs: Mapping[str, RunConfig]) -> str:
     """Return the text of `plan.json`."""
     settings = {harness: config.model_dump(mode="json", exclude={"rollout"}) for harness, config in configs.items()}
     return json.dumps({"plan": asdict(plan), "configs": settings}, indent=1) + "\n"
-
-
-def _on(day: str | None, config: RunConfig) -> RunConfig:
-    """Return the config with the day that its harness was told when the run began."""
-    if day is None or config.harness.today is None:
-        return config
-    return RunConfig.model_validate({**config.model_dump(), "harness": {**config.harness.model_dump(), "today": day}})
 
 
 def _version(step: int) -> str:

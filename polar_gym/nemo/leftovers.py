@@ -42,8 +42,8 @@ class Leftovers:
 
     @contextlib.contextmanager
     def watching(self, has_left: Callable[[str], bool]) -> Iterator[Callable[[Session], None]]:
-        """Give a listener to the changes of sessions, and write down each of them until the context ends, or for good
-        where it has left a sandbox then (`Census.has_left`)."""
+        """Give a listener to the changes of a row's sessions (one that diverged begins again as another one), and write
+        down each session until the context ends, or for good where it has left a sandbox then (`Census.has_left`)."""
         begun: list[str] = []
 
         def note(session: Session) -> None:

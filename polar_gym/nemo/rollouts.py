@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ class _Machinery:
     leftovers: Leftovers
     begun: dict[tuple[str, int], list[Key]]
     """Task and sample -> sessions that an earlier process began and did not end."""
+    day: date | None
+    """The day that the first session of the records was told; None: there is no such session, or it was told none."""
     stop: AsyncExitStack
 
 
@@ -167,14 +170,16 @@ class Rollouts:
             stack.push_async_callback(asyncio.to_thread, leftovers.close)
             nodes = [make_node(config, tasks, scratch=leftovers.directory) for config in self.configs]
             started = [await stack.enter_async_context(node) for node in nodes]
-            begun = await asyncio.to_thread(_begun, self._records) if self._records is not None else {}
-            return _Machinery({task.instance_id: task for task in tasks}, started, leftovers, begun, stack.pop_all())
+            records = self._records
+            begun, day = ({}, None) if records is None else await asyncio.to_thread(_begun, records)
+            by_id = {task.instance_id: task for task in tasks}
+            return _Machinery(by_id, started, leftovers, begun, day, stack.pop_all())
 
     def _request(self, machinery: _Machinery, row: Row) -> TaskRequest:
         for key in MAPPINGS:
             if not isinstance(row.get(key) or {}, Mapping):
                 raise RowError("invalid_row", f"{key}={row[key]!r}: expected a mapping")
-        config = self.configs[0]  # replicas differ in the engine only
+        config = self.configs[0].on(machinery.day)  # replicas differ in the engine only
         if config.evaluator.name == "nemo_gym":
             request = make_request(config, _own_task(row))
             return request.model_copy(update={"sampling": _sampling(request.sampling, row)})
@@ -193,8 +198,9 @@ class Rollouts:
         return verified_episode(row, episode, read_journal(Path(episode.artifacts.journal)))
 
 
-def _begun(records: StateDirectory) -> dict[tuple[str, int], list[Key]]:
-    """Return the sessions that have not ended, and with whose record no other session went on."""
+def _begun(records: StateDirectory) -> tuple[dict[tuple[str, int], list[Key]], date | None]:
+    """Return the sessions that have not ended, and with whose record no other session went on; and the day that the
+    first of all sessions was told."""
     known = {key: records.read_manifest(key) for key in records.known()} if records.sessions.is_dir() else {}
     starts = [manifest.request.start_from for manifest in known.values()]
     used = {Path(start.record).name for start in starts if start is not None}
@@ -202,7 +208,8 @@ def _begun(records: StateDirectory) -> dict[tuple[str, int], list[Key]]:
     for key, manifest in known.items():
         if records.files(key).ending() is None and str(key) not in used:
             begun.setdefault((manifest.session.task_id, manifest.session.sample_index), []).append(key)
-    return begun
+    first = min(known.values(), key=lambda manifest: manifest.began, default=None)
+    return begun, None if first is None else first.request.agent.today
 
 
 def run_configs(settings: AgentSettings) -> list[RunConfig]:

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.output import remove_torn_line, set_aside
 from polar_gym.episodes.progress import Progress
@@ -25,6 +24,7 @@ from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import InstallError, install, place
+from polar_gym.runs.settings import begin, going_on
 from polar_gym.runs.state import own_state
 from polar_gym.schema import Episode, StartFrom, TaskRequest
 from polar_gym.tasks import Task
@@ -42,23 +42,31 @@ class Sample:
 
 
 async def roll_out(config: RunConfig, console: Console, *, resume: bool = False) -> list[Episode]:
-    """Run every sample, and write each episode to `config.rollout.output` as it ends. Return the new episodes.
+    """Run every sample, and write each episode to `config.rollout.output` as it ends. Return one for each sample.
 
     A file of an earlier run is kept under another name. With `resume` it is continued: samples with an episode there
-    are left out, and those that were under way go on from their journals. Raises `polar_gym.errors.ConfigError` and
-    `polar_gym.engines.EngineError` before any sandbox starts, and before that file is touched.
+    are left out, and those that were under way go on from their journals. The settings must be those with which the run
+    began (`polar_gym.runs.settings`). Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before
+    any sandbox starts, and before that file is touched.
     """
     tasks = load_tasks(config)
     samples = list(_samples([make_request(config, task) for task in tasks]))
     left: dict[Key, Manifest] = {}
+    before = None
     with own_state(config, resume=resume) as state:
         if resume:
-            done = remove_torn_line(config.rollout.output)
+            asked, config = config.harness.today, going_on(config, state)
+            if config.harness.today != asked:
+                told = f"harness.today={config.harness.today}: the harness is told the day on which the run began"
+                console.print(Text(told, "dim"), soft_wrap=True)
+            before = remove_torn_line(config.rollout.output)
+            done = {_sample_of(episode) for episode in before if not _retried(episode)}
+            samples = list(_samples([make_request(config, task) for task in tasks]))
             samples, left = unfinished(samples, done, state)
             went_on = sum(sample.key is not None for sample in samples)
             said = f"{len(done)} episodes are there, {went_on} sessions go on, {len(samples) - went_on} begin"
             console.print(Text(said, "dim"))
-        return await run_samples(config, tasks, samples, console, state, append=resume, left=left)
+        return await run_samples(config, tasks, samples, console, state, before=before, left=left)
 
 
 async def run_samples(
@@ -68,25 +76,25 @@ async def run_samples(
     console: Console,
     state: StateDirectory,
     *,
-    append: bool = False,
+    before: Sequence[Episode] | None = None,
     left: Mapping[Key, Manifest] | None = None,
 ) -> list[Episode]:
     """Run these samples on one node, and write each episode as it ends; see `roll_out`. `state`: the run's own
-    (`own_state`). `left`: sessions of a run that was killed, whose sandboxes are removed first."""
+    (`own_state`). `before`: the episodes of a run that goes on, which are in the file; None: the run begins. `left`:
+    sessions of a run that was killed, whose sandboxes are removed first."""
     config, output = config.with_rollout(state=state.root), config.rollout.output
     requests = [sample.request for sample in samples]
-    episodes: list[Episode] = []
+    episodes = [episode for episode in before or () if not _retried(episode)]
     where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
     async with _tracked(where, output, parameters, episodes), make_node(config, tasks) as node:
         await _check_runtimes(node, requests)
         for harness in sorted({request.agent.name for request in requests}):
             await _install_harness(harness, node.cache, console)
+        begin(config, state, node.engine.info.model)
         await reap(state, left or {}, node.runtime)
-        if not append:
-            durable.make_directory(state.root, mode=0o700)  # from now on, --resume means this run
-            if kept := set_aside(output):
-                console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
-        with output.open("ab" if append else "wb") as lines, Progress(console, total=len(samples)) as progress:
+        if before is None and (kept := set_aside(output)):
+            console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
+        with output.open("wb" if before is None else "ab") as lines, Progress(console, total=len(samples)) as progress:
             async with asyncio.TaskGroup() as group:
 
                 async def one(sample: Sample) -> None:
@@ -101,7 +109,8 @@ async def run_samples(
                 def _write(episode: Episode) -> None:
                     lines.write(episode.to_json() + b"\n")
                     lines.flush()
-                    episodes.append(episode)
+                    if not _retried(episode):
+                        episodes.append(episode)
 
                 group.create_task(node.prepare(requests))
                 for sample in samples:
@@ -177,8 +186,7 @@ def unfinished(
 ) -> tuple[list[Sample], dict[Key, Manifest]]:
     """Return the samples without an episode, and the sessions of an earlier run that were under way or whose sandboxes
     could not be removed. A sample that had begun goes on from the record of its newest session, as that session's next
-    attempt, and is told the date that it was told. The newest one may be another session than the first: one that
-    diverged began again under a new id."""
+    attempt. The newest one may be another session than the first: one that diverged began again under a new id."""
     left: dict[Key, Manifest] = {}
     for key in state.known() if state.sessions.is_dir() else ():
         manifest = state.read_manifest(key)
@@ -194,11 +202,10 @@ def unfinished(
             found.append(sample)
             continue
         start = StartFrom(record=str(state.files(key).directory), owned=True)
-        agent = sample.request.agent.model_copy(update={"today": left[key].request.agent.today})
-        request = sample.request.model_copy(update={"start_from": start, "agent": agent})
+        request = sample.request.model_copy(update={"start_from": start})
         found.append(Sample(request, sample.index, Key(key.session_id, key.attempt + 1)))
     return found, left
 
 
-def _sample_of(manifest: Manifest) -> tuple[str, int]:
-    return manifest.request.task_id, manifest.session.sample_index
+def _sample_of(begun: Manifest | Episode) -> tuple[str, int]:
+    return begun.request.task_id, begun.session.sample_index

@@ -2,7 +2,8 @@
 
     outputs/demo.jsonl        the episodes of the last run
     outputs/demo.state/lock   held by a run while it is live; it names the output
-    outputs/demo.state/1/     the state directory (`polar_gym.gateway.node.state`) of the first run
+    outputs/demo.state/1/     the state directory (`polar_gym.gateway.node.state`) of the first run, which holds
+                              settings.json too (`polar_gym.runs.settings`)
     outputs/demo.state/2/     that of the next run
 
 A run that begins has a new number, and one that is resumed has the last one. A file of episodes that is set aside names

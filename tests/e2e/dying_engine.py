@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.schema import Sampling
@@ -20,6 +21,8 @@ class DyingOptions(BranchingOptions):
     """True: the first tokens of that call's answer are in the journal. False: it has none."""
     waits: bool = False
     """True: the call waits for the process to be killed."""
+    once: Path | None = None
+    """A file that the first death makes, after which no process dies: a run goes on with the settings it began with."""
 
 
 class Dying(Branching):
@@ -32,8 +35,10 @@ class Dying(Branching):
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         last, self._asked = self._asked == self._dies.dies_in_call, self._asked + 1
-        if not last:
+        if not last or (self._dies.once is not None and self._dies.once.exists()):
             return await super().chat(request, sampling, on_delta)
+        if self._dies.once is not None:
+            self._dies.once.touch()
         if self._dies.waits:
             await asyncio.Event().wait()
         if self._dies.in_answer and on_delta is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 
 from polar_gym.gateway.node.state import Key, StateDirectory
@@ -17,9 +18,25 @@ from tests.support.sessions import asking
 NEVER_THE_SAME = "import time, uuid; ask(messages=[{'role': 'user', 'content': uuid.uuid4().hex}]); time.sleep(3600)"
 
 
-async def cut_off(settings: AgentSettings, records: StateDirectory, sessions: int) -> None:
-    """Roll out a row until so many sessions have a delivered call, and stop the server then."""
+def settings_of(state: Path, lines: str) -> AgentSettings:
+    polar = {
+        "harness": asking(lines).model_dump(),
+        "runtime": "bubblewrap",
+        "engine": {"name": "embedded", "scripts": [{"match": "", "final_message": "Done."}]},
+        "evaluator": "session_completion",
+        "rollout": {"state": str(state)},
+    }
+    return AgentSettings(resume=True, polar=polar)
+
+
+async def cut_off(settings: AgentSettings, records: StateDirectory, sessions: int, day: date | None = None) -> None:
+    """Roll out a row until so many sessions have a delivered call, and stop the server then. `day`: the day of the
+    server's start, for `harness.today=auto`."""
     rollouts = Rollouts(settings)
+    rollouts.configs = [
+        config.model_copy(update={"harness": config.harness.model_copy(update={"today": day})})
+        for config in rollouts.configs
+    ]
     running = asyncio.create_task(rollouts.run(row(BundledTasks(BundledTasks.Options()).load()[0])))
     while sum(sampled(path) for path in records.root.rglob("calls.jsonl")) < sessions:
         assert not running.done(), running.result()
@@ -38,14 +55,7 @@ async def test_a_row_that_diverged_goes_on_with_the_session_that_took_its_place(
     """Guards against sampled tokens that no row is answered with: those of the session that began again."""
     need_bubblewrap()
     records = StateDirectory(tmp_path)
-    polar = {
-        "harness": asking(NEVER_THE_SAME).model_dump(),
-        "runtime": "bubblewrap",
-        "engine": {"name": "embedded", "scripts": [{"match": "", "final_message": "Done."}]},
-        "evaluator": "session_completion",
-        "rollout": {"state": str(tmp_path)},
-    }
-    settings = AgentSettings(resume=True, polar=polar)
+    settings = settings_of(tmp_path, NEVER_THE_SAME)
     await cut_off(settings, records, 1)
     (first,) = records.known()
     await cut_off(settings, records, 2)
@@ -60,3 +70,16 @@ def goes_on(records: StateDirectory, key: Key) -> bool:
     """Return whether a session was started from the record of this one."""
     starts = [records.read_manifest(each).request.start_from for each in records.known()]
     return str(records.files(key).directory) in [start.record for start in starts if start is not None]
+
+
+async def test_a_row_goes_on_with_its_record_on_the_next_day(tmp_path: Path) -> None:
+    """Guards against sampled tokens that are thrown away: with another date in its prompt, a row begins again."""
+    need_bubblewrap()
+    records, settings = StateDirectory(tmp_path), settings_of(tmp_path, "import time; ask(); time.sleep(3600)")
+    await cut_off(settings, records, 1, date(2026, 1, 5))
+    (first,) = records.known()
+    await cut_off(settings, records, 2, date(2026, 1, 6))
+    (again,) = (key for key in records.known() if key != first)
+    assert goes_on(records, first)
+    assert records.read_manifest(again).request.agent.today == date(2026, 1, 5)
+    assert [call.replayed is not None for call in read_journal(records.files(again).journal)] == [True]

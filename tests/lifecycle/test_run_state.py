@@ -6,6 +6,7 @@ import asyncio
 import io
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,23 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.episodes.reading import read_calls, read_episodes
 from polar_gym.errors import ConfigError
-from polar_gym.gateway.node.state import SessionFiles
+from polar_gym.gateway.node.state import SessionFiles, StateDirectory
 from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.gateway.session.starting import Manifest
 from polar_gym.runs.run import roll_out
+from polar_gym.runs.settings import begin as begin_settings
 from polar_gym.runtimes import scratch_directory
-from polar_gym.schema import Episode
+from polar_gym.schema import Episode, PluginSpec
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
 
 CONSOLE = Console(file=io.StringIO())
 
 
-def config_of(output: Path, harness: str = "ask()", **settings: Any) -> RunConfig:
+def config_of(output: Path, lines: str = "ask()", **settings: Any) -> RunConfig:
     """Return the config of a run of one task, whose harness is these lines of Python."""
     own = {
-        "harness": asking(harness).model_dump(),
+        "harness": asking(lines).model_dump(),
         "runtime": "bubblewrap",
         "evaluator": "session_completion",
         "engine": {"name": "embedded", "scripts": [{"match": "", "final_message": "Done."}]},
@@ -57,16 +60,18 @@ async def test_a_run_goes_on_with_no_session_of_a_run_before_it(tmp_path: Path, 
     first = await ended(config_of(tmp_path / name), samples=2)
     config = config_of(tmp_path / "run.jsonl")
     await ended(config)
-    (second,) = await ended(config, resume=True, samples=2)
+    _, second = await ended(config, resume=True, samples=2)
     assert second.request.start_from is None, "this sample had not begun in the run that goes on"
     episodes = list(read_episodes(tmp_path / "run.jsonl"))
     assert [episode.session.sample_index for episode in episodes] == [0, 1]
     assert not call_ids(episodes) & call_ids(first), "the journals of the first run are there, and are its own"
 
 
-async def begin(config: RunConfig, *, resume: bool = False, sessions: int = 1) -> asyncio.Task[list[Episode]]:
+async def begin(
+    config: RunConfig, *, resume: bool = False, sessions: int = 1, samples: int = 1
+) -> asyncio.Task[list[Episode]]:
     """Begin a run whose harness does not end, and wait until so many sessions have a delivered call."""
-    run = asyncio.create_task(ended(config, resume=resume))
+    run = asyncio.create_task(ended(config, resume=resume, samples=samples))
     while len(list(answered(config.rollout.output.parent))) < sessions:
         assert not run.done(), run.result()
         await asyncio.sleep(0.02)  # a journal has no event to wait for
@@ -123,7 +128,7 @@ async def test_a_state_directory_belongs_to_one_output(tmp_path: Path) -> None:
         await ended(config.with_rollout(output=tmp_path / "other.jsonl"))
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     config = config.with_rollout(output=moved / "run.jsonl", state=moved / "journals")
-    (episode,) = await ended(config, resume=True, samples=2)
+    _, episode = await ended(config, resume=True, samples=2)
     assert episode.session.sample_index == 1, "a folder may be moved"
 
 
@@ -155,3 +160,73 @@ async def test_a_run_goes_on_with_the_session_that_began_after_a_divergence(tmp_
     sampled = {call.call_id for directory in answered(tmp_path) for call in read_journal(directory / "calls.jsonl")}
     assert len(sampled) == 3
     assert len(sampled - call_ids(diverged)) == 1, "only the session that is under way has no episode yet"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sampling": {"temperature": 0.3}}, "sampling.temperature=0.3: the run began with 1.0"),
+        ({"proxy": {"splice": "off"}}, "proxy.splice='off': the run began with 'auto'"),
+        ({"evaluator": "swe"}, "evaluator='swe': the run began with 'session_completion'"),
+        ({"rollout": {"timeout_seconds": 9}}, "rollout.timeout_seconds=9.0: the run began with 1800.0"),
+        ({"engine": {"name": "embedded"}}, "engine.scripts=None: the run began with [{"),
+        ({"builder": {"train_rejected": False}}, "builder.train_rejected=False: the run began with True"),
+    ],
+)
+async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    """Guards against a file that mixes the episodes of two runs."""
+    need_bubblewrap()
+    output = tmp_path / "run.jsonl"
+    await ended(config_of(output))
+    written = output.read_bytes()
+    with pytest.raises(ConfigError) as refused:
+        await ended(config_of(output, **changed), resume=True, samples=2)
+    first, *others = str(refused.value).splitlines()
+    assert first.startswith(f"--resume='{output}': give the settings of the first run again, or set rollout.output to")
+    assert [line[2 : 2 + len(said)] for line in others] == [said]
+    assert output.read_bytes() == written
+
+
+async def test_a_run_goes_on_with_more_samples_more_places_and_another_key(tmp_path: Path) -> None:
+    """Guards against a refusal of settings that change no episode, and against an API key on the disk."""
+    need_bubblewrap()
+    engine = {"name": "embedded", "scripts": [{"match": "", "final_message": "Done."}]}
+    config = config_of(tmp_path / "run.jsonl")
+    (first,) = await ended(config)
+    reference = {"name": "vllm", "url": "http://127.0.0.1:1", "api_key": "a secret"}
+    again = config_of(
+        tmp_path / "run.jsonl",
+        engine={**engine, "delay_seconds": 0.01},
+        pools={"run": 9},
+        scoring={"share": None},
+        tasks={"limit": 2},
+    )
+    run = await ended(again, resume=True, samples=2)
+    assert run[0].session == first.session, "the summary is of the whole run"
+    assert len(run) == 4
+    begin_settings(again.model_copy(update={"engine": PluginSpec(**reference)}), StateDirectory(tmp_path / "new"), "m")
+    assert "a secret" not in (tmp_path / "new" / "settings.json").read_text()
+
+
+async def test_a_run_that_goes_on_on_another_day_tells_its_harness_the_first_day(tmp_path: Path) -> None:
+    """Guards against two prompts in one group of samples, and against sessions that begin again after midnight."""
+    need_bubblewrap()
+    config = config_of(tmp_path / "run.jsonl", "import time; ask(); time.sleep(3600)")
+    first, second = (
+        config.model_copy(update={"harness": config.harness.model_copy(update={"today": date(2026, 1, day)})})
+        for day in (5, 6)
+    )
+    await stop(await begin(first))
+    await stop(await begin(second, resume=True, sessions=3, samples=2))
+    records = [Manifest.from_json((path / "manifest.json").read_bytes()).request for path in answered(tmp_path)]
+    assert [request.agent.today for request in records] == [date(2026, 1, 5)] * 3
+    assert sum(request.start_from is not None for request in records) == 1, "the session that was under way goes on"
+
+
+def test_a_run_does_not_go_on_with_another_model(tmp_path: Path) -> None:
+    """Guards against a file of two models' episodes, where `engine.url` leads to another one and names none."""
+    config, state = config_of(tmp_path / "run.jsonl"), StateDirectory(tmp_path / "1")
+    begin_settings(config, state, "first")
+    begin_settings(config, state, "first")
+    with pytest.raises(ConfigError, match="serves the model 'second', and the run began with 'first'; serve that one"):
+        begin_settings(config, state, "second")

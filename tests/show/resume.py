@@ -162,10 +162,12 @@ def killed(play: Play, call: int, in_answer: bool, seconds: float) -> Kill:
     with tempfile.TemporaryDirectory(prefix="pg-resume-") as name:
         directory = Path(name)
         output = directory / "run.jsonl"
-        kill.status = rollout(directory, *play.arguments(directory, dies_in_call=call, in_answer=in_answer)).returncode
+        dies = {"dies_in_call": call, "in_answer": in_answer, "once": str(directory / "died")}
+        arguments = play.arguments(directory, **dies)
+        kill.status = rollout(directory, *arguments).returncode
         journals = list((directory / "run.state").glob("1/sessions/*/calls.jsonl"))
         record = [each for path in journals for each in read_journal(path)]
-        ended = rollout(directory, *play.arguments(directory), "--resume", str(output))
+        ended = rollout(directory, *arguments, "--resume", str(output))
         episodes = list(read_episodes(output)) if output.is_file() and output.stat().st_size else []
         if not episodes:
             kill.cause = f"no episode: {(ended.stdout + ended.stderr).strip()[-600:]}"
