@@ -22,7 +22,6 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from polar_gym.errors import ConfigError
 from polar_gym.schema import PluginSpec
 
 T = TypeVar("T")
@@ -52,25 +51,11 @@ class UnknownNameError(LookupError):
     """A config names a plug-in that does not exist."""
 
 
-RENAMED = {"polar_gym.engines": "polar_gym.inference", "polar_gym.builders": "polar_gym.trajectory"}
-"""Entry-point group -> its name in earlier versions."""
-
-
 @cache
 def _entry_points(group: str) -> EntryPoints:
-    """Return the entry points of a group. Raises `ConfigError` for a plug-in that is in the group's old name only.
-
-    The result is cached: the search reads the metadata of every installed package, which blocks a gateway for 30 ms.
-    """
-    found = entry_points(group=group)
-    for old in entry_points(group=RENAMED[group]) if group in RENAMED else ():
-        if old.name not in found.names:
-            owner = old.dist.name if old.dist is not None else old.value
-            raise ConfigError(
-                f"the distribution {owner} has the plug-in {old.name!r} in the entry-point group {old.group}, "
-                f"which is {group} now: install a version that names {group}, or uninstall {owner}"
-            )
-    return found
+    """Return the entry points of a group, read once: the search reads the metadata of every installed package, which
+    blocks a gateway for 30 ms."""
+    return entry_points(group=group)
 
 
 @cache
