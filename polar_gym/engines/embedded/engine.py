@@ -83,12 +83,6 @@ class EmbeddedEngine:
         self._record = options.record
         self._policy = _policy(options)
 
-    def register(self, script: Script) -> None:
-        """Add a script while the engine runs."""
-        if not isinstance(self._policy, ScriptedPolicy):
-            raise EngineError(400, "engine.policy=transformers follows no script; set engine.policy=scripted")
-        self._policy.scripts.append(script)
-
     async def start(self) -> None:
         await asyncio.to_thread(self._policy.load)
         self.max_model_len = self._policy.max_model_len

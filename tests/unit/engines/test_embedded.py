@@ -353,8 +353,8 @@ async def test_without_a_shell_the_script_ends_and_says_why() -> None:
 
 
 async def test_the_longest_match_wins_in_any_user_message() -> None:
-    made = await engine(scripts=[Script(final_message="any"), Script(match="fix the bug", final_message="long")])
-    made.register(Script(match="fix", final_message="short"))
+    matches = {"": "any", "fix the bug": "long", "fix": "short"}
+    made = await engine(scripts=[Script(match=match, final_message=said) for match, said in matches.items()])
 
     async def says(*texts: str) -> str:
         return (await made.chat(request([user(text) for text in texts]), Sampling())).message["content"]
