@@ -8,7 +8,6 @@ file names is accepted here, because `polar_gym.config.checking` checks all keys
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,22 +65,14 @@ def compose_config(
     `config_dir` may hold more recipes and more choices for the groups. Raises `ConfigError`.
     """
     groups = group_choices(config_dir)
-    _check_recipe(recipe, recipe_names(config_dir), groups["harness"])
+    if recipe is not None and recipe not in (known := recipe_names(config_dir)):
+        raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(known)}")
     told = [part for override in _parsed(overrides) for part in _as_told(override, groups)]
     roots = config_roots("recipes" if recipe else "conf", config_dir)
     root = next(root for root in roots if (root / f"{recipe or 'config'}.yaml").exists())
     others = ",".join(f"file://{other.resolve()}" for other in config_roots("conf", config_dir))
     with _hydra(root):
         return compose(recipe or "config", [f"hydra.searchpath=[{others}]", *told], return_hydra_config=True)
-
-
-def _check_recipe(recipe: str | None, known: Sequence[str], harnesses: Sequence[str]) -> None:
-    if recipe is None or recipe in known:
-        return
-    removed = re.fullmatch(r"swe_(.+)_(rollout|eval)", recipe)
-    if removed and removed[1] in harnesses:
-        raise ConfigError(f"recipe={recipe!r}: was removed; use: swe_{removed[2]} harness={removed[1]}")
-    raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(known)}")
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:

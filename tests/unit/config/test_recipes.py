@@ -15,7 +15,6 @@ from polar_gym.config.files import recipe_names
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.ablation import cost, recorded_sessions
-from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import Journal
 from polar_gym.nemo import component_root
 from polar_gym.nemo.rollouts import AgentSettings, run_configs
@@ -54,13 +53,6 @@ def test_a_recipes_harness_can_be_another_and_the_output_follows() -> None:
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_the_readme_says_what_each_recipe_is(recipe: str) -> None:
     assert f"**{recipe}**" in README
-
-
-@pytest.mark.parametrize("harness", CLI_HARNESSES)
-@pytest.mark.parametrize("kind", ["rollout", "eval"])
-def test_a_removed_recipe_says_what_to_type_now(harness: str, kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^recipe='swe_{harness}_{kind}': was removed; use: swe_{kind} harness="):
-        loaded(f"swe_{harness}_{kind}")
 
 
 def composed_as_nemo_rl_does(path: Path) -> DictConfig:
