@@ -1,4 +1,4 @@
-"""The provider `ssh`: a user of a machine that answers SSH, in NeMo Gym's sandbox protocol.
+"""The provider `ssh`: a user of a machine that answers SSH, with the calls of NeMo Gym's sandbox protocol that we use.
 
 A sandbox is no more than that user's files and processes, so there is one at a time on each machine, and what it
 reaches is for the machine's operator to limit.
@@ -82,10 +82,6 @@ class SshProvider:
         content = await asyncio.to_thread(source_path.read_bytes)
         await self._checked(handle, f'mkdir -p "$(dirname {target})" && cat > {target}', content)
 
-    async def download_file(self, handle: SshHandle, source_path: str, target_path: Path) -> None:
-        content = await self._checked(handle, f"cat {shlex.quote(source_path)}", b"")
-        await asyncio.to_thread(target_path.write_bytes, content)
-
     async def status(self, handle: SshHandle) -> str:
         return "running" if (await self.exec(handle, "true", timeout_s=60)).return_code == 0 else "unknown"
 
@@ -101,8 +97,7 @@ class SshProvider:
     async def aclose(self) -> None:
         """Do nothing: each command has a connection of its own."""
 
-    async def _checked(self, handle: SshHandle, command: str, stdin: bytes) -> bytes:
-        code, stdout, stderr = await processes.run(self.stream_argv(handle, command), stdin)
+    async def _checked(self, handle: SshHandle, command: str, stdin: bytes) -> None:
+        code, _, stderr = await processes.run(self.stream_argv(handle, command), stdin)
         if code != 0:
             raise RuntimeError(f"{shlex.join(self._ssh)} exited with {code}: {stderr.decode(errors='replace').strip()}")
-        return stdout
