@@ -2,8 +2,8 @@
 
 Providers translate to and from this form, engines answer it, splicing works on it, and the gateway records it. Here are
 the three forms (`ChatRequest`, `Completion`, `Delta`) and what can be said of them alone. `messages` makes assistant
-messages and canonical JSON, `received` puts deltas together, `ids` makes the ids that leave with an answer and reads
-them back. The room is plain data over `polar_gym.schema`. It uses no other room.
+messages and canonical JSON, and reads a message's text, `received` puts deltas together, `ids` makes the ids that leave
+with an answer and reads them back. The room is plain data over `polar_gym.schema`. It uses no other room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The assistant message in chat form, the same from every engine."""
+"""The assistant message in chat form, the same from every engine, and the text of any message."""
 
 from __future__ import annotations
 
@@ -26,3 +26,11 @@ def assistant_message(content: str | None, reasoning: str | None, tool_calls: li
     if tool_calls:
         message["tool_calls"] = tool_calls
     return message
+
+
+def text_of(message: Message, joiner: str = "") -> str:
+    """Return the text of a message's content, its parts joined. Parts without text are left out."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return joiner.join(part["text"] for part in content if isinstance(part.get("text"), str))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from polar_gym.chat import ChatRequest
-from polar_gym.chat.messages import assistant_message, canonical_json
+from polar_gym.chat.messages import assistant_message, canonical_json, text_of
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.engines.embedded.shell_tools import find_shell, shell_arguments
@@ -53,7 +53,7 @@ class DelegatingPolicy(ScriptedPolicy):
         if not called and spawned:
             return _call(*spawned)
         if called == ["multi_agent_v1__spawn_agent"]:
-            agent = json.loads(_text(next(message for message in request.messages if message["role"] == "tool")))
+            agent = json.loads(text_of(next(message for message in request.messages if message["role"] == "tool")))
             return _call("multi_agent_v1__wait_agent", {"targets": [agent["agent_id"]], "timeout_ms": 60_000})
         shell = find_shell(request.tools)
         assert shell is not None
@@ -70,7 +70,7 @@ class CompactingPolicy(ScriptedPolicy):
         if shell is None or asks_for_summary(request):
             script = self._script(request.messages)
             return assistant_message(f"{SUMMARY} {script.match if script else ''}", None, [])
-        if SUMMARY not in str([_text(message) for message in request.messages]):
+        if SUMMARY not in str([text_of(message, "\n") for message in request.messages]):
             return _call(shell.name, shell_arguments(shell, NOISE))
         quiet = [message for message in request.messages if NOISE not in json.dumps(message.get("tool_calls"))]
         return super().next_message(replace(request, messages=quiet))
@@ -143,7 +143,7 @@ class Vault:
 
 def asks_for_summary(request: ChatRequest | ModelCall) -> bool:
     """Return whether a request asks for a summary of the conversation so far, and does not hand `SUMMARY` back."""
-    last = _text(request.messages[-1])
+    last = text_of(request.messages[-1], "\n")
     return not request.tools or (SUMMARY_REQUEST.search(last) is not None and SUMMARY not in last)
 
 
@@ -163,12 +163,7 @@ def spawn(names: set[str], order: str) -> tuple[str, dict[str, object]] | None:
 
 
 def _is_ordered(messages: Sequence[Message]) -> bool:
-    return any(message["role"] == "user" and ORDER in _text(message) for message in messages)
-
-
-def _text(message: Message) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
+    return any(message["role"] == "user" and ORDER in text_of(message, "\n") for message in messages)
 
 
 def _call(name: str, arguments: dict[str, object]) -> Message:

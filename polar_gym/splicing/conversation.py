@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from polar_gym.chat import LONG
+from polar_gym.chat.messages import text_of
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
 Digest = bytes
@@ -64,7 +65,7 @@ class _Known:
 
     def __post_init__(self) -> None:
         response = self.call.response or {}
-        self.text = _text(response)
+        self.text = text_of(response).strip()
         made = (call["function"] for call in response.get("tool_calls") or [])
         self.functions = dict(zip(self.tool_call_ids, made, strict=True))
         encoded = (self.call.call_id if self.tool_call_ids else self.text).encode("utf-8", "surrogatepass")
@@ -73,7 +74,7 @@ class _Known:
     def edited_parts(self, turn: Message) -> list[str]:
         """Return the parts of the answer that came back with another meaning. Blanks at the ends, the form of JSON and
         the order of tool calls do not count, nor does reasoning that is left out."""
-        edited = ["text"] if _text(turn) != self.text else []
+        edited = ["text"] if text_of(turn).strip() != self.text else []
         reasoning = turn.get("reasoning")
         if reasoning and reasoning.strip() != ((self.call.response or {}).get("reasoning") or "").strip():
             edited.append("reasoning")
@@ -178,7 +179,7 @@ class Conversations:
         if named:
             known = self._known.get(named.pop() or "")
             return [known] if known is not None and not named else []
-        return [self._known[call_id] for call_id in self._by_text.get((history, _text(message)), [])]
+        return [self._known[call_id] for call_id in self._by_text.get((history, text_of(message).strip()), [])]
 
 
 @dataclass(slots=True)
@@ -243,13 +244,6 @@ def _value(arguments: str) -> Any:
 def _answered_once(tool_call_ids: Sequence[str], later: Sequence[Message]) -> bool:
     results = [message.get("tool_call_id") for message in later if message["role"] == "tool"]
     return all(results.count(tool_call_id) == 1 for tool_call_id in tool_call_ids)
-
-
-def _text(message: Message) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content)
-    return content.strip()
 
 
 def _digest_of(tools: Sequence[ToolDefinition]) -> Digest:

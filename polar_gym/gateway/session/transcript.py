@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from polar_gym.chat.messages import text_of
 from polar_gym.schema import ModelCall
 
 LINES, CHARACTERS = 4, 300
@@ -17,18 +17,9 @@ def last_lines(calls: Sequence[ModelCall]) -> list[tuple[str, str]]:
     call = calls[-1]
     lines: list[tuple[str, str]] = []
     for message in [*call.messages[-LINES:], *([call.response] if call.response else [])]:
-        texts = [_text(message.get("reasoning")), _text(message.get("content"))]
+        texts = [message.get("reasoning") or "", text_of(message, "\n")]
         texts += [
             f"{made['function']['name']} {made['function']['arguments']}" for made in message.get("tool_calls") or []
         ]
         lines += [(str(message.get("role")), text[-CHARACTERS:]) for text in texts if text]
     return lines[-LINES:]
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message's content; a part that is no text is left out."""
-    if isinstance(content, list):
-        return "\n".join(
-            part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
-        )
-    return content if isinstance(content, str) else ""

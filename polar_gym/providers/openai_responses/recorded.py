@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from polar_gym.chat.messages import text_of
 from polar_gym.schema import ModelCall
 
 Item = dict[str, Any]
@@ -35,7 +36,7 @@ def exchanges(calls: Sequence[ModelCall]) -> Iterator[tuple[ModelCall, list[Item
     for call in calls:
         for message in call.messages:
             if message["role"] == "tool" and message.get("tool_call_id"):
-                stated.setdefault(message["tool_call_id"], _text(message.get("content")))
+                stated.setdefault(message["tool_call_id"], text_of(message))
     for call in calls:
         answer = answer_items(call)
         asked = {item["call_id"] for item in answer if item["type"] == "function_call"}
@@ -80,9 +81,3 @@ def _function_call(tool_call: dict[str, Any]) -> Item:
         "arguments": function["arguments"],
         "status": "completed",
     }
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
