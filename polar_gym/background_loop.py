@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, for callers that are not asynchronous.
+"""An asyncio loop in a thread of its own, for callers that are not asynchronous, and the end of a loop's tasks.
 
 The thread must outlive every sandbox that it started: a sandbox's processes die with the thread that forked them.
 """
@@ -9,7 +9,7 @@ import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - exit functions run in reverse order of registration: see below
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class BackgroundLoop:
         try:
             return asyncio.run_coroutine_threadsafe(begin(), self._loop).result()
         except KeyboardInterrupt:
-            asyncio.run_coroutine_threadsafe(_cancel(begun), self._loop).result()
+            asyncio.run_coroutine_threadsafe(cancel_all(begun), self._loop).result()
             raise
 
     def close(self) -> None:
@@ -62,14 +62,14 @@ class BackgroundLoop:
     def _drain(self) -> None:
         """Cancel every task of the loop and wait until each has cleaned up."""
 
-        async def cancel_all() -> None:
-            await _cancel([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
+        async def drain() -> None:
+            await cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
 
-        asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(drain(), self._loop).result()
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and return when each has cleaned up."""
+async def cancel_all(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and return when each has cleaned up. What they raise is dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

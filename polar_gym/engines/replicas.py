@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import UNREACHABLE, Engine, EngineError, Updating
 from polar_gym.engines.http import Http
@@ -140,10 +141,7 @@ class Replicas:
 
     async def close(self) -> None:
         probes = [each.probe for each in self.replicas if each.probe is not None]
-        tasks = [*self._waiting.values(), *self._suspected, *probes]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([*self._waiting.values(), *self._suspected, *probes])
         await asyncio.gather(*(each.engine.close() for each in self.replicas))
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import gymnasium as gym
 from rich.status import Status as RichStatus
 
-from polar_gym.background_loop import BackgroundLoop, before_exit
+from polar_gym.background_loop import BackgroundLoop, before_exit, cancel_all
 from polar_gym.console import errors
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.session.life import Ready, SessionLife
@@ -188,9 +188,7 @@ async def _together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         raise
 
 

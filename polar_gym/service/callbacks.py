@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.http.edge import LEAST_BYTES_A_SECOND
 from polar_gym.http.failures import reason
 from polar_gym.http.urls import is_http_url
@@ -123,9 +124,7 @@ class CallbackSender:
                         del running[done]
                         done.result()
             finally:
-                for sending in running:
-                    sending.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+                await cancel_all(running)
 
     async def _next(self, running: Set[asyncio.Task[None]], looked_at: float) -> set[asyncio.Task[None]]:
         """Wait until a callback under way has ended, a new one is in the outbox, or the next repetition is due. Return

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.protocol import Dispatch, JournalPiece
 from polar_gym.service.book import Book, event
 from polar_gym.service.change import Change
@@ -66,9 +67,7 @@ class Dispatcher:
                 await asyncio.gather(*(self._send(self._book.live[name], found) for name, found in placed.items()))
                 await asyncio.sleep(pause)
         finally:
-            for work in self._work:
-                work.cancel()
-            await asyncio.gather(*self._work, return_exceptions=True)
+            await cancel_all(self._work)
 
     def _place(self, assignment: Assignment) -> Placement:
         task, member = self._book.live[assignment.task_id], self._fleet.members[assignment.node]

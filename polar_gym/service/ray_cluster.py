@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polar_gym.background_loop import BackgroundLoop
+from polar_gym.background_loop import BackgroundLoop, cancel_all
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.process import serving
@@ -97,11 +97,7 @@ class RayCluster:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self.watching.cancel()
-        watchers = [watcher for _, watcher in self._nodes.values()]
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(self.watching, *watchers, return_exceptions=True)
+        await cancel_all([self.watching, *(watcher for _, watcher in self._nodes.values())])
         await asyncio.gather(*(self._stop(actor) for actor, _ in self._nodes.values()))
 
     async def _stop(self, actor: Any) -> None:

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import Field
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.protocol import (
     Delivery,
     DeliveryAnswer,
@@ -112,9 +113,7 @@ class RolloutService:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await cancel_all(self._loops)
         await self.book.written()
 
     # Trainers ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.chat import Completion, Delta, OnDelta
 from polar_gym.chat.received import Received, text_delta
 from polar_gym.engines import EngineError
@@ -116,8 +117,7 @@ async def _ask_once(
                 with contextlib.suppress(EngineError, aiohttp.ClientError, TimeoutError):
                     async with asyncio.timeout(ABORT_SECONDS):
                         await answer.read(events)
-                aborting.cancel()
-                await asyncio.gather(aborting, return_exceptions=True)
+                await cancel_all([aborting])
             raise
 
 

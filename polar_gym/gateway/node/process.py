@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.config.run_config import RunConfig
 from polar_gym.durable import remove_tree
 from polar_gym.engines import EngineError
@@ -88,7 +89,7 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
         if settings.server is not None:
             background.append(Link(service, settings.server, own_url, key).run)
         for work in background:
-            stack.push_async_callback(_end, asyncio.create_task(_restarted(work)))
+            stack.push_async_callback(cancel_all, [asyncio.create_task(_restarted(work))])
         stack.push_async_callback(_say_goodbye, service)
         yield Gateway(service, own_url)
 
@@ -160,11 +161,6 @@ async def _restarted(work: Callable[[], Awaitable[None]]) -> None:
         except Exception:
             log.exception("background work failed, and starts again")
             await asyncio.sleep(RESTART_SECONDS)
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _demonstrated(config: RunConfig) -> list[Any]:

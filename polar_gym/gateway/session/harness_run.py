@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.engines import UNREACHABLE
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.mcp import MCP_PATH
@@ -122,8 +123,7 @@ class HarnessRun:
         finally:
             time_is_up.cancel()
             if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+                await cancel_all([running])
         return NO_OUTPUT if running.cancelled() else running.result()
 
     async def _time(self) -> None:

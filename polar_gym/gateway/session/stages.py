@@ -25,6 +25,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.config.run_config import Pools
 from polar_gym.gateway.session.turns import FairQueue
 from polar_gym.protocol import StageCounts
@@ -166,5 +167,4 @@ class Stages:
         try:
             yield
         finally:
-            prewarming.cancel()
-            await asyncio.gather(prewarming, return_exceptions=True)
+            await cancel_all([prewarming])
