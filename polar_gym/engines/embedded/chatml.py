@@ -78,7 +78,7 @@ class ChatML:
         self, messages: list[Message], tools: list[ToolDefinition], *, add_generation_prompt: bool
     ) -> list[int]:
         text = self._template.render(
-            messages=[_for_template(message, index) for index, message in enumerate(messages)],
+            messages=[for_template(message, index) for index, message in enumerate(messages)],
             tools=tools,
             add_generation_prompt=add_generation_prompt,
         )
@@ -94,23 +94,21 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _for_template(message: Message, index: int) -> dict[str, Any]:
+def for_template(message: Message, index: int) -> dict[str, Any]:
+    """Return the message as vLLM gives it to a model's template."""
     prepared = {**message, "content": text_content(message, index)}
+    if message.get("reasoning"):
+        prepared["reasoning_content"] = message["reasoning"]
     if message.get("tool_calls"):
         prepared["tool_calls"] = [
-            {
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": parsed_arguments(call["function"]["arguments"]),
-                }
-            }
+            {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
             for call in message["tool_calls"]
         ]
     return prepared
 
 
-def parsed_arguments(arguments: str) -> Any:
-    """Return arguments as an object, as vLLM gives them to templates. Text that is not JSON stays a string."""
+def _parsed(arguments: str) -> Any:
+    """Return arguments as an object. Text that is not JSON stays a string."""
     try:
         return json.loads(arguments or "{}")
     except ValueError:

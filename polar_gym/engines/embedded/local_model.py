@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polar_gym.chat import ChatRequest, sampling_deviations
 from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.embedded.answers import Piece, split_tags
-from polar_gym.engines.embedded.chatml import parsed_arguments, text_content
+from polar_gym.engines.embedded.chatml import for_template
 from polar_gym.engines.embedded.decoding import Answer, Decoder
 from polar_gym.engines.embedded.experts import Routers, find_routers
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
@@ -86,7 +86,7 @@ class LocalModelPolicy:
         self._worker.shutdown(wait=False)
 
     def prompt_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
-        prepared = [_for_template(message, index) for index, message in enumerate(messages)]
+        prepared = [for_template(message, index) for index, message in enumerate(messages)]
         return self._tokenizer.apply_chat_template(
             prepared, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=False
         )
@@ -200,16 +200,3 @@ def _end_ids(*sources: int | list[int] | None) -> set[int]:
     return {
         token for source in sources if source is not None for token in ([source] if isinstance(source, int) else source)
     }
-
-
-def _for_template(message: Message, index: int) -> dict[str, Any]:
-    """Return the message as vLLM gives it to a model's template."""
-    prepared = {**message, "content": text_content(message, index)}
-    if message.get("reasoning"):
-        prepared["reasoning_content"] = message["reasoning"]
-    if message.get("tool_calls"):
-        prepared["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": parsed_arguments(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-    return prepared
