@@ -97,19 +97,19 @@ class ToolCallingPolicy(ScriptedPolicy):
 class Delegating(EmbeddedEngine):
     def __init__(self, options: EmbeddedOptions) -> None:
         super().__init__(options)
-        self._policy = DelegatingPolicy(options.scripts or [], options.max_model_len or 131_072, 0.0)
+        self._policy = DelegatingPolicy(options)
 
 
 class Compacting(EmbeddedEngine):
     def __init__(self, options: EmbeddedOptions) -> None:
         super().__init__(options)
-        self._policy = CompactingPolicy(options.scripts or [], options.max_model_len or 131_072, 0.0)
+        self._policy = CompactingPolicy(options)
 
 
 class ToolCalling(EmbeddedEngine):
     def __init__(self, options: EmbeddedOptions) -> None:
         super().__init__(options)
-        self._policy = ToolCallingPolicy(options.scripts or [], options.max_model_len or 131_072, 0.0)
+        self._policy = ToolCallingPolicy(options)
 
 
 class Vault:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polar_gym.conformance.acting import Compacting, Delegating, ToolCalling, Vault, asks_for_summary, spawn
-from polar_gym.conformance.rehearsal import CONTEXT_LENGTH, Rehearsal
+from polar_gym.conformance.rehearsal import Rehearsal
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
+from polar_gym.engines.embedded.scripted import CONTEXT_LENGTH
 from polar_gym.engines.embedded.shell_tools import find_shell, no_shell
 from polar_gym.evaluators import Evaluator
 from polar_gym.gateway.node.node import Node

@@ -12,7 +12,6 @@ from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.engines.embedded.shell_tools import find_shell, shell_arguments
 from polar_gym.schema import Message, Sampling
 
-CONTEXT_LENGTH = 131_072
 FINAL = "All of it is done."
 
 
@@ -20,7 +19,7 @@ class Turns(ScriptedPolicy):
     """Calls the shell tool once for each command of a turn, and says `FINAL` after the last turn."""
 
     def __init__(self, turns: Sequence[Sequence[str]]) -> None:
-        super().__init__([], CONTEXT_LENGTH, 0.0)
+        super().__init__(EmbeddedOptions())
         self._turns = turns
 
     def next_message(self, request: ChatRequest) -> Message:

@@ -18,7 +18,9 @@ class BranchingOptions(EmbeddedOptions):
 
 
 class _OwnWords(ScriptedPolicy):
-    options: BranchingOptions
+    def __init__(self, options: BranchingOptions) -> None:
+        super().__init__(options)
+        self.options = options
 
     def next_message(self, request: ChatRequest) -> Message:
         message = super().next_message(request)
@@ -41,8 +43,7 @@ class Branching(EmbeddedEngine):
 
     def __init__(self, options: BranchingOptions) -> None:
         super().__init__(options)
-        self._policy = self.policy(options.scripts or [], options.max_model_len or 131_072, 0.0)
-        self._policy.options = options
+        self._policy = self.policy(options)
 
 
 class Delegating(Branching):

@@ -80,7 +80,7 @@ class HardPolicy(ScriptedPolicy):
     answer = ""
 
     async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
-        ids = self._chatml._with_added_tokens.encode(self.answer).ids
+        ids = self._with_added_tokens.encode(self.answer).ids
         return Generation(ids, [0.0] * len(ids), "stop")
 
 
@@ -91,7 +91,7 @@ class HardEngine(EmbeddedEngine):
         """`ends_by`: that of the harness (`Harness.ends_by`)."""
         super().__init__(EmbeddedOptions())
         self._end = Hard(commands=(f"{ends_by}; echo '{FINAL}'",)) if ends_by else None
-        self._policy = HardPolicy([], 131_072, 0.0)
+        self._policy = HardPolicy(EmbeddedOptions())
         self.told: dict[str, Told] = {}
         """Id of an answer's first call -> the answer."""
         self.asked: list[list[Message]] = []

@@ -43,8 +43,8 @@ class NoncePolicy(ScriptedPolicy):
 
 class NonceEngine(EmbeddedEngine):
     def __init__(self) -> None:
-        super().__init__(EmbeddedOptions(scripts=[]))
-        self._policy = NoncePolicy([], MAX_MODEL_LEN, 0.0)
+        super().__init__(EmbeddedOptions())
+        self._policy = NoncePolicy(EmbeddedOptions(max_model_len=MAX_MODEL_LEN))
 
 
 class Server:

@@ -29,11 +29,11 @@ class Saying(ScriptedPolicy):
     """Says the given answers, one after another."""
 
     def __init__(self, answers: list[str]) -> None:
-        super().__init__([], 131_072, 0.0)
+        super().__init__(EmbeddedOptions())
         self._answers = iter(answers)
 
     async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
-        ids = self._chatml._with_added_tokens.encode(next(self._answers) + "<|im_end|>").ids
+        ids = self._with_added_tokens.encode(next(self._answers) + "<|im_end|>").ids
         if on_ids is not None:
             on_ids(ids, [0.0] * len(ids))
         return Generation(ids, [0.0] * len(ids), "stop")

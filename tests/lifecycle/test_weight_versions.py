@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
-from polar_gym.engines.embedded.engine import EmbeddedEngine, EmbeddedOptions
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.engines.embedded.scripted import Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.schema import HarnessSpec, RuntimeSpec, Sampling, TaskRequest

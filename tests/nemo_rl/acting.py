@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,10 +57,9 @@ class EngineDeadError(Exception):
 class ActingPolicy(ScriptedPolicy):
     """Follows the plans of `CASES`."""
 
-    def __init__(self, scripts: Sequence[Script]) -> None:
-        given = (list(scripts), CONTEXT_LENGTH, 0.0)
-        super().__init__(*given)
-        self._others = {"compact": CompactingPolicy(*given), "delegate": DelegatingPolicy(*given)}
+    def __init__(self, options: EmbeddedOptions) -> None:
+        super().__init__(options)
+        self._others = {"compact": CompactingPolicy(options), "delegate": DelegatingPolicy(options)}
         self._begun: dict[str, int] = defaultdict(int)
 
     def next_message(self, request: ChatRequest) -> Message:
@@ -101,7 +100,7 @@ class ActingPolicy(ScriptedPolicy):
 class Acting(EmbeddedEngine):
     def __init__(self, options: EmbeddedOptions) -> None:
         super().__init__(options)
-        self._policy = ActingPolicy(options.scripts or [])
+        self._policy = ActingPolicy(options)
 
 
 class Server:
@@ -112,7 +111,7 @@ class Server:
         scripts = [Script(**reference_script(task)) for task in tasks]
         self._tokenizer = tokenizer
         self._outage = False
-        self._engine = Acting(EmbeddedOptions(scripts=scripts))
+        self._engine = Acting(EmbeddedOptions(scripts=scripts, max_model_len=CONTEXT_LENGTH))
 
     async def start(self) -> str:
         await self._engine.start()

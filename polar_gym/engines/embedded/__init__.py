@@ -6,8 +6,8 @@ tool that the harness offers. Its logprobs are 0.0, because it is deterministic.
 model.
 """
 
-from polar_gym.engines.embedded.engine import EmbeddedEngine, EmbeddedOptions
-from polar_gym.engines.embedded.scripted import Script
+from polar_gym.engines.embedded.engine import EmbeddedEngine
+from polar_gym.engines.embedded.options import EmbeddedOptions, Script
 
 ENGINE = EmbeddedEngine
 

@@ -7,69 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.embedded.answers import cut_at_stop, first_stop, opens_thinking, parse_answer
 from polar_gym.engines.embedded.local_model import LocalModelPolicy
+from polar_gym.engines.embedded.options import EmbeddedOptions
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, Policy
-from polar_gym.engines.embedded.scripted import Script, ScriptedPolicy
+from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.engines.embedded.speech import Speech
 from polar_gym.engines.sampling import sampling_fields
-from polar_gym.registry import Options
-from polar_gym.schema import EngineInfo, Message, ReplayRecord, Sampling, SamplingMask, ToolDefinition, WeightVersion
+from polar_gym.schema import EngineInfo, Message, Sampling, SamplingMask, ToolDefinition, WeightVersion
 
 OPENING = 16
 """How many ids at the end of a prompt may open the answer's thinking."""
-
-
-class EmbeddedOptions(Options):
-    policy: Literal["scripted", "transformers"] = "scripted"
-    """A script, or a local causal language model."""
-    model: str = "policy"
-    """The name that the policy is served under."""
-    max_model_len: int | None = Field(default=None, gt=0)
-    """Context length; default: 131072 for the scripted policy, else what the model's own config says."""
-    scripts: list[Script] | None = None
-    """`policy=scripted`: the scripts to play; null: the reference solutions of the tasks."""
-    delay_seconds: float = Field(default=0.0, ge=0)
-    """How long the scripted policy thinks before each answer."""
-    model_path: Path | None = None
-    """`policy=transformers`: a directory with a causal language model, its tokenizer and its chat template."""
-    device: str | None = None
-    """`policy=transformers`: a torch device; default: the first GPU, else the CPU."""
-    dtype: str = "auto"
-    """`policy=transformers`: a torch dtype; `auto` is the one that the weights are stored in."""
-    record: list[ReplayRecord] = Field(default_factory=list)
-    """`policy=transformers`: what each answer must hold beside ids and logprobs, for trainers that replay it:
-    `routed_experts` (of a mixture-of-experts model), `sampling_mask`."""
-
-    slots: int = Field(default=16, gt=0)
-    """`policy=transformers`: how many answers are sampled at once. Each has a cache, which the next call of its
-    conversation uses, too."""
-
-    @model_validator(mode="after")
-    def _a_model_is_recorded(self) -> Self:
-        if self.record and self.policy == "scripted":
-            raise ValueError(
-                f"engine.record={self.record}: a script has no experts and no sampler; drop it, or set "
-                "engine.policy=transformers"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _model_path_is_there(self) -> Self:
-        if self.policy == "transformers" and self.model_path is None:
-            raise ValueError("engine.policy=transformers needs engine.model_path, a directory with a model")
-        if self.model_path is not None and not self.model_path.is_dir():
-            raise ValueError(f"engine.model_path={self.model_path}: no such directory")
-        return self
 
 
 class EmbeddedEngine:
@@ -81,7 +37,7 @@ class EmbeddedEngine:
         self.max_model_len = 0
         self.weight_version: str | None = None
         self._record = options.record
-        self._policy = _policy(options)
+        self._policy: Policy = (LocalModelPolicy if options.policy == "transformers" else ScriptedPolicy)(options)
 
     async def start(self) -> None:
         await asyncio.to_thread(self._policy.load)
@@ -171,20 +127,6 @@ def _spans(generation: Generation) -> list[WeightVersion]:
         for (start, version), (end, _) in pairwise(versions)
         if start < end
     ]
-
-
-def _policy(options: EmbeddedOptions) -> Policy:
-    if options.policy == "transformers":
-        assert options.model_path is not None
-        return LocalModelPolicy(
-            options.model_path,
-            options.max_model_len,
-            options.device,
-            options.dtype,
-            options.record,
-            options.slots,
-        )
-    return ScriptedPolicy(options.scripts or [], options.max_model_len or 131_072, options.delay_seconds)
 
 
 def _check(request: ChatRequest) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,30 +25,24 @@ from polar_gym.engines.embedded.answers import Piece, split_tags
 from polar_gym.engines.embedded.chatml import for_template
 from polar_gym.engines.embedded.decoding import Answer, Decoder
 from polar_gym.engines.embedded.experts import Routers, find_routers
+from polar_gym.engines.embedded.options import EmbeddedOptions
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.engines.sampling import truncating_fields
 from polar_gym.errors import how_to_install
 from polar_gym.record import RoutedExperts
-from polar_gym.schema import Message, ReplayRecord, Sampling, ToolDefinition
+from polar_gym.schema import Message, Sampling, ToolDefinition
 
 WORKER = "embedded-model"
 """How the name of a thread begins that runs a model."""
 
 
 class LocalModelPolicy:
-    def __init__(
-        self,
-        path: Path,
-        max_model_len: int | None,
-        device: str | None,
-        dtype: str,
-        record: Collection[ReplayRecord],
-        slots: int,
-    ) -> None:
-        self.tokenizer = str(path)
-        self.max_model_len = max_model_len or 0
-        self._path, self._device, self._dtype = path, device, dtype
-        self._record, self._slots = record, slots
+    def __init__(self, options: EmbeddedOptions) -> None:
+        assert options.model_path is not None
+        self.tokenizer = str(options.model_path)
+        self.max_model_len = options.max_model_len or 0
+        self._path, self._device, self._dtype = options.model_path, options.device, options.dtype
+        self._record, self._slots = options.record, options.slots
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=WORKER)
         self._torch: Any = None
         self._model: Any = None

@@ -9,45 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message, canonical_json
 from polar_gym.engines import EngineError, Replay
-from polar_gym.engines.embedded.answers import Piece
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
+from polar_gym.engines.embedded.options import EmbeddedOptions, Script
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.engines.embedded.shell_tools import example, find_shell, no_shell, shell_arguments
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
+CONTEXT_LENGTH = 131_072
 NO_SCRIPT = "No script matches this conversation: no `match` occurs in any of its user messages."
 
 
-class Script(BaseModel):
-    """The commands for the conversations that `match` selects."""
+class ScriptedPolicy(ChatML):
+    tokenizer = str(TOKENIZER_FILE)
 
-    model_config = ConfigDict(extra="forbid")
-
-    match: str = ""
-    """Text that occurs in a user message. The longest match wins; the empty one matches every conversation."""
-    commands: list[str] = Field(default_factory=list)
-    """Shell commands, one for each turn, delivered as calls of the shell tool that the harness offers."""
-    final_message: str = "Done."
-    """The answer when the commands are used up, or when no tool is offered."""
-
-
-class ScriptedPolicy:
-    def __init__(self, scripts: list[Script], max_model_len: int, delay_seconds: float) -> None:
-        self.scripts = list(scripts)
-        self.tokenizer = str(TOKENIZER_FILE)
-        self.max_model_len = max_model_len
-        self._delay_seconds = delay_seconds
-        self._chatml = ChatML()
+    def __init__(self, options: EmbeddedOptions) -> None:
+        super().__init__()
+        self.max_model_len = options.max_model_len or CONTEXT_LENGTH
+        self._scripts, self._delay_seconds = options.scripts or [], options.delay_seconds
 
     def load(self) -> None:
         """Do nothing: the tokenizer ships with the package."""
@@ -55,22 +41,13 @@ class ScriptedPolicy:
     def close(self) -> None:
         """Do nothing: a script holds no resources."""
 
-    def prompt_ids(self, messages: list[Message], tools: list[ToolDefinition]) -> list[int]:
-        return self._chatml.prompt_ids(messages, tools)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._chatml.decode(ids)
-
     async def replay(self, ids: NDArray[np.int32], replay: Replay) -> NDArray[np.float32]:
         raise EngineError(400, "the scripted policy has no distribution to score tokens with; use one with a model")
-
-    def pieces(self, ids: list[int]) -> list[Piece]:
-        return self._chatml.pieces(ids)
 
     async def generate(self, request: ChatRequest, sampling: Sampling, on_ids: OnIds | None) -> Generation:
         assert request.max_tokens is not None
         await asyncio.sleep(self._delay_seconds)
-        ids = self._chatml.answer_ids(self.next_message(request))
+        ids = self.answer_ids(self.next_message(request))
         cut = min(self._length_until_stop(ids, request.stop), request.max_tokens)
         finished = cut < request.max_tokens or cut == len(ids)
         if on_ids is not None:
@@ -99,14 +76,14 @@ class ScriptedPolicy:
 
     def _script(self, messages: list[Message]) -> Script | None:
         texts = [text_content(message, index) for index, message in enumerate(messages) if message["role"] == "user"]
-        matching = [script for script in self.scripts if any(script.match in text for text in texts)]
+        matching = [script for script in self._scripts if any(script.match in text for text in texts)]
         return max(matching, key=lambda script: len(script.match), default=None)
 
     def _length_until_stop(self, ids: list[int], stop: list[str]) -> int:
         """Return how many ids are sampled until a stop string is complete. Ids are never cut out, only not sampled."""
 
         def stopped(length: int) -> bool:
-            text = "".join(piece.text for piece in self._chatml.pieces(ids[:length]))
+            text = "".join(piece.text for piece in self.pieces(ids[:length]))
             return any(word in text for word in stop)
 
         return min(bisect.bisect_left(range(len(ids) + 1), True, key=stopped), len(ids))
