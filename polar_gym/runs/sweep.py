@@ -22,7 +22,7 @@ from polar_gym.config.loading import check_composed
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.errors import ConfigError
-from polar_gym.runs.run import roll_out
+from polar_gym.runs.run import figures, roll_out
 from polar_gym.runs.state import state_of
 from polar_gym.schema import Episode
 
@@ -110,16 +110,9 @@ def print_sweep(finished: Sequence[FinishedRun], console: Console) -> None:
 def _figures(run: FinishedRun) -> list[str]:
     if run.error is not None:
         return ["not run", "", "", "", "", ""]
-    rewards = [episode.reward for episode in run.episodes if episode.reward is not None]
-    fidelities = [episode.trajectory.fidelity for episode in run.episodes]
-    return [
-        str(len(run.episodes)),
-        f"{sum(rewards) / len(rewards):.3f}" if rewards else "none",
-        str(len(run.episodes) - len(rewards)),
-        str(sum(fidelity.calls for fidelity in fidelities)),
-        str(sum(fidelity.traces for fidelity in fidelities)),
-        str(sum(fidelity.trainable_tokens for fidelity in fidelities)),
-    ]
+    found = figures(run.episodes)
+    episodes, *others = (str(found[name]) for name in ("episodes", "masked", "calls", "traces", "trainable_tokens"))
+    return [episodes, f"{found['reward']:.3f}" if "reward" in found else "none", *others]
 
 
 def _inside(directory: Path, config: RunConfig) -> RunConfig:
