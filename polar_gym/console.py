@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 PIPED_WIDTH = 160
@@ -28,12 +28,12 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def table(title: str, first: str, *headings: str) -> Table:
-    """Return a table of figures: a first column of names, and right-aligned columns."""
+def table(title: str, first: str, *headings: str, justify: JustifyMethod = "right") -> Table:
+    """Return a table of figures: a first column of names, and right-aligned columns. `justify`: "left" for words."""
     made = Table(title=title, title_justify="left", header_style="bold")
     made.add_column(first, overflow="fold")
     for heading in headings:
-        made.add_column(heading, justify="right", overflow="fold")
+        made.add_column(heading, justify=justify, overflow="fold")
     return made
 
 

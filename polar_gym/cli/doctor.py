@@ -28,7 +28,7 @@ from rich.text import Text
 
 from polar_gym.cli.sandbox_audit import audit_sandboxes
 from polar_gym.config.checking import check_plugin
-from polar_gym.console import console
+from polar_gym.console import console, table
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import CHAT
@@ -131,16 +131,15 @@ def render(checks: Sequence[Check]) -> Table:
         if can_run(checks)
         else "This machine cannot run harnesses yet: it needs node and one runtime"
     )
-    table = Table(title="polar-gym doctor", title_justify="left", caption=verdict, caption_justify="left")
-    for heading in ("", "part", "found", "needed for"):
-        table.add_column(heading, overflow="fold")
+    shown = table("polar-gym doctor", "", "part", "found", "needed for", justify="left")
+    shown.caption, shown.caption_justify = verdict, "left"
     for check in checks:
         found = Text(check.found)
         if check.fix:
             found.append(f"\nfix: {check.fix}", style="yellow")
         state = Text("ok", "green") if check.ok else Text("lacks", "bold red")
-        table.add_row(state, Text(check.name), found, Text(check.needed_for, "dim"))
-    return table
+        shown.add_row(state, Text(check.name), found, Text(check.needed_for, "dim"))
+    return shown
 
 
 def _runtime(name: str) -> Check:

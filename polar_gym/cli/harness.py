@@ -16,7 +16,7 @@ from rich.text import Text
 from polar_gym.config.checking import check_plugin
 from polar_gym.conformance.checks import CHECKS, Report, report
 from polar_gym.conformance.versions import newest
-from polar_gym.console import console, errors
+from polar_gym.console import console, errors, table
 from polar_gym.errors import ConfigError
 from polar_gym.harnesses import HARNESSES, Harness
 from polar_gym.registry import UnknownNameError
@@ -115,9 +115,7 @@ async def _reports(
 
 def _table(report: Report) -> Table:
     behind = f", pinned: {report.pinned}" if report.pinned != report.version else ""
-    table = Table(title=f"{report.harness} {report.version}{behind}", title_justify="left")
-    for heading in ("", "check", "what was seen"):
-        table.add_column(heading, overflow="fold")
+    shown = table(f"{report.harness} {report.version}{behind}", "", "check", "what was seen", justify="left")
     for row in report.rows:
-        table.add_row(Text(row.verdict, COLOURS[row.verdict]), row.check, Text.from_ansi(row.reason))
-    return table
+        shown.add_row(Text(row.verdict, COLOURS[row.verdict]), row.check, Text.from_ansi(row.reason))
+    return shown

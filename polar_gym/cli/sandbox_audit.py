@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.console import console
+from polar_gym.console import console, table
 from polar_gym.errors import ConfigError, explain
 from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import RUNTIMES, SandboxError
@@ -54,11 +54,10 @@ def audit_sandboxes(names: Sequence[str]) -> None:
 def render(findings: Mapping[str, Mapping[str, Finding]]) -> Table:
     worse = [f"{name}: {guarantee.name}" for name, each in findings.items() for guarantee in worse_than_docker(each)]
     verdict = f"Worse than Docker's default: {', '.join(worse) or 'nothing'}"
-    table = Table(title="polar-gym doctor --sandbox", title_justify="left", caption=verdict, caption_justify="left")
-    for heading in ("guarantee", *findings, "Docker's default"):
-        table.add_column(heading, overflow="fold")
+    shown = table("polar-gym doctor --sandbox", "guarantee", *findings, "Docker's default", justify="left")
+    shown.caption, shown.caption_justify = verdict, "left"
     for guarantee in GUARANTEES:
         found = [*(each[guarantee.name] for each in findings.values()), guarantee.docker]
         cells = [Text.assemble((each.verdict, STYLES[each.verdict]), " ", each.found) for each in found]
-        table.add_row(Text.assemble(guarantee.name, (f"\n{guarantee.why}", "dim")), *cells)
-    return table
+        shown.add_row(Text.assemble(guarantee.name, (f"\n{guarantee.why}", "dim")), *cells)
+    return shown

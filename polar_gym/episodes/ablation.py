@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from polar_gym.builders import BUILDERS, build_trajectory
-from polar_gym.console import console, errors
+from polar_gym.console import console, errors, table
 from polar_gym.episodes.reading import read_calls, read_episodes
 from polar_gym.errors import ConfigError
 from polar_gym.schema import BuilderSpec, ModelCall
@@ -64,13 +63,12 @@ def recorded_sessions(files: Sequence[Path]) -> list[RecordedSession]:
 
 
 def print_costs(costs: Sequence[Cost], sessions: int, batch: int) -> None:
-    table = Table(title=f"{sessions} sessions, one update for every {batch} sequences", title_justify="left")
-    for heading in ("builder", "traces", "trainable tokens", "tokens", "padded tokens", "updates"):
-        table.add_column(heading, justify="left" if heading == "builder" else "right", overflow="fold")
+    title = f"{sessions} sessions, one update for every {batch} sequences"
+    shown = table(title, "builder", "traces", "trainable tokens", "tokens", "padded tokens", "updates")
     for each in costs:
         builder, *figures = astuple(each)
-        table.add_row(builder, *(f"{figure:,}" for figure in figures))
-    console.print(table)
+        shown.add_row(builder, *(f"{figure:,}" for figure in figures))
+    console.print(shown)
 
 
 def main(

@@ -8,6 +8,7 @@ from statistics import mean, median
 
 from rich.table import Table
 
+from polar_gym.console import table
 from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
 
 
@@ -21,30 +22,28 @@ def acceptance_table(entries: Sequence[EpisodeEntry]) -> Table:
     by_repo: defaultdict[str, list[EpisodeEntry]] = defaultdict(list)
     for entry in entries:
         by_repo[entry.repo].append(entry)
-    table = Table(title="accepted trajectories", title_justify="left", show_footer=len(by_repo) > 1)
+    shown = Table(title="accepted trajectories", title_justify="left", show_footer=len(by_repo) > 1)
     cells = _acceptance(entries)
-    table.add_column("repository", "all", overflow="fold")
+    shown.add_column("repository", "all", overflow="fold")
     headings = ("attempts", "accepted", "rate", "s each", "turns", "examples", "validation")
     for heading, footer in zip(headings, cells, strict=False):
-        table.add_column(heading, footer, justify="right")
-    table.add_column("refused", cells[-1], overflow="fold")
+        shown.add_column(heading, footer, justify="right")
+    shown.add_column("refused", cells[-1], overflow="fold")
     for repo in sorted(by_repo):
-        table.add_row(repo, *_acceptance(by_repo[repo]))
-    return table
+        shown.add_row(repo, *_acceptance(by_repo[repo]))
+    return shown
 
 
 def statistics_table(entries: Sequence[EpisodeEntry]) -> Table:
     """Return a table of the messages, turns and tokens of the examples."""
     examples = list(_examples(entries))
-    table = Table(title=f"{len(examples)} examples", title_justify="left")
-    for heading in ("", "mean", "median", "min", "max", "sum"):
-        table.add_column(heading, justify="right" if heading else "left")
+    shown = table(f"{len(examples)} examples", "", "mean", "median", "min", "max", "sum")
     for name in ("messages", "turns", "tokens", "trainable_tokens"):
         values = [getattr(example, name) for example in examples]
         if values:
             figures = [f"{mean(values):.1f}", f"{median(values):g}", *map(str, (min(values), max(values), sum(values)))]
-            table.add_row(name.replace("_", " "), *figures)
-    return table
+            shown.add_row(name.replace("_", " "), *figures)
+    return shown
 
 
 def splits_line(entries: Sequence[EpisodeEntry]) -> str:

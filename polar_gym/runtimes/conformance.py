@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.console import console
+from polar_gym.console import console, table
 from polar_gym.errors import ConfigError, in_one_line
 from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import RUNTIMES
@@ -76,10 +76,8 @@ def _problem(error: UnknownNameError | ValidationError) -> str:
     return in_one_line(error, "runtime.")
 
 
-def table(found: Sequence[tuple[str, dict[str, str]]]) -> Table:
-    shown = Table(title="laws of a sandbox", title_justify="left")
-    for heading in ("law", *(name for name, _ in found)):
-        shown.add_column(heading, overflow="fold")
+def render(found: Sequence[tuple[str, dict[str, str]]]) -> Table:
+    shown = table("laws of a sandbox", "law", *(name for name, _ in found), justify="left")
     for law in LAWS:
         shown.add_row(law, *(_cell(each.get(law)) for _, each in found))
     return shown
@@ -103,7 +101,7 @@ def main() -> None:
         ]
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    console.print(table(found))
+    console.print(render(found))
     sys.exit(any(problem for _, each in found for problem in each.values()))
 
 

@@ -32,7 +32,7 @@ from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import toolchain_mounts
 from polar_gym.paths import cache_dir
 from polar_gym.runtimes import HOME, RUNTIMES, TOOLCHAIN, Command, SandboxError, agent, remote, skeleton
-from polar_gym.runtimes.conformance import examine, table
+from polar_gym.runtimes.conformance import examine, render
 from polar_gym.runtimes.laws import LAWS as SANDBOX_LAWS
 from polar_gym.runtimes.laws import Trial
 from polar_gym.runtimes.relay.link import Stream
@@ -293,7 +293,7 @@ async def show_all(options: Any, result: Result) -> list[Table]:
                 continue
             rewards.add_row(*row)
             tried.append((name, found))
-    return [rewards, table(tried)]
+    return [rewards, render(tried)]
 
 
 def main() -> int:
