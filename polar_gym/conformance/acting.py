@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from polar_gym.chat import ChatRequest
-from polar_gym.chat.messages import assistant_message, canonical_json, text_of
+from polar_gym.chat.messages import assistant_message, text_of
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.engines.embedded.scripted import ScriptedPolicy
+from polar_gym.engines.embedded.scripted import ScriptedPolicy, tool_call
 from polar_gym.engines.embedded.shell_tools import find_shell, shell_arguments
 from polar_gym.evaluators import EvaluationContext, ToolAnswer
 from polar_gym.schema import EvaluationResult, Message, ModelCall
@@ -51,14 +51,14 @@ class DelegatingPolicy(ScriptedPolicy):
         assert script is not None, "the node gives each task's script"
         spawned = spawn(names, f"{ORDER} {script.match}")
         if not called and spawned:
-            return _call(*spawned)
+            return tool_call(*spawned)
         if called == ["multi_agent_v1__spawn_agent"]:
             agent = json.loads(text_of(next(message for message in request.messages if message["role"] == "tool")))
-            return _call("multi_agent_v1__wait_agent", {"targets": [agent["agent_id"]], "timeout_ms": 60_000})
+            return tool_call("multi_agent_v1__wait_agent", {"targets": [agent["agent_id"]], "timeout_ms": 60_000})
         shell = find_shell(request.tools)
         assert shell is not None
         if shell.name not in called:
-            return _call(shell.name, shell_arguments(shell, "git status --short"))
+            return tool_call(shell.name, shell_arguments(shell, "git status --short"))
         return assistant_message("The sub-agent has solved it.", None, [])
 
 
@@ -71,7 +71,7 @@ class CompactingPolicy(ScriptedPolicy):
             script = self._script(request.messages)
             return assistant_message(f"{SUMMARY} {script.match if script else ''}", None, [])
         if SUMMARY not in str([text_of(message, "\n") for message in request.messages]):
-            return _call(shell.name, shell_arguments(shell, NOISE))
+            return tool_call(shell.name, shell_arguments(shell, NOISE))
         quiet = [message for message in request.messages if NOISE not in json.dumps(message.get("tool_calls"))]
         return super().next_message(replace(request, messages=quiet))
 
@@ -164,8 +164,3 @@ def spawn(names: set[str], order: str) -> tuple[str, dict[str, object]] | None:
 
 def _is_ordered(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "user" and ORDER in text_of(message, "\n") for message in messages)
-
-
-def _call(name: str, arguments: dict[str, object]) -> Message:
-    function = {"name": name, "arguments": canonical_json(arguments)}
-    return assistant_message(None, None, [{"type": "function", "function": function}])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from polar_gym.chat import ChatRequest
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.engines import EngineError
 
 SMALLEST_SPACE = 64
@@ -39,8 +40,16 @@ def leaves_no_space(error: EngineError, fields: dict[str, Any]) -> bool:
     return complains and fields.get("max_tokens", 1) >= 1
 
 
-def asks_for_more_than_the_space(error: EngineError, fields: dict[str, Any]) -> bool:
-    """Return whether the engine refused `max_tokens` because of the context length. If the prompt itself is too long,
-    a second request without `max_tokens` is refused the same way."""
-    of_length = error.kind == "context_length" or (error.status == 400 and "max_model_len" in error.message)
-    return "max_tokens" in fields and of_length
+async def within_the_space(
+    complete: Callable[[dict[str, Any]], Awaitable[Completion]], fields: dict[str, Any]
+) -> Completion:
+    """Return what `complete` answers. Where the engine refuses `max_tokens` because of the context length, ask again
+    without it: vLLM's default is exactly the space that the prompt leaves. A prompt that is itself too long is refused
+    the same way."""
+    try:
+        return await complete(fields)
+    except EngineError as error:
+        of_length = error.kind == "context_length" or (error.status == 400 and "max_model_len" in error.message)
+        if "max_tokens" not in fields or not of_length:
+            raise
+        return await complete({name: value for name, value in fields.items() if name != "max_tokens"})

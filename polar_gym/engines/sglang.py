@@ -9,6 +9,7 @@ one piece.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import EngineError
-from polar_gym.engines.context_length import asks_for_more_than_the_space
+from polar_gym.engines.context_length import within_the_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import (
     CHAT,
@@ -72,14 +73,7 @@ class SglangEngine:
         await self.http.close()
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
-        fields = sampling_fields(sampling, request)
-        try:
-            return await self._complete(request, fields)
-        except EngineError as error:
-            if not asks_for_more_than_the_space(error, fields):
-                raise
-            del fields["max_tokens"]
-            return await self._complete(request, fields)
+        return await within_the_space(partial(self._complete, request), sampling_fields(sampling, request))
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
         """Return the prompt ids that SGLang names with an answer of one token: its tokenising route takes text only."""

@@ -63,10 +63,10 @@ class ScriptedPolicy(ChatML):
         forced = _forced_tool(request)
         shell = find_shell([forced] if forced else request.tools)
         if request.tool_choice != "none" and shell and (commands or forced):
-            return _call(shell.name, shell_arguments(shell, commands[0] if commands else "true"))
+            return tool_call(shell.name, shell_arguments(shell, commands[0] if commands else "true"))
         if forced:
             function = forced["function"]
-            return _call(function["name"], example(function.get("parameters") or {}))
+            return tool_call(function["name"], example(function.get("parameters") or {}))
         if request.response_format and request.response_format.get("type") != "text":
             schema = (request.response_format.get("json_schema") or {}).get("schema") or {"type": "object"}
             return assistant_message(canonical_json(example(schema)), None, [])
@@ -107,6 +107,7 @@ def _forced_tool(request: ChatRequest) -> ToolDefinition | None:
     return None
 
 
-def _call(name: str, arguments: dict[str, Any]) -> Message:
+def tool_call(name: str, arguments: dict[str, Any]) -> Message:
+    """Return a message that calls a tool."""
     function = {"name": name, "arguments": canonical_json(arguments)}
     return assistant_message(None, None, [{"type": "function", "function": function}])

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -29,7 +30,7 @@ from tokenizers import Tokenizer
 
 from polar_gym.chat import ChatRequest, Completion, OnDelta, has_media
 from polar_gym.engines import EngineError
-from polar_gym.engines.context_length import asks_for_more_than_the_space, leaves_no_space, no_space
+from polar_gym.engines.context_length import leaves_no_space, no_space, within_the_space
 from polar_gym.engines.http import SMALL_SECONDS, Body, Http
 from polar_gym.engines.local_tokenizer import local_tokenizer
 from polar_gym.engines.openai_form import (
@@ -161,14 +162,8 @@ class VllmEngine:
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         self._warn_of_logprobs(sampling)
-        fields = sampling_fields(sampling, request)
-        try:
-            return await self._complete(request, fields, on_delta)
-        except EngineError as error:
-            if not asks_for_more_than_the_space(error, fields):
-                raise
-            del fields["max_tokens"]  # vLLM's default is exactly the space that the prompt leaves
-            return await self._complete(request, fields, on_delta)
+        complete = partial(self._complete, request, on_delta)
+        return await within_the_space(complete, sampling_fields(sampling, request))
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
         body: Body = {"model": self.model, "messages": list(messages), "add_generation_prompt": True}
@@ -192,7 +187,7 @@ class VllmEngine:
         pairs = zip(fitting[1:].tolist(), entries[1:], strict=True)
         return np.asarray([np.nan, *(entry[str(token)]["logprob"] for token, entry in pairs)], np.float32)
 
-    async def _complete(self, request: ChatRequest, fields: dict[str, Any], on_delta: OnDelta | None) -> Completion:
+    async def _complete(self, request: ChatRequest, on_delta: OnDelta | None, fields: dict[str, Any]) -> Completion:
         by_ids = self.path == "generate" and not any(map(has_media, request.messages))
         records = self._options.record if by_ids else []
         sent = None if request.prompt_ids is None else Sent(request.prompt_ids)
