@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polar_gym.schema import Episode
 from polar_gym.training import Batch, Row, make_batch, padded, to_torch
@@ -107,10 +108,11 @@ class Trainer:
     def update(self, rows: Sequence[Row], version: str, progress: float) -> dict[str, float]:
         """Take the optimizer's steps on the rows. `version` names the weights that the model has; `progress` is the
         share of the run that is over. Return the figures of the step: `ratio` and `kl` are means over trained tokens
-        at the last epoch, between the weights before the step and those that the epoch began with. Raises
-        `LogprobsDifferError` and `GradientError`."""
+        at the last epoch, between the weights before the step and those that the epoch began with; `compared` tokens
+        were sampled by these weights, and have a `logprob_difference`. Raises `LogprobsDifferError` and
+        `GradientError`."""
         if not any(token_advantages(row).any() for row in rows):  # else momentum alone would change the weights
-            return {"rows": len(rows), "loss": 0.0, "logprob_difference": 0.0}
+            return {"rows": len(rows), "loss": 0.0}
         for group in self.optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * (1 - 0.9 * progress)
         size = self._settings.rows_at_once
@@ -118,8 +120,9 @@ class Trainer:
         parts = [self.arrays(some) for some in together]
         before = self.logprobs(parts)
         names = map(version_names, together)
-        differences = [_difference(*each, version) for each in zip(parts, before, names, strict=True)]
-        difference = float(np.max(differences))  # NaN if one is, unlike Python's `max`
+        compared = [_differences(*each, version) for each in zip(parts, before, names, strict=True)]
+        differences = np.concatenate(compared)
+        difference = float(differences.max(initial=0.0))  # NaN if one is, unlike Python's `max`
         if not difference <= self._settings.tolerance:
             raise LogprobsDifferError(
                 f"version {version}: the engine's logprobs differ from the trainer's by up to {difference:.3g} nats, "
@@ -139,7 +142,13 @@ class Trainer:
             self.optimizer.step()
         tokens, ratio, kl = (sum(each) for each in zip(*self._moved, strict=True))
         moved = {"ratio": ratio / max(1, tokens), "kl": kl / max(1, tokens)}
-        return {"rows": len(rows), "loss": losses[0], "logprob_difference": difference, **moved}
+        return {
+            "rows": len(rows),
+            "loss": losses[0],
+            "compared": len(differences),
+            **({"logprob_difference": difference} if len(differences) else {}),
+            **moved,
+        }
 
     def arrays(self, rows: Sequence[Row]) -> Part:
         """Return rows as tensors on the model's device."""
@@ -181,9 +190,9 @@ class Trainer:
         return logits.float().log_softmax(-1).gather(-1, part["input_ids"][:, 1:, None])[..., 0]
 
 
-def _difference(part: Part, own: Any, versions: Sequence[str], version: str) -> float:
-    """Return the largest difference of a trained token's logprobs, among tokens that `version` sampled."""
+def _differences(part: Part, own: Any, versions: Sequence[str], version: str) -> NDArray[np.float32]:
+    """Return the differences of the logprobs of the trained tokens that `version` sampled."""
     if version not in versions:
-        return 0.0
+        return np.empty(0, np.float32)
     compared = (part["loss_mask"] == 1) & (part["weight_versions"] == versions.index(version))
-    return float((own - part["old_logprobs"][:, 1:]).abs().masked_fill(~compared[:, 1:], 0.0).max())
+    return (own - part["old_logprobs"][:, 1:]).abs()[compared[:, 1:]].cpu().numpy()

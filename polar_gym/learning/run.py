@@ -181,7 +181,10 @@ class Run:
             batch = self._make_rows(episodes)
             losses = trainer.update(batch.rows, _version(step), step / self.plan.steps)
         environments.set_weights(trainer.model.state_dict(), _version(step + 1))
-        counts = {"trained": batch.counts.tokens, "forward": sum(len(row.token_ids) for row in batch.rows)}
+        counts = {
+            "trained": sum(int(row.loss_mask.sum()) for row in batch.rows),
+            "forward": sum(len(row.token_ids) for row in batch.rows),
+        }
         self._write({"step": step + 1, **figures(episodes), **losses, **counts})
         self._save(trainer, step + 1)
 

@@ -68,7 +68,7 @@ def _against(unit: Unit, control: str) -> Unit:
 def _rows(units: Mapping[Unit, Lines]) -> list[str]:
     """Return a table of units in Markdown, and a line for each evaluation in another harness."""
     table = [f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n"]
-    table += [f"| {unit.name} | {' | '.join(map(str, _cells(lines)))} |\n" for unit, lines in units.items()]
+    table += [f"| {unit.name} | {' | '.join(map(str, _cells(unit, lines)))} |\n" for unit, lines in units.items()]
     for unit, line in [(unit, line) for unit, lines in units.items() for line in lines if "harness" in line]:
         low, high = line["interval"]
         reward = f"{line['reward']:.3f} ({low:.3f} to {high:.3f})"
@@ -76,8 +76,9 @@ def _rows(units: Mapping[Unit, Lines]) -> list[str]:
     return table
 
 
-def _cells(lines: Lines) -> list[object]:
-    """Return the figures of a unit under `HEADS`."""
+def _cells(unit: Unit, lines: Lines) -> list[object]:
+    """Return the figures of a unit under `HEADS`. With `overlap`, the seconds of sessions are those of the waits for
+    them, and say nothing of places."""
     points, steps = evaluations(lines), [line for line in lines if "step" in line]
     greedy = [f"{line['reward']:.3f}" for line in lines if line.get("greedy")]
     played = [line for line in lines if "sessions" in line]
@@ -93,7 +94,7 @@ def _cells(lines: Lines) -> list[object]:
         *(sum(line[name] for line in played) for name in ("sessions", "masked")),
         *(total(name) for name in ("sampled", "trained", "forward")),
         *(round(total(name)) for name in ("rollout_seconds", "training_seconds")),
-        f"{total('run_seconds') / max(1.0, total('rollout_seconds') * QUICK.places):.0%}",
+        f"{total('run_seconds') / max(1.0, total('rollout_seconds') * QUICK.places):.0%}" * (unit.control != "overlap"),
         *(round(sum(cpu(line)[part] for line in steps)) for part in (1, 2, 3)),
         max(line.get("peak_mib", 0) for line in lines),
     ]

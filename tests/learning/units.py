@@ -63,14 +63,19 @@ def shuffled(episodes: Sequence[Episode]) -> Batch:
 
 
 def tool_output(episodes: Sequence[Episode]) -> Batch:
-    """Return the rows with a loss on everything after the first prompt: on the tools' output, too."""
+    """Return the rows with a loss on everything after the first prompt: on the tools' output, too. No engine sampled
+    that: its logprob is set so low that its importance is the largest one, and its weight makes up for this."""
     batch = rows_of(episodes)
     rows = []
     for row in batch.rows:
         mask = row.loss_mask.copy()
         mask[row.prompt_length :] = 1
-        weights = mask * (row.weights.sum() / max(1, mask.sum()))
-        rows.append(dataclasses.replace(row, loss_mask=mask, weights=weights.astype(row.weights.dtype)))
+        importance = np.where(row.loss_mask == 1, 1.0, Settings().truncate)
+        weights = mask / importance * (row.weights.sum() / max(1, mask.sum()))
+        logprobs = np.where(row.loss_mask == 1, row.logprobs, -1e9).astype(row.logprobs.dtype)
+        rows.append(
+            dataclasses.replace(row, loss_mask=mask, logprobs=logprobs, weights=weights.astype(row.weights.dtype))
+        )
     return Batch(rows, batch.counts)
 
 

@@ -32,9 +32,10 @@ from tests.show.result import Result, make_parser, parse
 
 START = "a start model is right on at most 20 % of held-out tasks, and greedy on less than 2 %"
 RISES = "every seed ends at 90 % or more of held-out tasks, with 95 % intervals apart"
+SCORED = "at most 2 % of a unit's sessions have no reward"
 RISES_QUICKLY = "the reward on held-out tasks rises by 20 points in a few steps"
 COMPLETE = "every unit is finished"
-QUICK_LAWS = (START, RISES_QUICKLY, COMPLETE)
+QUICK_LAWS = (START, RISES_QUICKLY, SCORED, COMPLETE)
 
 
 def end(lines: Lines) -> dict[str, Any]:
@@ -65,7 +66,7 @@ CONTROLS: dict[str, tuple[str, Callable[[Lines, Lines], bool]]] = {
     "main_trace": ("training the last trace alone is worse than training all", worse),
 }
 """Control -> its law, which compares the unit that is controlled with the control."""
-LAWS = (START, RISES, *(law for law, _ in CONTROLS.values()), COMPLETE)
+LAWS = (START, RISES, SCORED, *(law for law, _ in CONTROLS.values()), COMPLETE)
 
 
 def laws_of(units: Sequence[Unit]) -> list[str]:
@@ -80,6 +81,8 @@ def check(result: Result, unit: Unit, lines: Lines) -> None:
     points = evaluations(lines)
     first, last = points[0], points[-1]
     result.figures[unit.name] = {line["evaluated"]: [line["reward"], *line["interval"]] for line in points}
+    masked, sessions = (sum(line.get(name, 0) for line in lines) for name in ("masked", "sessions"))
+    result.check(SCORED, [f"{unit.name}: {masked} of {sessions}"] if masked > 0.02 * sessions else [])
     if unit.control:
         return
     # A quick run has few tasks: there, only the lower ends of the intervals count.
@@ -106,11 +109,12 @@ def check_control(result: Result, unit: Unit, lines: Lines, base: Lines | None) 
 
 
 def finished(unit: Unit, directory: Path, *, anew: bool = False) -> Lines | None:
-    """Return the lines of a unit that was finished earlier, in the cache or, unless `anew`, in docs/proofs."""
-    if (directory / unit.name / "curve.svg").exists():
-        return read_rows(directory / unit.name / "steps.jsonl")
+    """Return the lines of a unit that was finished earlier: those in docs/proofs, unless `anew`, else in the cache."""
     proof = PROOFS / f"{unit.name}.jsonl"
-    return read_rows(proof) if proof.exists() and not anew else None
+    if proof.exists() and not anew:
+        return read_rows(proof)
+    kept = directory / unit.name
+    return read_rows(kept / "steps.jsonl") if (kept / "curve.svg").exists() else None
 
 
 def main() -> int:
@@ -147,7 +151,7 @@ def show(options: argparse.Namespace, units: Sequence[Unit]) -> int:
         done[unit.name] = lines
     result.check(COMPLETE, missing)
     if not options.quick:
-        every = {unit.name: finished(unit, options.directory) for unit in UNITS}
+        every = {unit.name: done.get(unit.name) or finished(unit, options.directory) for unit in UNITS}
         write_proofs({name: lines for name, lines in every.items() if lines is not None})
     table = Table("unit", "start", "end", "steps")
     for name, lines in done.items():
