@@ -13,7 +13,7 @@ import argparse
 import asyncio
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,9 @@ FIRST_ID = 20_000
 MAX_MODEL_LEN = 131_072
 SPOKEN = b"I look. "
 EVENTS = b"text/event-stream"
+
+Later = Callable[[Callable[[], None], int], object]
+"""Calls a function when the next event of a stream is due. The number is that of the event's tokens."""
 
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 PATH = re.compile(rb"[A-Z]+ ([^ ?]+)")
@@ -188,10 +191,10 @@ class Answer:
 class Connection(asyncio.Protocol):
     """HTTP/1.1, one request after the other, to the extent that the clients here need."""
 
-    def __init__(self, answer: Answer, pace: float) -> None:
-        """`pace`: seconds between the events of a stream; 0: they are sent at once."""
+    def __init__(self, answer: Answer, later: Later | None) -> None:
+        """`later`: None: the events of a stream are sent at once."""
         self._answer = answer
-        self._pace = pace
+        self._later = later
         self._received = bytearray()
         self._wanted = 0
         """Bytes of the incoming request; 0: its headers are not complete."""
@@ -208,18 +211,25 @@ class Connection(asyncio.Protocol):
             path, body = PATH.match(request), request[self._body_at :]
             self._wanted = 0
             kind, said = self._said(path[1] if path else b"", body)
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\nContent-Length: %d\r\n\r\n" % len(said)
-            if self._pace and kind == EVENTS:
-                first, *others = (event + b"\n\n" for event in said.removesuffix(b"\n\n").split(b"\n\n"))
-                self._transport.write(head + first)
-                self._send_next(iter(others))
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\n"
+            if self._later and kind == EVENTS:
+                self._transport.write(head + b"Transfer-Encoding: chunked\r\n\r\n")
+                events = [event + b"\n\n" for event in said.removesuffix(b"\n\n").split(b"\n\n")]
+                self._send_next(events, self._later)
             else:
-                self._transport.write(head + said)
+                self._transport.write(head + b"Content-Length: %d\r\n\r\n" % len(said) + said)
 
-    def _send_next(self, events: Iterator[bytes]) -> None:
-        if (event := next(events, None)) is not None:
-            self._transport.write(event)
-            asyncio.get_running_loop().call_later(self._pace, self._send_next, events)
+    def _send_next(self, events: Sequence[bytes], later: Later) -> None:
+        """Send each event as a chunk when it is due."""
+        if not events:
+            self._transport.write(b"0\r\n\r\n")
+            return
+
+        def send() -> None:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(events[0]), events[0]))
+            self._send_next(events[1:], later)
+
+        later(send, events[0].count(b'"logprob":'))
 
     def _complete(self) -> bool:
         if not self._wanted:
@@ -266,9 +276,16 @@ class Connection(asyncio.Protocol):
         return b"application/json", self._answer.whole(prompt, called)
 
 
-async def serve(answer: Answer, pace: float) -> None:
+def long_answer(tokens: int) -> Answer:
+    """Return an answer of so many tokens of text."""
+    said = VOCABULARY.encode(SPOKEN * tokens)[: tokens - 1]
+    return Answer([*said, END], VOCABULARY.decode(said).decode())
+
+
+async def serve(answer: Answer, later: Later | None) -> None:
+    """Print the port and answer until the process ends."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(answer, pace), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(lambda: Connection(answer, later), "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -283,9 +300,9 @@ def main() -> None:
     if arguments.ids:
         answer = Answer([int(each) for each in arguments.ids.split(",")], arguments.text)
     else:
-        said = VOCABULARY.encode(SPOKEN * arguments.answer_tokens)[: arguments.answer_tokens - 1]
-        answer = Answer([*said, END], VOCABULARY.decode(said).decode())
-    asyncio.run(serve(answer, arguments.pace))
+        answer = long_answer(arguments.answer_tokens)
+    pace = arguments.pace
+    asyncio.run(serve(answer, (lambda send, _: asyncio.get_running_loop().call_later(pace, send)) if pace else None))
 
 
 if __name__ == "__main__":
