@@ -13,7 +13,7 @@ from rich.text import Text
 
 from polar_gym.console import table
 from polar_gym.episodes.pass_at_k import CONFIDENCE, wilson
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, shortened
 from polar_gym.schema import Episode
 from polar_gym.training.batch import regarded
 
@@ -35,6 +35,7 @@ def figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         "sessions": len(episodes),
         "tasks": len({task_id for task_id, _ in found}),
         "masked": sum(reward is None for _, reward in found),
+        "failures": failures(episodes),
         "truncated": sum(episode.truncated for episode in episodes),
         "reward": fmean(reward for own in rewards.values() for reward in own),
         "interval": interval(list(rewards.values())),
@@ -48,7 +49,8 @@ def failures(episodes: Iterable[Episode]) -> str:
     failed = [episode.session.failure for episode in episodes if episode.reward is None]
     kinds = Counter("no reward" if each is None else each.kind for each in failed)
     message = next((each.message for each in failed if each is not None), "")
-    return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) + (message and f", e.g. {message}")
+    told = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())
+    return f"{told}, e.g. {shortened(message)}" if message else told
 
 
 def check_scored(episodes: Sequence[Episode], where: object) -> None:
@@ -84,7 +86,7 @@ def sentence(line: Line) -> str:
     """Return a line of a run for a person."""
     if "cold_start" in line:
         return f"the start model is made ({line['cold_start_seconds']:.0f} s)"
-    failed = f" ({line['masked']} without a reward, in no mean)" if line["masked"] else ""
+    failed = f" ({line['masked']} without a reward, in no mean: {line['failures']})" if line["masked"] else ""
     if "evaluated" in line:
         low, high = line["interval"]
         how = "greedy" if line["greedy"] else "sampled"

@@ -64,7 +64,8 @@ def test_sessions_without_a_reward_are_told() -> None:
     episodes = [make_episode(f"s{place}", None if place else 1.0, task_id=str(place)) for place in range(200)]
     line = {"evaluated": 5, "greedy": False, **figures(episodes)}
     assert line["interval"] == pytest.approx(wilson(1.0, 1))
-    assert "200 held-out tasks, sampled (199 without a reward, in no mean): mean reward 1.000" in sentence(line)
+    assert "200 held-out tasks, sampled (199 without a reward" in sentence(line)
+    assert "199 x engine_error, e.g. 'gone'" in sentence(line)
 
 
 def evaluation(step: int, reward: float, reach: float) -> dict[str, object]:

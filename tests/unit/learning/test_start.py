@@ -14,7 +14,7 @@ from tests.support.episodes import make_episode
 
 
 def _played(directory: Path, failed: int) -> None:
-    """Write 20 demonstrations, the first of which failed."""
+    """Write 20 demonstrations, the first `failed` of which failed."""
     pytest.importorskip("pyarrow", reason="needs the extra `export`")
     episodes = [
         make_episode(f"s{number}", None if number < failed else 0.0, [make_call(0, [number], [7, 8])])
@@ -30,12 +30,12 @@ def test_demonstrations_that_failed_are_told(tmp_path: Path, failed: int) -> Non
     told: list[str] = []
     assert len(demonstrated(tmp_path, told.append)) == 20 - failed
     assert [line.split("demonstrations.jsonl: ")[1] for line in told] == (
-        ["2 of 20 demonstrations failed (2 x engine_error, e.g. gone); the start model does without them"]
+        ["2 of 20 demonstrations failed (2 x engine_error, e.g. 'gone'); the start model does without them"]
         * bool(failed)
     )
 
 
 def test_many_demonstrations_that_failed_stop_the_run(tmp_path: Path) -> None:
     _played(tmp_path, failed=3)
-    with pytest.raises(ConfigError, match=r"demonstrations\.jsonl: 3 of 20 .* \(3 x engine_error, e\.g\. gone\); mend"):
+    with pytest.raises(ConfigError, match=r"3 of 20 .* \(3 x engine_error, e\.g\. 'gone'\); mend"):
         demonstrated(tmp_path, lambda line: None)
