@@ -15,6 +15,7 @@ from polar_gym.console import console, errors
 from polar_gym.engines.sampling import shaping_fields
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import FAMILIES
+from polar_gym.learning.grpo import GradientError, LogprobsDifferError
 from polar_gym.learning.model import Size
 from polar_gym.learning.report import print_run
 from polar_gym.learning.run import Plan, Run
@@ -37,7 +38,7 @@ def learn(
         int, typer.Option(min=32, help="Of the start model. A wider one learns at lower rates, and wants a GPU.")
     ] = Size().width,
     layers: Annotated[int, typer.Option(min=1, help="Of the start model.")] = Size().layers,
-    places: Annotated[int, typer.Option(min=1, help="Sessions at once.")] = 16,
+    places: Annotated[int, typer.Option(min=1, help="Sessions at once; see pools.run, too.")] = 16,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Begin a step's sessions before the update of the step before.")
     ] = False,
@@ -80,6 +81,8 @@ def learn(
     directory = out or Path("outputs/learn") / f"{'+'.join((own, *more))}-{plan.family or 'own'}-{seed}"
     try:
         lines = Run(directory, plan, configs, lambda line: console.print(Text(line), soft_wrap=True)).go()
+    except (LogprobsDifferError, GradientError) as error:
+        raise ConfigError(str(error)) from error
     except KeyboardInterrupt as error:
         errors.print(Text(f"stopped; the same command goes on with {directory}"), soft_wrap=True)
         raise typer.Exit(130) from error

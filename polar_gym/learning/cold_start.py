@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar_gym.durable import replacing
+from polar_gym.errors import ConfigError
 from polar_gym.learning.families import UNITS, names
 from polar_gym.learning.model import Size, make_model, make_tokenizer
 
@@ -155,7 +156,7 @@ class ColdStart:
 
     def _learn_lists(self) -> None:
         """Train on lists alone until their names are recalled: short ones teach, long ones make sure. Raises
-        `RuntimeError` where that fails."""
+        `ConfigError` where that fails."""
         for step in self._steps(LIST_STEPS):
             loss = self._loss(*self._batch([self._list(self._length) for _ in range(LISTS)]))
             self._take_step(loss, 2e-3 * min(1, step / 20))
@@ -165,10 +166,10 @@ class ColdStart:
             if recalled > RECALLED and self._length == LONG:
                 return
             self._length = LONG if recalled > 0.7 else self._length
-        raise RuntimeError(f"the start model did not learn to recall names in {LIST_STEPS} steps; choose another seed")
+        raise ConfigError(f"the start model did not learn to recall names in {LIST_STEPS} steps; choose another --seed")
 
     def _learn_rows(self, stage: Stage) -> None:
-        """Train on rows and lists."""
+        """Train on rows and lists. Raises `ConfigError` where a stage does not get to its `until`."""
         for step in self._steps(stage.steps):
             examples = [self._chance.choice(row) for row in self._chance.choices(self.examples, k=BATCH)]
             batch = self._batch([self.labelled(example, stage.choices_only) for example in examples])
@@ -181,6 +182,10 @@ class ColdStart:
                 self._progress(f"{stage.name}: step {step}, loss {float(loss.detach()):.3f}, recalls {recalled:.3f}")
                 if stage.until is not None and recalled > stage.until:
                     return
+        if stage.until is not None:
+            raise ConfigError(
+                f"the start model did not learn to write names in {stage.steps} steps; choose another --seed"
+            )
 
     def _take_step(self, loss: Any, rate: float) -> None:
         for group in self._optimizer.param_groups:

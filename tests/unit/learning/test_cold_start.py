@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from polar_gym.errors import ConfigError
 from polar_gym.learning import cold_start as cold_start_module
 from polar_gym.learning.cold_start import LONG, ColdStart, Stage
 from polar_gym.learning.families import NAME, make_puzzles, split_of
@@ -65,6 +66,17 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path: Path, mon
     assert _train(last) == 4
     for mine, theirs in zip(last.model.parameters(), whole.model.parameters(), strict=True):
         np.testing.assert_array_equal(mine.detach().numpy(), theirs.detach().numpy())
+
+
+def test_a_model_that_does_not_learn_to_write_names_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a start model that fails at every task, whatever it decides: the stage ended without a word."""
+    stages = (Stage("one", 2, 1e-3, until=2.0), Stage("two", 2, 1e-3))
+    for name, value in {"STAGES": stages, "RECALLED": -1.0, "SHORT": LONG}.items():
+        monkeypatch.setattr(cold_start_module, name, value)
+    with pytest.raises(ConfigError, match="did not learn to write names in 2 steps"):
+        _train(_make(tmp_path))
 
 
 def test_no_held_out_name_is_in_a_batch_and_names_change(cold_start: ColdStart) -> None:
