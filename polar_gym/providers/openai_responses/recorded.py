@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -31,21 +32,38 @@ def response(
 
 
 def exchanges(calls: Sequence[ModelCall]) -> Iterator[tuple[ModelCall, list[Item], list[Item]]]:
-    """Yield each call, the items of its answer, and the results of its tool calls as a request first states them."""
-    stated: dict[str, str] = {}
-    for call in calls:
-        for message in call.messages:
-            if message["role"] == "tool" and message.get("tool_call_id"):
-                stated.setdefault(message["tool_call_id"], text_of(message))
-    for call in calls:
-        answer = answer_items(call)
-        asked = {item["call_id"] for item in answer if item["type"] == "function_call"}
-        results = [
-            {"type": "function_call_output", "call_id": call_id, "output": output}
-            for call_id, output in stated.items()
-            if call_id in asked
-        ]
-        yield call, answer, results
+    """Yield each call, the items of its answer, and the results of its tool calls as a request that goes on with the
+    answer first states them.
+
+    An engine's ids need not differ between two conversations of a session: vLLM counts those of Kimi K2 from 0 in each.
+    An id that an earlier answer had is given out with the call's own id before it.
+    """
+    stated = [_results(call) for call in calls]
+    following: defaultdict[str | None, list[int]] = defaultdict(list)
+    for place, call in enumerate(calls):
+        following[call.parent_id].append(place)
+    seen: set[str] = set()
+    for place, call in enumerate(calls):
+        # Without splicing, no call names the one that it goes on with.
+        later = following.get(call.call_id) or range(place + 1, len(calls))
+        answer, outputs = answer_items(call), []
+        for item in (item for item in answer if item["type"] == "function_call"):
+            own = item["call_id"]
+            item["call_id"] = f"{call.call_id}:{own}" if own in seen else own
+            seen.add(own)
+            output = next((stated[each][own] for each in later if own in stated[each]), None)
+            if output is not None:
+                outputs.append({"type": "function_call_output", "call_id": item["call_id"], "output": output})
+        yield call, answer, outputs
+
+
+def _results(call: ModelCall) -> dict[str, str]:
+    """Return the results of tool calls that a request states, by the ids of the tool calls."""
+    results: dict[str, str] = {}
+    for message in call.messages:
+        if message["role"] == "tool" and message.get("tool_call_id"):
+            results.setdefault(message["tool_call_id"], text_of(message))
+    return results
 
 
 def answer_items(call: ModelCall) -> list[Item]:
