@@ -48,7 +48,8 @@ class GenerationGate:
     @contextlib.asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
         """Hold one call's time with the engine. The call waits to begin while generation is paused."""
-        await self._open.wait()
+        while not self._open.is_set():  # a pause may follow before this task runs again
+            await self._open.wait()
         self.in_flight += 1
         self._idle.clear()
         try:

@@ -15,20 +15,40 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_call_waits_while_generation_is_paused() -> None:
-    gate, passed = GenerationGate(), asyncio.Event()
+def begin_call(gate: GenerationGate) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """Begin a call, and return its task and whether the gate let it through."""
+    passed = asyncio.Event()
 
     async def call() -> None:
         async with gate.call():
             passed.set()
 
+    return asyncio.create_task(call()), passed
+
+
+async def test_a_call_waits_while_generation_is_paused() -> None:
+    gate = GenerationGate()
     gate.pause()
-    calling = asyncio.create_task(call())
+    calling, passed = begin_call(gate)
     await settle()
     assert (gate.paused, passed.is_set(), gate.in_flight) == (True, False, 0)
     gate.resume()
     await asyncio.wait_for(calling, 60)
     assert (gate.paused, passed.is_set(), gate.in_flight) == (False, True, 0)
+
+
+async def test_a_pause_that_follows_at_once_holds_the_calls_that_a_resumption_let_go() -> None:
+    """Guards against an acknowledged pause under which calls begin: the trainer changes the weights meanwhile."""
+    gate = GenerationGate()
+    gate.pause()
+    calling, passed = begin_call(gate)
+    await settle()
+    gate.resume()
+    gate.pause()
+    await settle()
+    assert (passed.is_set(), gate.in_flight) == (False, 0)
+    gate.resume()
+    await asyncio.wait_for(calling, 60)
 
 
 async def test_a_pause_lets_calls_in_flight_end_and_idle_waits_for_the_last() -> None:
