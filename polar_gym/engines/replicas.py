@@ -192,6 +192,10 @@ class Replicas:
             seat = self._seats[session_id] = Seat(self._least(), 0.0 if seat is None else seat.tokens)
         return seat.replica.engine
 
+    def version_of(self, session_id: str) -> str | None:
+        """Return the version of the weights of a session's replica: an update gives them to one after another."""
+        return self.of(session_id).weight_version
+
     def url_of(self, engine: Engine) -> str | None:
         """Return where a replica listens; None where there is only one."""
         several = self.replicas if len(self.replicas) > 1 else ()
@@ -204,9 +208,8 @@ class Replicas:
         asked = next((each for each in self.replicas if each.engine.http.url == url), None) or self._least()
         if not asked.up:
             return False
-        began = time.monotonic()
-        outcome = await self._probed(asked, sampling)
-        if outcome == "samples" or asked.updating or asked.heard > began:
+        outcome = await self._outcome(asked, sampling)
+        if outcome == "samples":
             return True
         if outcome == "fails" or len(self.replicas) > 1:
             asked.sick = sampling
@@ -239,11 +242,13 @@ class Replicas:
 
     async def lost(self, engine: Engine, error: EngineError, sampling: Sampling | None = None) -> bool:
         """Return whether a replica that failed is away: it cannot be connected to, or it failed a call with this
-        `sampling` by itself, and now one token, too. Its sessions then go elsewhere."""
+        `sampling` by itself, and now one token, too. Silence counts where there are others. Its sessions then go
+        elsewhere."""
         failed = next(each for each in self.replicas if each.engine is engine)
         if error.kind == "server" and sampling is not None:
-            if failed.up and await self._probed(failed, sampling) == "samples":
-                return False  # the request is the cause
+            outcome = await self._outcome(failed, sampling) if failed.up else "fails"
+            if outcome == "samples" or (outcome == "silent" and len(self.replicas) == 1):
+                return False  # the request is the cause, or a queue
             failed.sick = sampling
         elif error.kind != UNREACHABLE:
             return False
@@ -262,6 +267,13 @@ class Replicas:
             replica.up = False
             self._back.clear()
             self._waiting[replica] = asyncio.create_task(self._wait_for(replica))
+
+    async def _outcome(self, replica: Replica, sampling: Sampling) -> Outcome:
+        """Return how a replica takes a request of one token; a part of another answer meanwhile, or an update, counts
+        as a token."""
+        began = time.monotonic()
+        outcome = await self._probed(replica, sampling)
+        return "samples" if replica.updating or replica.heard > began else outcome
 
     async def _probed(self, replica: Replica, sampling: Sampling) -> Outcome:
         """Return how a replica takes a request of one token. Calls that fail together ask once."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.weights import INITIAL
 from polar_gym.evaluators import Environment, EvaluationContext, Evaluator, EvaluatorError
 from polar_gym.evaluators.blame import judge
@@ -232,7 +233,9 @@ class SessionLife:
         calls = recording.calls if recording is not None and recording.owned else []
         versions = [span.version for call in calls if call.frozen is None for span in call.weight_versions]
         if not versions:
-            return self._around.proxy.engine.weight_version
+            engine = self._around.proxy.engine
+            replicated = isinstance(engine, Replicas)
+            return engine.version_of(self.session.session_id) if replicated else engine.weight_version
         return None if versions[0] == INITIAL else versions[0]
 
     async def prewarm(self, ready: Ready) -> None:

@@ -459,6 +459,15 @@ async def test_a_server_that_never_answers_one_request_is_asked_again(monkeypatc
             await until(lambda: engine.replicas[0].up)
 
 
+async def hold_an_update(
+    engine: Replicas, server: TroubledServer, weights: Path, group: asyncio.TaskGroup, release: asyncio.Event
+) -> None:
+    """Begin an update in a group, which stays with the server until it is released."""
+    server.held[RPC] = release
+    group.create_task(engine.set_weights(weights, "1"))
+    await until(lambda: RPC not in server.held)
+
+
 @pytest.mark.parametrize("meanwhile", ["nothing", "a part of another answer", "new weights"])
 async def test_a_server_that_is_silent_while_it_is_busy_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
@@ -472,9 +481,7 @@ async def test_a_server_that_is_silent_while_it_is_busy_stays(
         assert places(engine, "s") == [0]
         async with asyncio.TaskGroup() as updating:
             if meanwhile == "new weights":
-                busy.held[RPC] = release
-                updating.create_task(engine.set_weights(tmp_path, "1"))
-                await until(lambda: RPC not in busy.held)
+                await hold_an_update(engine, busy, tmp_path, updating, release)
             busy.asked.clear()
             busy.held["/v1/chat/completions"] = release
             asking = asyncio.create_task(engine.answers(busy.url, Sampling()))
@@ -483,6 +490,34 @@ async def test_a_server_that_is_silent_while_it_is_busy_stays(
                 engine.heard("s")
             stays = meanwhile != "nothing"
             assert (await asyncio.wait_for(asking, 60), engine.replicas[0].up) == (stays, stays)
+            release.set()
+
+
+@pytest.mark.parametrize("meanwhile", ["a queue", "a part of another answer", "new weights"])
+async def test_a_failed_answer_takes_no_server_away_that_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Guards against the loss of all sessions: one answer fails, and the one token that is asked then waits in a queue.
+    Of several servers, one that is silent is away."""
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 3.0)
+    busy, release = TroubledServer(), asyncio.Event()
+    servers = (busy,) if meanwhile == "a queue" else (busy, LeavingServer())
+    failed = EngineError(502, "the tool parser failed", kind="server")
+    async with started(*servers) as engine:
+        assert places(engine, "s") == [0]
+        async with asyncio.TaskGroup() as updating:
+            if meanwhile == "new weights":
+                await hold_an_update(engine, busy, tmp_path, updating, release)
+                assert engine.weight_version == "1"
+                assert engine.version_of("s") is None, "no server has the new weights yet"
+            busy.asked.clear()
+            busy.held["/v1/chat/completions"] = release
+            asking = asyncio.create_task(engine.lost(engine.replicas[0].engine, failed, Sampling()))
+            await busy.asked.wait()
+            if meanwhile == "a part of another answer":
+                engine.heard("s")
+            assert not await asyncio.wait_for(asking, 60)
+            assert engine.replicas[0].up
             release.set()
 
 
