@@ -59,7 +59,7 @@ class Scoring:
             return None
         self.due = False
         self.read += tokens
-        return asyncio.create_task(self._score(call, engine, stamp))
+        return asyncio.create_task(self._score(call, engine, engine.weight_version, stamp))
 
     def mismatch(self, scores: Sequence[Score]) -> str | None:
         """Return the largest mean difference in words where it masks an episode, else None."""
@@ -91,9 +91,10 @@ class Scoring:
             )
         return tokens > self._settings.longest
 
-    async def _score(self, call: ModelCall, engine: Engine, stamp: Callable[..., None]) -> None:
+    async def _score(self, call: ModelCall, engine: Engine, version: str | None, stamp: Callable[..., None]) -> None:
+        """Have a call scored, whose engine had the weights `version` when the call was chosen."""
         tokens = len(call.prompt_ids) + len(call.response_ids)
-        version, scores = engine.weight_version, [Score(by="engine", read=tokens, problem="cancelled")]
+        scores = [Score(by="engine", read=tokens, problem="cancelled")]
         try:
             asked = {"engine": engine, **self.references}
             scores = [await self._pass(by, each, call) for by, each in asked.items()]
