@@ -9,6 +9,7 @@ import aiohttp
 from pydantic import TypeAdapter
 
 from polar_gym.http import node_routes as routes
+from polar_gym.http.edge import LEAST_BYTES_A_SECOND
 from polar_gym.http.failures import error_text, reason
 from polar_gym.http.lookups import Lookups
 from polar_gym.http.route import Route
@@ -58,7 +59,9 @@ class NodeLink:
     async def dispatch(self, url: str, order: Dispatch) -> None:
         """Give a session to a node, which holds the session when this returns. Raises one of the errors above."""
         body = await asyncio.to_thread(order.to_json)
-        status, answer = await self._ask(routes.DISPATCH, url, body, session_id=order.session_id, attempt=order.attempt)
+        seconds = TIMEOUT_SECONDS + len(body) / LEAST_BYTES_A_SECOND
+        parts = {"session_id": order.session_id, "attempt": order.attempt}
+        status, answer = await self._ask(routes.DISPATCH, url, body, seconds, **parts)
         if status in (400, 413, 422):
             raise RequestRefusedError(error_text(answer))
         if status in (409, 429, 503):
