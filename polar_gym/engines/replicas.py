@@ -192,10 +192,6 @@ class Replicas:
             seat = self._seats[session_id] = Seat(self._least(), 0.0 if seat is None else seat.tokens)
         return seat.replica.engine
 
-    def version_of(self, session_id: str) -> str | None:
-        """Return the version of the weights of a session's replica: an update gives them to one after another."""
-        return self.of(session_id).weight_version
-
     def url_of(self, engine: Engine) -> str | None:
         """Return where a replica listens; None where there is only one."""
         several = self.replicas if len(self.replicas) > 1 else ()

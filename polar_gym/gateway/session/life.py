@@ -234,8 +234,9 @@ class SessionLife:
         versions = [span.version for call in calls if call.frozen is None for span in call.weight_versions]
         if not versions:
             engine = self._around.proxy.engine
-            replicated = isinstance(engine, Replicas)
-            return engine.version_of(self.session.session_id) if replicated else engine.weight_version
+            if isinstance(engine, Replicas):  # an update gives the weights to one replica after another
+                engine = engine.of(self.session.session_id)
+            return engine.weight_version
         return None if versions[0] == INITIAL else versions[0]
 
     async def prewarm(self, ready: Ready) -> None:

@@ -509,7 +509,7 @@ async def test_a_failed_answer_takes_no_server_away_that_is_busy(
             if meanwhile == "new weights":
                 await hold_an_update(engine, busy, tmp_path, updating, release)
                 assert engine.weight_version == "1"
-                assert engine.version_of("s") is None, "no server has the new weights yet"
+                assert engine.of("s").weight_version is None, "no server has the new weights yet"
             busy.asked.clear()
             busy.held["/v1/chat/completions"] = release
             asking = asyncio.create_task(engine.lost(engine.replicas[0].engine, failed, Sampling()))
