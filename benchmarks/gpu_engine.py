@@ -70,7 +70,7 @@ class Steps:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._loop = decoder, asyncio.get_running_loop()
         self._streams: list[tuple[int, Callable[[], None]]] = []
-        """Of each stream, the steps until its next event, and the function that sends the event."""
+        """For each stream: how many steps its next event takes, and the function that sends the event."""
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 

@@ -66,15 +66,12 @@ def learn(
         raise ConfigError(f"--also, --test-on: {', '.join(twice)}: named twice; name each harness once")
     configs = {own: config}
     configs |= {name: load_config("learn", [*(settings or []), f"harness={name}"]) for name in (*more, *tested)}
-    size = Size(width=width, layers=layers)
-    if size != Size() and (given := config.engine.options.get("model_path")) is not None:
-        raise ConfigError(f"--width, --layers: engine.model_path={given} has a size already; drop the options")
     plan = Plan(
         family=_family(family, config),
         seed=seed,
         steps=steps,
         places=places,
-        size=size,
+        size=_size(width, layers, config),
         overlap=overlap,
         only_tested=tuple(tested),
     )
@@ -88,6 +85,14 @@ def learn(
         raise typer.Exit(130) from error
     print_run(lines, console)
     console.print(Text(f"the curve is in {directory / 'curve.svg'}, every episode in {directory / 'episodes'}", "dim"))
+
+
+def _size(width: int, layers: int, config: RunConfig) -> Size:
+    """Return the size of the start model. Raises `ConfigError` where another one is given for a model of the user's."""
+    size = Size(width=width, layers=layers)
+    if size != Size() and (given := config.engine.options.get("model_path")) is not None:
+        raise ConfigError(f"--width, --layers: engine.model_path={given} has a size already; drop the options")
+    return size
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -101,8 +101,13 @@ def make_model(tokenizer: Any, seed: int, size: Size) -> Any:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    model = transformers.Qwen3ForCausalLM(config).float()
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return on_gpu(transformers.Qwen3ForCausalLM(config).float())
+
+
+def on_gpu(model: Any) -> Any:
+    """Return the model, moved to a GPU where there is one."""
+    torch: Any = importlib.import_module("torch")
+    return model.to("cuda") if torch.cuda.is_available() else model
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:

@@ -36,7 +36,7 @@ from polar_gym.learning.families import Split, write_tasks
 from polar_gym.learning.files import read_rows, write_episodes
 from polar_gym.learning.grpo import MakeRows, Settings, Trainer, choose, rows_of
 from polar_gym.learning.meter import Meter, peak_mib
-from polar_gym.learning.model import Size
+from polar_gym.learning.model import Size, on_gpu
 from polar_gym.learning.report import check_scored, curve, figures, sentence, tracked_line
 from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
@@ -142,9 +142,8 @@ class Run:
         transformers: Any = importlib.import_module("transformers")
         transformers.utils.logging.disable_progress_bar()
         start = self._start_model()
-        model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype="float32")  # or small updates are lost
-        if importlib.import_module("torch").cuda.is_available():
-            model.to("cuda")
+        # In another dtype small updates are lost.
+        model = on_gpu(transformers.AutoModelForCausalLM.from_pretrained(start, dtype="float32"))
         tokenizer = transformers.AutoTokenizer.from_pretrained(start)
         grpo = replace(self.plan.grpo, learning_rate=self.plan.grpo.learning_rate * self.plan.size.scale)
         trainer = Trainer(model, grpo, tokenizer.pad_token_id or 0)

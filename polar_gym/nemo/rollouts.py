@@ -94,7 +94,7 @@ class _Machinery:
     begun: dict[tuple[str, int], list[Key]]
     """Task and sample -> sessions that an earlier process began and did not end."""
     day: date | None
-    """The day that the first session of the records was told; None: there is no such session, or it was told none."""
+    """The day that the harness of the first recorded session was told; None: no day was told."""
     stop: AsyncExitStack
 
 
