@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polar_gym.providers import BadRequestError
+from polar_gym.providers.fields import required
 from polar_gym.schema import Message
+
+_KIND = re.compile(r"data:([\w.+/-]+)[;,]")
+"""The beginning of a data URL, with the media type."""
 
 
 def merge_leading_system(messages: list[Message]) -> list[Message]:
@@ -34,6 +40,14 @@ def left_out(what: str) -> dict[str, str]:
     """Return the content part that stands for a part that the chat form cannot hold. Clients send such parts because
     the policy opened a file: the policy is told, and the session goes on."""
     return {"type": "text", "text": f"[{what} left out: it cannot be read here]"}
+
+
+def file_left_out(file: dict[str, Any], path: str) -> dict[str, str]:
+    """Return the content part that stands for a file in one of OpenAI's forms. A file that is only named is refused."""
+    if file.get("file_data") is None:
+        raise BadRequestError(f"{path}.file_data", "is missing; send the file as a data URL, files are not stored")
+    kind = _KIND.match(required(file, "file_data", str, path))
+    return left_out(kind[1] if kind else "file")
 
 
 def plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

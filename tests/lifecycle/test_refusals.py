@@ -109,9 +109,9 @@ async def test_what_cannot_be_translated_is_counted_and_logged_once_for_each_fie
     def body(*parts: bytes) -> bytes:
         return b'{"model": "policy", "messages": [{"role": "user", "content": [%b]}]}' % b", ".join(parts)
 
-    text, file, tape = b'{"type": "text", "text": "x"}', b'{"type": "file", "file": {}}', b'{"type": "tape"}'
+    text, page, tape = b'{"type": "text", "text": "x"}', b'{"type": "page"}', b'{"type": "tape"}'
     async with session_on_node(tmp_path) as (node, capture):
-        for sent in (body(file), body(text, file), body(text, text, tape), b'{"model": "policy", "messages": 1}'):
+        for sent in (body(page), body(text, page), body(text, text, tape), b'{"model": "policy", "messages": 1}'):
             assert await ask(node.url, capture.key, *REQUESTS[0], sent) == 400
         assert await ask(node.url, capture.key, *REQUESTS[0], body(text)) == 200
         assert node.proxy.calls == {"refused": 4, "delivered": 1}

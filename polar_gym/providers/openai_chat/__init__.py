@@ -19,14 +19,14 @@ from polar_gym.chat import ChatRequest
 from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import expect, objects, optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key
-from polar_gym.providers.messages import merge_leading_system
+from polar_gym.providers.messages import file_left_out, merge_leading_system
 from polar_gym.providers.openai_chat import output
 from polar_gym.providers.openai_errors import error_body
 from polar_gym.providers.tools import Tools, openai_choice
 from polar_gym.schema import Message, ToolDefinition
 
-_MEDIA = ("image_url", "input_audio", "audio_url", "video_url")
-"""Content parts other than text that an engine may understand."""
+_MEDIA = ("image_url", "input_audio", "audio_url", "video_url", "file")
+"""Content parts other than text: those that an engine may understand, and files, of which the model is told only."""
 
 
 def parse(body: dict[str, Any]) -> ChatRequest:
@@ -127,8 +127,8 @@ def _part(part: dict[str, Any], path: str, media: tuple[str, ...]) -> dict[str, 
         return {"type": "text", "text": required(part, "refusal", str, path)}
     if kind not in media:
         raise BadRequestError(f"{path}.type", f"{shown(kind)} is not supported here; use {', '.join(('text', *media))}")
-    required(part, kind, dict, path)
-    return part
+    medium = required(part, kind, dict, path)
+    return file_left_out(medium, f"{path}.{kind}") if kind == "file" else part
 
 
 def _function_type(entry: dict[str, Any], path: str) -> None:

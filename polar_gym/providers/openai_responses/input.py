@@ -16,7 +16,7 @@ from typing import Any
 from polar_gym.chat import ids
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import expect, objects, optional, required, shown
-from polar_gym.providers.messages import merge_leading_system, plain, renumbered
+from polar_gym.providers.messages import file_left_out, merge_leading_system, plain, renumbered
 from polar_gym.providers.openai_responses.tools import LOCAL_SHELL, flat_name, freeform_arguments, shell_arguments
 from polar_gym.schema import Message
 
@@ -99,14 +99,14 @@ def _read(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
 def _message(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
     role = required(item, "role", str, path)
     if role == "assistant":
-        content = _content(item, "content", path, images=False)
+        content = _content(item, "content", path, media=False)
         text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
         turn = conversation.turn(ids.call_of(optional(item, "id", str, path) or ""))
         turn["content"] = text if turn["content"] is None else f"{turn['content']}\n{text}"
     elif role in ("system", "developer"):
-        conversation.say({"role": "system", "content": _content(item, "content", path, images=False)})
+        conversation.say({"role": "system", "content": _content(item, "content", path, media=False)})
     elif role == "user":
-        conversation.say({"role": "user", "content": _content(item, "content", path, images=True)})
+        conversation.say({"role": "user", "content": _content(item, "content", path, media=True)})
     else:
         raise BadRequestError(f"{path}.role", f"{shown(role)} is not a role; use system, developer, user or assistant")
 
@@ -145,13 +145,13 @@ def _local_shell_call(conversation: _Conversation, item: dict[str, Any], path: s
 
 
 def _output(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
-    conversation.answer(required(item, "call_id", str, path), _content(item, "output", path, images=True))
+    conversation.answer(required(item, "call_id", str, path), _content(item, "output", path, media=True))
 
 
 def _local_shell_output(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
     # OpenAI's own schema has the call's id in `id` here, and in `call_id` everywhere else.
     key = "call_id" if item.get("call_id") is not None else "id"
-    conversation.answer(required(item, key, str, path), _content(item, "output", path, images=False))
+    conversation.answer(required(item, key, str, path), _content(item, "output", path, media=False))
 
 
 _READERS: dict[str, Callable[[_Conversation, dict[str, Any], str], None]] = {
@@ -166,30 +166,32 @@ _READERS: dict[str, Callable[[_Conversation, dict[str, Any], str], None]] = {
 }
 
 
-def _content(item: dict[str, Any], key: str, path: str, *, images: bool) -> str | list[dict[str, Any]]:
+def _content(item: dict[str, Any], key: str, path: str, *, media: bool) -> str | list[dict[str, Any]]:
     """Return an item's content: as a string where it is a single text, else as chat content parts."""
     content, field = item.get(key), f"{path}.{key}"
     if isinstance(content, str):
         return content
     parts = [
-        _part(expect(part, dict, f"{field}[{i}]"), f"{field}[{i}]", images)
+        _part(expect(part, dict, f"{field}[{i}]"), f"{field}[{i}]", media)
         for i, part in enumerate(required(item, key, list, path))
     ]
     return plain(parts)
 
 
-def _part(part: dict[str, Any], path: str, images: bool) -> dict[str, Any]:
+def _part(part: dict[str, Any], path: str, media: bool) -> dict[str, Any]:
     kind = required(part, "type", str, path)
     if kind in _TEXT_PARTS:
         return {"type": "text", "text": required(part, "text", str, path)}
     if kind == "refusal":
         return {"type": "text", "text": required(part, "refusal", str, path)}
-    if kind == "input_image" and images:
+    if kind == "input_image" and media:
         if part.get("image_url") is None:
             raise BadRequestError(f"{path}.image_url", "is missing; send the image as a data URL, files are not stored")
         image = {"url": required(part, "image_url", str, path)}
         if detail := optional(part, "detail", str, path):
             image["detail"] = detail
         return {"type": "image_url", "image_url": image}
-    known = "input_text, output_text, input_image" if images else "input_text, output_text"
+    if kind == "input_file" and media:
+        return file_left_out(part, path)
+    known = "input_text, output_text, input_image, input_file" if media else "input_text, output_text"
     raise BadRequestError(f"{path}.type", f"{shown(kind)} is not supported here; use {known}")

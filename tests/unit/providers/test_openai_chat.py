@@ -61,6 +61,21 @@ def test_reasoning_is_found_under_either_name(said: dict[str, str]):
     assert request.messages[1] == {"role": "assistant", "content": "x", "reasoning": "thinking"}
 
 
+def test_the_model_is_told_of_a_file_that_it_cannot_read():
+    """Guards against a session that ends when the policy reads a PDF: Qwen Code sends it whole to a model that is named
+    like one which reads PDFs, and again with each later call."""
+    pdf = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}}
+    unnamed = [{"type": "file", "file": {"file_data": data}} for data in ("JVBERi0=", "data:;base64,JVBERi0=")]
+    text = {"type": "file", "file": {"file_data": "data:text/plain,all%20of%20it"}}
+    shown = {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "read"}, pdf]}
+    request = PROVIDER.parse(body({"role": "user", "content": [*unnamed, text]}, shown))
+    told = {"type": "text", "text": "[application/pdf left out: it cannot be read here]"}
+    assert request.messages[1]["content"] == [{"type": "text", "text": "read"}, told]
+    assert [part["text"] for part in request.messages[0]["content"]] == [
+        f"[{kind} left out: it cannot be read here]" for kind in ("file", "file", "text/plain")
+    ]
+
+
 def test_the_other_fields():
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
     request = PROVIDER.parse(
@@ -96,7 +111,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (body({"content": "x"}), r"messages\[0\]\.role: is missing"),
     (body({"role": "function", "content": "x"}), r"messages\[0\]\.role: 'function' is not a role; use system"),
     (body({"role": "user"}), r"messages\[0\]\.content: expected a string or a list of parts, got None"),
-    (body({"role": "user", "content": [{"type": "file"}]}), r"messages\[0\]\.content\[0\]\.type: 'file' is not supp"),
+    (body({"role": "user", "content": [{"type": "page"}]}), r"messages\[0\]\.content\[0\]\.type: 'page' is not supp"),
+    (
+        body({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}),
+        r"messages\[0\]\.content\[0\]\.file\.file_data: is missing; send the file as a data URL",
+    ),
     (body({"role": "system", "content": [{"type": "image_url"}]}), r"content\[0\]\.type: 'image_url' is not supported"),
     (body({"role": "tool", "content": "x"}), r"messages\[0\]\.tool_call_id: is missing"),
     (

@@ -102,6 +102,18 @@ def test_images_and_several_texts_stay_parts():
     assert request.messages[2]["content"] == [chat_image]
 
 
+def test_the_model_is_told_of_a_file_that_it_cannot_read():
+    """Guards against a session that ends when the policy reads a PDF: the client sends it whole, and again with each
+    later call."""
+    pdf = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
+    request = parse(
+        {"role": "user", "content": [pdf]}, call("a"), output("a", [{"type": "input_text", "text": "x"}, pdf])
+    )
+    told = "[application/pdf left out: it cannot be read here]"
+    assert request.messages[0]["content"] == told
+    assert request.messages[2]["content"] == [{"type": "text", "text": "x"}, {"type": "text", "text": told}]
+
+
 def test_what_was_carried_wins_over_what_was_shown():
     carrier = ids.carrier("x", 0, " exactly this\n")
     request = parse(GO, reasoning("trimmed", encrypted_content=carrier), reasoning("more", id="rs_x_1"))
@@ -167,8 +179,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": "m", "input": [call("a") | {"arguments": {}}]}, r"input\[0\]\.arguments: expected a string, got {}"),
     ({"model": "m", "input": [{"type": "reasoning", "summary": [], "encrypted_content": "g"}]}, r".*was not made here"),
     (
-        {"model": "m", "input": [{"role": "user", "content": [{"type": "input_file"}]}]},
-        r"input\[0\]\.content\[0\]\.type: 'input_file' is not supported here; use input_text",
+        {"model": "m", "input": [{"role": "user", "content": [{"type": "input_page"}]}]},
+        r"input\[0\]\.content\[0\]\.type: 'input_page' is not supported here; use input_text",
+    ),
+    (
+        {"model": "m", "input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+        r"input\[0\]\.content\[0\]\.file_data: is missing; send the file as a data URL",
     ),
     (
         {"model": "m", "input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
