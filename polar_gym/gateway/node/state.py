@@ -6,7 +6,8 @@
         calls.jsonl       the journal of the session's calls; each is written before its answer leaves
         episode.json      the end of the session; on the disk before the episode is delivered
         delivered.json    the server's acknowledgement; from now on the directory may be evicted
-        sandboxes_left    sandboxes of the session could not be removed; the next process tries again
+        sandboxes_left    sandboxes of the session could not be removed; the next process tries again. Until then the
+                          directory is not evicted
         record/           a state directory with earlier attempts that ran elsewhere, as the server had them
 
 A directory without an episode is a session that was running when its process died (`polar_gym.gateway.node.salvage`).
@@ -153,11 +154,14 @@ class StateDirectory:
 
     def evict(self, keys: Sequence[Key], now: float, keep_seconds: float, keep_bytes: int) -> list[Key]:
         """Remove those of these finished sessions that ended more than `keep_seconds` ago, then the oldest until the
-        others take at most `keep_bytes`. Return the keys that are gone."""
-        there = [key for key in keys if self.files(key).episode.exists()]
-        ended = sorted((self.files(key).episode.stat().st_mtime, key) for key in there)
-        sizes = {key: self.files(key).bytes() for key in there}
-        left, gone = sum(sizes.values()), [key for key in keys if key not in sizes]
+        others take at most `keep_bytes`. Return the keys that are gone. A session whose sandboxes could not be removed
+        stays: the next process needs its manifest to remove them."""
+        there = {key for key in keys if self.files(key).episode.exists()}
+        gone = [key for key in keys if key not in there]
+        removable = [key for key in there if not self.files(key).sandboxes_left.exists()]
+        ended = sorted((self.files(key).episode.stat().st_mtime, key) for key in removable)
+        sizes = {key: self.files(key).bytes() for key in removable}
+        left = sum(sizes.values())
         for time, key in ended:
             if now - time <= keep_seconds and left <= keep_bytes:
                 break

@@ -101,6 +101,16 @@ def test_the_oldest_are_evicted_until_the_others_fit(state: StateDirectory) -> N
     assert state.evict(keys[::2], 40.0, keep_seconds=1000, keep_bytes=0) == [Key("b", 0), Key("c", 0)]
 
 
+def test_a_session_with_sandboxes_left_is_not_evicted(state: StateDirectory) -> None:
+    """Guards against a sandbox that no later process removes, because its session's mark went with the directory."""
+    marked, other = ended(state, "a", 10.0, 400), ended(state, "b", 20.0, 400)
+    state.files(marked).sandboxes_left.touch()
+    assert state.evict([marked, other], 30.0, keep_seconds=1000, keep_bytes=400) == [], "it takes no other's place"
+    assert state.evict([marked, other], 5000.0, keep_seconds=1000, keep_bytes=400) == [other]
+    state.files(marked).sandboxes_left.unlink()
+    assert state.evict([marked], 5000.0, keep_seconds=1000, keep_bytes=400) == [marked]
+
+
 def test_a_session_whose_directory_is_gone_already_counts_as_evicted(state: StateDirectory) -> None:
     gone, there = Key("gone", 0), ended(state, "there", 10.0, 1)
     assert state.evict([gone, there], 10.0, keep_seconds=1, keep_bytes=1) == [gone]
