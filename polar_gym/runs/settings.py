@@ -93,6 +93,8 @@ def _read(state: StateDirectory) -> Began | None:
         began.config()
     except ValidationError as error:
         raise ConfigError(f"{file}: not settings of this version: {in_one_line(error)}{_OR}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}; restore the file{_OR}") from error
     return began
 
 
