@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -136,18 +137,20 @@ def open_dataset(directory: Path, filters: Filters) -> Iterator[SftDataset]:
 def _check_filters(file: IO[bytes], directory: Path, filters: Filters) -> None:
     """Write the filters into a new directory. Raises `ConfigError` where the directory has others, or damaged ones."""
     file.seek(0)
-    for _, known in durable.json_lines(file, directory / "filters.json"):
-        if known == orjson.loads(filters.to_json()):
-            return
-        if any((directory / "parquet").iterdir()):
-            raise ConfigError(
-                f"--out={directory}: was made with the filters {json.dumps(known)}; give the same, or another directory"
-            )
+    known = [each for _, each in durable.json_lines(file, directory / "filters.json")]
+    if orjson.loads(filters.to_json()) in known:
+        return
+    if any((directory / "parquet").iterdir()):
+        made = "its filters.json is empty; restore that file"
+        if known:
+            made = f"was made with the filters {json.dumps(known[0])}; give the same"
+        raise ConfigError(f"--out={directory}: {made}, or another directory")
     for entries in (directory / "ledger").iterdir():  # no episode was accepted: the new filters see all again
         entries.unlink()
     file.truncate(0)
     file.write(filters.to_json())
     file.flush()
+    os.fsync(file.fileno())  # the parts are on the disk, and mean nothing without their filters
 
 
 def _read_ledger(path: Path) -> list[EpisodeEntry]:

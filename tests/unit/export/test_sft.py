@@ -265,6 +265,16 @@ def test_damaged_filters_are_named(tmp_path):
         export_sft([graded_episode()], tmp_path / "out", Filters())
 
 
+def test_empty_filters_cost_no_example(tmp_path):
+    """Guards against an export that removes all parts in silence: a machine that stopped may leave the file empty."""
+    out = tmp_path / "out"
+    export_sft([graded_episode()], out, Filters())
+    (out / "filters.json").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"its filters\.json is empty; restore that file, or another directory"):
+        export_sft([], out, Filters())
+    assert len(rows(out, tmp_path / "cache")) == 1
+
+
 def test_a_directory_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="holds something else"):
