@@ -62,14 +62,14 @@ def seen_messages(last: ModelCall, calls: Mapping[str, ModelCall]) -> list[Messa
     """Return the messages of a call and its answer, as the model saw them. `calls`: by id.
 
     A harness may hand an answer back in other words, or without its reasoning. A spliced prompt has the answer's own
-    tokens, and so the answer itself stands in its place here.
+    tokens, and so the answer itself stands in its place here, after the messages that its own call saw.
     """
     messages = [*last.messages, *([last.response] if last.response else [])]
     call, parent = last, calls.get(last.parent_id or "")
     while call.continuation == "spliced" and parent is not None:
         place = len(parent.messages)
         if parent.response and place < len(call.messages) and call.messages[place]["role"] == "assistant":
-            messages[place] = parent.response
+            messages[: place + 1] = [*parent.messages, parent.response]
         call, parent = parent, calls.get(parent.parent_id or "")
     return messages
 

@@ -140,7 +140,11 @@ def test_messages_hold_the_answers_whose_tokens_are_in_the_ids(name: str) -> Non
     ]
     trace = build(calls, name).traces[-1]
     assert trace.messages == [*asked, said[0], output, said[1], output, said[2]]
-    calls[1].continuation = calls[2].continuation = "canonical"
+    calls[1].continuation, seen = "canonical", {**restated[0], "reasoning": "think"}
+    calls[1].messages = [*asked, seen, output]
+    trace = build(calls, name).traces[-1]
+    assert trace.messages == [*asked, seen, output, said[1], output, said[2]], "the words that were templated"
+    calls[2].continuation = "canonical"
     trace = build(calls, name).traces[-1]
     assert trace.messages == [*asked, restated[0], output, restated[1], output, said[2]], "the template wrote its words"
 
