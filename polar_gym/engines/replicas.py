@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 from polar_gym.background_loop import cancel_all
 from polar_gym.chat import ChatRequest, Completion, OnDelta
 from polar_gym.engines import UNREACHABLE, Engine, EngineError, Updating
+from polar_gym.engines.addresses import addresses
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import ServerOptions
 from polar_gym.engines.probe import Outcome, probe
@@ -396,23 +395,3 @@ class Replicas:
             replica.updating = False
         replica.engine.weight_version = version
         replica.named.set()
-
-
-async def addresses(url: str) -> list[str]:
-    """Return the URL once for each address of its host, or as it is where the host has one address, or needs its name
-    for a certificate."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        return [url]
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    except OSError:  # the server's first request raises the error that names the host
-        return [url]
-    first = min((family for family, *_ in found), key=lambda family: family != socket.AF_INET)
-    hosts = dict.fromkeys(address[0] for family, *_, address in found if family == first)
-    if len(hosts) < 2:
-        return [url]
-    port = "" if parts.port is None else f":{parts.port}"
-    return [
-        parts._replace(netloc=f"[{host}]{port}" if ":" in str(host) else f"{host}{port}").geturl() for host in hosts
-    ]
