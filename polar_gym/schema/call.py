@@ -199,7 +199,7 @@ class ModelCall(Record):
     engine gave no count."""
     cached_tokens: int | None = None
     """How many of `prompt_ids` the engine had in its prefix cache. None where the engine does not tell (vLLM tells with
-    `--enable-prompt-tokens-details`), and for answers from a record."""
+    `--enable-prompt-tokens-details`), and for answers of another session."""
     engine_url: str | None = None
     """The server that answered, where `engine.url` names several."""
     edited_answers: dict[str, list[str]] = Field(default_factory=dict)

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from polar_gym.builders import build_trajectory
+from polar_gym.chat import Completion
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
@@ -189,6 +191,25 @@ async def test_a_branch_masks_the_shared_prefix(tmp_path: Path) -> None:
     assert trace.shared_prefix == len(first[1].prompt_ids) + len(first[1].response_ids)
     assert trace.trainable_tokens == len(calls[2].response_ids)
     assert not trace.loss_mask[: trace.shared_prefix - len(trace.prompt_ids)].any()
+
+
+class CachingEngine(EmbeddedEngine):
+    """Tells of cached tokens, as vLLM does."""
+
+    async def chat(self, *asked: Any, **fields: Any) -> Completion:
+        return replace(await super().chat(*asked, **fields), cached_tokens=16)
+
+
+async def test_what_was_cached_for_an_answer_is_told_by_the_session_that_sampled_it(tmp_path: Path) -> None:
+    """Guards against tokens of a prefix cache that count once for an episode, and again for each of its branches."""
+
+    def engine() -> CachingEngine:
+        return CachingEngine(EmbeddedOptions(scripts=[Script(commands=["ls", "pwd"])]))
+
+    _, _, directory = await session(tmp_path, REQUEST, 2, "0.006", engine=engine())
+    for owned, cached in ((False, None), (True, 16)):
+        calls, _, _ = await session(tmp_path, starting(directory, owned=owned), 3, "0.006", engine=engine())
+        assert [call.cached_tokens for call in calls] == [cached, cached, 16]
 
 
 async def test_a_task_with_packages_can_be_branched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

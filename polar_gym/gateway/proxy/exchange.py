@@ -98,7 +98,8 @@ class Exchange:
         """Return the recorded answer, which becomes the answer of this call, under the recorded call's id."""
         assert recorded.response is not None
         changes = {"session_id": self.capture.session_id, "messages": list(recorded.messages), "replayed": how}
-        self.call = recorded.model_copy(update=changes if how.owned else {**changes, "scores": []})
+        others = {} if how.owned else {"scores": [], "cached_tokens": None}
+        self.call = recorded.model_copy(update=changes | others)
         self.call_id = recorded.call_id
         completion = Completion(
             message=recorded.response,
