@@ -8,8 +8,9 @@ A plug-in is one module or package here that defines a class `ENGINE`. The class
 and methods of `Engine`.
 
 The other modules are shared by the engines. `http` asks a server, and `openai_form` holds the requests and answers of
-OpenAI-compatible APIs. `replicas` makes one engine of several servers, and `probe` asks an engine for one token.
-`sampling` and `context_length` handle the fields and limits of a request, and `weights` the versions of the weights.
+OpenAI-compatible APIs. `replicas` makes one engine of several servers, and `addresses` finds those of one name. `probe`
+asks an engine for one token. `sampling` and `context_length` handle the fields and limits of a request, and `weights`
+the versions of the weights.
 The room uses `chat`, `http`, `registry` and `schema`.
 """
 
@@ -33,11 +34,14 @@ UNREACHABLE = "unreachable"
 
 
 class EngineError(Exception):
-    """The engine refused or failed. `status` is the HTTP status that vLLM answers (or would answer) with."""
+    """The engine refused or failed. `status` is the HTTP status that vLLM answers (or would answer) with.
 
-    def __init__(self, status: int, message: str, *, kind: str = "engine_error") -> None:
+    `sampled`: the engine may have sampled tokens for the answer, of which none came. The call is not to be asked again,
+    because its record is all that tells of them."""
+
+    def __init__(self, status: int, message: str, *, kind: str = "engine_error", sampled: bool = False) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
+        self.status, self.message, self.kind, self.sampled = status, message, kind, sampled
 
 
 class Engine(Protocol):

@@ -105,6 +105,21 @@ class Http:
         """Return the answer's bytes. `body` may hold arrays. `long`: the server may take `LONG_SECONDS`."""
         return await self.patiently(lambda: self._read("POST", path, body, long=long))
 
+    async def sample(self, path: str, body: Body) -> Body:
+        """Return an answer that comes as one piece. After the server has taken the request, no failure leads to another
+        try."""
+        return self._parsed(path, await self.patiently(lambda: self._sample_once(path, body)))
+
+    async def _sample_once(self, path: str, body: Body) -> bytes:
+        try:
+            return await self._read("POST", path, body, long=True)
+        except EngineError as error:
+            cause = error.__cause__
+            if not isinstance(cause, Exception) or error.kind == UNREACHABLE:  # a refusal, or no connection
+                raise
+            told = f"{self.name} at {self.url} took a request and gave no whole answer ({reason(cause)})"
+            raise EngineError(502, told, kind="server", sampled=True) from cause
+
     def _parsed(self, path: str, raw: bytes) -> Body:
         try:
             return orjson.loads(raw)

@@ -8,7 +8,7 @@ one piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,12 +73,13 @@ class SglangEngine:
         await self.http.close()
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
-        return await within_the_space(partial(self._complete, request), sampling_fields(sampling, request))
+        complete = partial(self._complete, self.http.sample, request)
+        return await within_the_space(complete, sampling_fields(sampling, request))
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
         """Return the prompt ids that SGLang names with an answer of one token: its tokenising route takes text only."""
         request = ChatRequest(model=self.model, messages=list(messages), tools=list(tools), max_tokens=1)
-        return (await self._complete(request, sampling_fields(Sampling(), request))).prompt_ids
+        return (await self._complete(self.http.post, request, sampling_fields(Sampling(), request))).prompt_ids
 
     async def decode(self, ids: Sequence[int]) -> str:
         body = {"model": self.model, "tokens": list(ids), "skip_special_tokens": False}
@@ -92,11 +93,13 @@ class SglangEngine:
         entries = answer["meta_info"]["input_token_logprobs"]
         return np.asarray([np.nan, *(logprob for logprob, *_ in entries[1:])], np.float32)
 
-    async def _complete(self, request: ChatRequest, fields: dict[str, Any]) -> Completion:
+    async def _complete(
+        self, post: Callable[[str, Body], Awaitable[Body]], request: ChatRequest, fields: dict[str, Any]
+    ) -> Completion:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
         if request.prompt_ids is not None:
             body["input_ids"] = request.prompt_ids
-        answer = await self.http.post(CHAT, body, long=request.max_tokens != 1)
+        answer = await post(CHAT, body)
         choice = answer["choices"][0]
         prompt_ids, response_ids = self._ids(choice)
         return Completion(

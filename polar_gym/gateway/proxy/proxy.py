@@ -320,7 +320,7 @@ class Proxy:
             except EngineError as error:
                 if replicas is None:
                     raise
-                if exchange.call is not None:
+                if exchange.call is not None or error.sampled:
                     replicas.suspect(exchange.server, error, exchange.sampling)
                     raise
                 if not await replicas.moved(exchange.server, error, exchange.sampling):

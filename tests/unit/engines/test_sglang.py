@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from polar_gym.builders import build_trajectory
 from polar_gym.chat import ChatRequest, Delta
 from polar_gym.engines import ENGINES, Engine, EngineError
 from polar_gym.engines.openai_form import ServerOptions
-from polar_gym.engines.sglang import SglangEngine
-from polar_gym.schema import PluginSpec, Sampling
+from polar_gym.engines.sglang import SglangEngine, SglangReplicas
+from polar_gym.schema import BuilderSpec, PluginSpec, Sampling
+from tests.support.sessions import running_session
+from tests.support.tools import ASK
+from tests.support.vllm_stand_in import without_templates
 
 CALL = {"id": "call_1", "index": 0, "type": "function", "function": {"name": "bash", "arguments": "{}"}}
 
@@ -27,6 +34,8 @@ class StandIn:
         self.gives_ids = True
         self.complaint = ""
         self.full = False
+        self.breaks: str | None = None
+        """Where answers break off."""
 
     def application(self) -> web.Application:
         application = web.Application()
@@ -39,9 +48,11 @@ class StandIn:
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "m", "root": "m", "max_model_len": 64}]})
 
-    async def _chat(self, request: web.Request) -> web.Response:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
+        if self.breaks is not None:
+            return await self._broken(request)
         if self.full or body.get("max_tokens", 0) > 64:
             return web.json_response({"object": "error", "message": self.complaint, "code": 400}, status=400)
         choice: dict[str, Any] = {
@@ -53,6 +64,15 @@ class StandIn:
         if self.gives_ids:
             choice |= {"prompt_token_ids": body.get("input_ids", [1, 2]), "response_token_ids": [7, 8]}
         return web.json_response({"choices": [choice]})
+
+    async def _broken(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        if self.breaks == "in its body":
+            await response.prepare(request)
+            await response.write(b"{")
+        assert request.transport is not None
+        request.transport.close()
+        return response
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -132,6 +152,39 @@ async def test_a_full_context_is_known_in_each_wording(
     with pytest.raises(EngineError) as refusal:
         await engine.chat(request(max_tokens=100), Sampling())
     assert (refusal.value.status, refusal.value.kind) == (400, "context_length")
+
+
+@pytest.mark.parametrize("breaks", ["before its head", "in its body"])
+async def test_a_call_whose_answer_breaks_off_is_recorded_and_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    """Guards against sampled tokens in no record: the server had sampled them all, and the same request was sent again,
+    or to another server."""
+    without_templates(monkeypatch)
+    sick, other = StandIn(), StandIn()
+    async with TestServer(sick.application()) as first, TestServer(other.application()) as second:
+        engine = SglangReplicas(ServerOptions(url=[str(each.make_url("/v1")) for each in (first, second)]))
+        async with running_session(engine, tmp_path) as (node, capture), aiohttp.ClientSession() as http:
+
+            async def ask() -> int:
+                headers, body = {"Authorization": f"Bearer {capture.key}"}, {"model": "m", "messages": ASK}
+                async with http.post(f"{node.url}/v1/chat/completions", json=body, headers=headers) as said:
+                    return said.status
+
+            sick.breaks = breaks
+            sick.asked.clear()
+            other.asked.clear()
+            statuses = [await ask()]
+            of_sessions = [body for each in (sick, other) for body in each.asked if "max_tokens" not in body]
+            assert len(of_sessions) == 1
+            async with asyncio.timeout(60):
+                while engine.replicas[0].up:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            statuses.append(await ask())
+            assert statuses == [502, 200]
+            calls = capture.calls
+    assert [(call.outcome, call.error_kind) for call in calls] == [("failed", "server"), ("delivered", None)]
+    assert build_trajectory(calls, BuilderSpec(name="prefix_merging")).fidelity.uncounted["server"] == 1
 
 
 async def test_a_server_that_gives_no_ids_is_refused_at_the_start(stand_in: tuple[StandIn, str]) -> None:
