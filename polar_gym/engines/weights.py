@@ -14,6 +14,12 @@ INITIAL = "initial"
 """The name of the engine's weights until the first update."""
 
 
+def after_failure(version: str) -> str:
+    """Return the name of the weights after an update to `version` that failed or was cancelled: any of them may be old
+    or new."""
+    return f"unknown (the update to {version} failed)"
+
+
 def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, tokens: int) -> list[WeightVersion]:
     """Return the spans of an answer that began under the trainer's version `began` and ended under `ended`.
 

@@ -3,8 +3,8 @@
 The model is tiny and random, and vLLM's own grammar makes it run commands (`steered_engine`). The same sessions run
 again and again. *stay*: each with its server. *scattered*: each call on the next server, as a plain load balancer does.
 *updated*: when half of the calls are done, the servers get new weights one after another, while they sample, and empty
-their caches. *salted*: the same with `cache_salt`, as where a server does not say that its caches are empty. *killed*:
-as *updated*, but one server is killed by SIGKILL before, and started again after, with its first weights.
+their caches. *salted*: the same with a new `cache_salt`, as where a server does not say that its caches are empty.
+*killed*: as *updated*, but one server is killed by SIGKILL before, and started again after, with its first weights.
 """
 
 from __future__ import annotations

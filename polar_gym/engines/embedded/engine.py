@@ -22,6 +22,7 @@ from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, Policy
 from polar_gym.engines.embedded.scripted import ScriptedPolicy
 from polar_gym.engines.embedded.speech import Speech
 from polar_gym.engines.sampling import sampling_fields
+from polar_gym.engines.weights import after_failure
 from polar_gym.schema import EngineInfo, Message, Sampling, SamplingMask, ToolDefinition, WeightVersion
 
 OPENING = 16
@@ -66,7 +67,11 @@ class EmbeddedEngine:
         """See `polar_gym.engines.Updating`."""
         if not isinstance(self._policy, LocalModelPolicy):
             raise EngineError(400, "engine.policy=scripted has no weights; set engine.policy=transformers")
-        await self._policy.set_weights(weights, version)
+        try:
+            await self._policy.set_weights(weights, version)
+        except asyncio.CancelledError:  # the worker may go on with the update
+            self.weight_version = after_failure(version)
+            raise
         self.weight_version = version
 
     async def close(self) -> None:

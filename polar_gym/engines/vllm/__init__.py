@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -48,7 +49,8 @@ from polar_gym.engines.vllm.generate import answer_by_ids, read_again, uncertain
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
 from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.stream import StreamedAnswer, abort_route, ask, ids_and_logprobs, prompt_ids
-from polar_gym.engines.vllm.weights import reload
+from polar_gym.engines.vllm.weights import paused, reload
+from polar_gym.engines.weights import after_failure
 from polar_gym.schema import EngineInfo, Message, OwnGrammar, ReplayRecord, Sampling, ToolDefinition
 
 log = logging.getLogger(__name__)
@@ -108,10 +110,11 @@ class VllmEngine:
         self.logprobs_mode: Literal["processed", "raw"] | None = None
         self.own_grammar: OwnGrammar | None = None
         self.path: Literal["chat", "generate", "plain"] = "plain"
-        self.weight_version: str | None = None
-        self._version_of_caches: str | None = None
-        """The weights under which all of the prefix caches were computed; None: not known, or those of the start. A
-        `cache_salt` would keep a call from what calls in flight at the update computed anew."""
+        self._weight_version: str | None = None
+        self._cache_salt = uuid.uuid4().hex
+        """Keeps calls from keys and values that the prefix caches hold of other weights. It is random, because trainers
+        and gateways that start again use the names of versions again. It stays where the caches were emptied: calls in
+        flight at the update have computed theirs anew, and a new salt would hide these from the next calls."""
         self._abort: str | None = None
         """The server's route that aborts requests."""
         self._base: str | None = None
@@ -122,7 +125,6 @@ class VllmEngine:
     async def start(self) -> None:
         """See `polar_gym.engines.replicas.Server`."""
         self.http.open()
-        self._version_of_caches = None  # the server may have begun anew
         if self.takes_prefix_only:
             await self._start_with_nemo_rl()
             return
@@ -156,6 +158,15 @@ class VllmEngine:
             base_model=self._base,
             records=self._options.record,
         )
+
+    @property
+    def weight_version(self) -> str | None:
+        return self._weight_version
+
+    @weight_version.setter
+    def weight_version(self, version: str | None) -> None:
+        if version != self._weight_version:
+            self._weight_version, self._cache_salt = version, uuid.uuid4().hex
 
     async def close(self) -> None:
         await self.http.close()
@@ -232,8 +243,7 @@ class VllmEngine:
         interval = self._options.stream_interval
         body["stream_interval"] = min(interval, READ_ALONG_INTERVAL) if request.stream else interval
         body["return_weight_versions"] = True  # from vLLM 0.33 on
-        if self.weight_version != self._version_of_caches:
-            body["cache_salt"] = self.weight_version  # the cache of other weights must not be used
+        body["cache_salt"] = self._cache_salt
         return body
 
     def _prompt_field(self, sent: Sent | None, prefix_length: int) -> Body:
@@ -245,9 +255,17 @@ class VllmEngine:
 
     async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
         """See `polar_gym.engines.Updating`."""
-        emptied = await reload(self.http, weights, version)
-        self.weight_version = version
-        self._version_of_caches = version if emptied else None
+        if not isinstance(weights, Path):
+            raise EngineError(400, "engine=vllm reads weights from a directory: save the model, and give the path")
+        async with paused(self.http):
+            loaded, emptied = after_failure(version), False
+            try:
+                emptied = await reload(self.http, weights, version)
+                loaded = version
+            finally:  # the calls that go on must not have the name of the old weights
+                self._weight_version = loaded
+                if not emptied:
+                    self._cache_salt = uuid.uuid4().hex
 
     def _warn_of_logprobs(self, sampling: Sampling) -> None:
         problem = logprobs_problem(self.logprobs_mode, sampling)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -12,13 +12,9 @@ from polar_gym.engines import EngineError
 from polar_gym.engines.http import Http
 
 
-async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) -> bool:
-    """Have vLLM read a directory, and name the weights. Return whether vLLM says that it emptied its prefix caches.
-
-    Calls are paused meanwhile. vLLM does not say whether it computes their keys and values again: vLLM 0.32 on CPU
-    does. Raises `EngineError`."""
-    if not isinstance(weights, Path):
-        raise EngineError(400, "engine=vllm reads weights from a directory: save the model, and give the path")
+@asynccontextmanager
+async def paused(http: Http) -> AsyncIterator[None]:
+    """Have vLLM hold its calls until the context ends. Raises `EngineError`."""
     try:
         await http.post_raw("/pause?mode=keep", {}, long=True)
     except EngineError as error:
@@ -27,12 +23,20 @@ async def reload(http: Http, weights: Path | Mapping[str, Any], version: str) ->
         problem = f"{http.url} has no routes for new weights; start vLLM with VLLM_SERVER_DEV_MODE=1"
         raise EngineError(400, problem) from error
     try:
-        order = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-        await http.post_raw("/collective_rpc", order, long=True)
-        said = await http.post_raw("/reset_prefix_cache?reset_external=true", {})
-        await http.post_raw("/update_weight_version", {"new_version": version})
+        yield
     finally:
         await http.post_raw("/resume", {})
+
+
+async def reload(http: Http, directory: Path, version: str) -> bool:
+    """Have vLLM read a directory, and name the weights. Return whether vLLM says that it emptied its prefix caches.
+
+    vLLM does not say whether it computes the keys and values of paused calls again: vLLM 0.32 on CPU does. Raises
+    `EngineError`, also where vLLM has some of the weights, or all."""
+    order = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+    await http.post_raw("/collective_rpc", order, long=True)
+    said = await http.post_raw("/reset_prefix_cache?reset_external=true", {})
+    await http.post_raw("/update_weight_version", {"new_version": version})
     return _says_success(said)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -148,6 +149,28 @@ async def test_new_weights_sample_from_the_next_token_on(
             np.testing.assert_allclose(done.logprobs[span.start : span.end], own[span.start : span.end], atol=1e-4)
     again = await engine.chat(request(WORDS[0]), Sampling())
     assert [span.version for span in again.weight_versions] == ["v1"]
+
+
+async def test_after_an_update_that_was_cancelled_the_weights_have_no_old_name(engine: EmbeddedEngine) -> None:
+    """Guards against tokens of new weights under the name of the old ones: Ctrl-C ends the waiting for an update, and
+    not the update."""
+    reading, release = threading.Event(), threading.Event()
+
+    class Slow(dict[str, Any]):
+        def items(self) -> Any:
+            reading.set()
+            release.wait()
+            return super().items()
+
+    model: Any = engine._policy._model  # type: ignore[attr-defined]
+    updating = asyncio.create_task(engine.set_weights(Slow(weights(model)), "v1"))
+    await asyncio.to_thread(reading.wait)
+    updating.cancel()
+    await asyncio.wait([updating])
+    release.set()
+    done = await engine.chat(request(WORDS[0]), Sampling())
+    assert [span.version for span in done.weight_versions] == ["v1"], "the policy went on with the update"
+    assert engine.weight_version == "unknown (the update to v1 failed)"
 
 
 async def test_the_weights_of_another_model_are_refused(engine: EmbeddedEngine, model: Any) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.engines import UNREACHABLE, EngineError, http, probe, replicas
+from polar_gym.engines.addresses import addresses
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.vllm import ENGINE, VllmOptions
 from polar_gym.schema import Sampling
@@ -49,10 +50,10 @@ class TroubledServer(LeavingServer):
         return await super()._models(request)
 
     async def _order(self, request: web.Request) -> web.Response:
-        await super()._order(request)
+        said = await super()._order(request)
         if (held := self.held.pop(request.path, None)) is not None:
             await held.wait()
-        return self.refusals.pop(request.path) if request.path in self.refusals else web.Response()
+        return self.refusals.pop(request.path, said)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         if (held := self.held.pop(request.path, None)) is None:
@@ -415,32 +416,70 @@ async def test_a_version_may_be_that_of_one_server() -> None:
         assert engine.versions == {servers[0].url: "1", servers[1].url: "2"}
         engine.name_weights("3", f"{servers[0].url}/v1/")
         assert engine.versions == {servers[0].url: "3", servers[1].url: "2"}
-        await engine.replicas[1].engine.chat(REQUEST, Sampling())
-        assert servers[1].chats[-1]["cache_salt"] == "2"
         engine.weight_version = "2"
         assert set(engine.versions.values()) == {"2"}
 
 
+async def salt(engine: Replicas, server: LeavingServer) -> str | None:
+    """Return the salt of a call's prefix cache."""
+    await engine.replicas[0].engine.chat(REQUEST, Sampling())
+    return server.chats[-1].get("cache_salt")
+
+
 @pytest.mark.parametrize("says", [b'{"success":true}', b'{"success":false}', b""])
-async def test_only_caches_that_may_hold_other_weights_are_salted(says: bytes, tmp_path: Path) -> None:
-    """Guards against prefixes of other weights, and against a salt where there are none: it would keep calls from what
-    the calls in flight at the update computed anew."""
+async def test_a_salt_is_new_where_caches_may_hold_other_weights(says: bytes, tmp_path: Path) -> None:
+    """Guards against prefixes of other weights, also where a name of weights is used again, and against a new salt
+    where the caches are empty: it would keep calls from what the calls in flight at the update computed anew."""
     server = LeavingServer()
     server.says_of_caches = says
     async with started(server) as engine:
-
-        async def salt() -> str | None:
-            await engine.replicas[0].engine.chat(REQUEST, Sampling())
-            return server.chats[-1].get("cache_salt")
-
-        salts = [await salt()]
+        salts = [await salt(engine, server)]
         for version in ("1", "2"):
             await engine.set_weights(tmp_path, version)
             engine.name_weights(version)
-            salts.append(await salt())
-        engine.name_weights("3")  # by a trainer that loaded these itself
-        salts.append(await salt())
-    assert salts == [None, None, None, "3"] if says == b'{"success":true}' else [None, "1", "2", "3"]
+            salts.append(await salt(engine, server))
+        different = 1 if says == b'{"success":true}' else 3
+        assert len(set(salts)) == different
+        for version in ("3", "1", "1"):  # by a trainer that loads weights itself, and begins again
+            engine.name_weights(version)
+            engine.name_weights(version, server.url)
+            salts.append(await salt(engine, server))
+    assert len(set(salts)) == different + 2
+    assert salts[-1] == salts[-2], "nothing has changed"
+
+
+async def test_gateways_of_one_server_have_different_salts() -> None:
+    """Guards against prefixes of the weights that a gateway before this one had: a trainer that starts again gives its
+    versions the same names, and names none before its first update."""
+    server, salts = LeavingServer(), list[str | None]()
+    async with started(server) as first, AsyncExitStack() as stack:
+        second = ENGINE(VllmOptions(url=server.url))
+        await second.start()
+        stack.push_async_callback(second.close)
+        for engine in (first, second):
+            salts.append(await salt(engine, server))
+            engine.name_weights("step-1")
+            salts.append(await salt(engine, server))
+    assert len(set(salts)) == 4
+
+
+@pytest.mark.parametrize("fails", [RPC, "/reset_prefix_cache", "/update_weight_version"])
+async def test_after_an_update_that_failed_the_weights_have_no_old_name(fails: str, tmp_path: Path) -> None:
+    """Guards against tokens of new weights under the name of the old ones, from prefixes of the old ones: vLLM had read
+    the new weights when the update failed, and was asked to go on."""
+    server = TroubledServer()
+    server.says_of_caches = b'{"success":true}'
+    async with started(server) as engine:
+        await engine.set_weights(tmp_path, "1")
+        before = await salt(engine, server)
+        server.refusals[fails] = web.Response(status=500, text="out of memory")
+        with pytest.raises(EngineError, match="out of memory"):
+            await engine.set_weights(tmp_path, "2")
+        assert server.orders[-1][0] == "/resume"
+        assert engine.of("s").weight_version == "unknown (the update to 2 failed)"
+        assert await salt(engine, server) != before
+        await engine.set_weights(tmp_path, "2")
+        assert engine.of("s").weight_version == "2"
 
 
 async def test_a_server_that_never_answers_one_request_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,12 +607,12 @@ async def test_each_address_of_a_host_is_a_server(monkeypatch: pytest.MonkeyPatc
     """A headless service of Kubernetes has such a name."""
 
     async def lookup(host: str, port: int, **_: Any) -> list[Any]:
-        addresses = {"policy": ["127.0.0.1", "127.0.0.2"], "::": ["::1"]}.get(host, [host])
+        found = {"policy": ["127.0.0.1", "127.0.0.2"], "::": ["::1"]}.get(host, [host])
         six = [(socket.AF_INET6, 0, 0, "", ("::1", port, 0, 0))]
-        return six + [(socket.AF_INET, 0, 0, "", (address, port)) for address in addresses]
+        return six + [(socket.AF_INET, 0, 0, "", (address, port)) for address in found]
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "getaddrinfo", lookup)
-    assert await replicas.addresses("http://policy:8000/v1") == ["http://127.0.0.1:8000/v1", "http://127.0.0.2:8000/v1"]
-    assert await replicas.addresses("http://other:8000") == ["http://other:8000"]
-    assert await replicas.addresses("https://policy:8000") == ["https://policy:8000"]
+    assert await addresses("http://policy:8000/v1") == ["http://127.0.0.1:8000/v1", "http://127.0.0.2:8000/v1"]
+    assert await addresses("http://other:8000") == ["http://other:8000"]
+    assert await addresses("https://policy:8000") == ["https://policy:8000"]
