@@ -11,6 +11,7 @@
     link        sends heartbeats and episodes to the rollout server
     metrics     what Prometheus reads
     threads     the threads for blocking work
+    open_files  how many files the process may have open
     process     the node as a process
 
 The room may use `gateway.session`, `gateway.proxy`, `config` and what lies below them; not `service`, which gives it

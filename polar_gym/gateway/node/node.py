@@ -22,6 +22,7 @@ from polar_gym.durable import remove_tree
 from polar_gym.engines import ENGINES, Engine, EngineError, Updating
 from polar_gym.engines.replicas import Replicas
 from polar_gym.evaluators import EVALUATORS
+from polar_gym.gateway.node.open_files import allow_open_files
 from polar_gym.gateway.node.state import Key, SessionFiles, StateDirectory
 from polar_gym.gateway.node.threads import give_threads
 from polar_gym.gateway.node.tool_calls import ToolCalls
@@ -107,6 +108,7 @@ class Node:
 
     async def __aenter__(self) -> Node:
         give_threads()
+        allow_open_files()
         async with contextlib.AsyncExitStack() as stack:
             for each in (self.engine, *self._scoring.references.values(), *self._frozen):
                 await each.start()

@@ -1,13 +1,17 @@
-"""A node finds the plug-ins of many requests at once, each in a thread."""
+"""A node is fit for many sessions at once: it finds their plug-ins in threads, and may open their files."""
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.node.open_files import WANTED
 from polar_gym.registry import Options
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest
 
@@ -37,3 +41,24 @@ def test_sessions_that_arrive_together_share_one_runtime(tmp_path: Path) -> None
     with ThreadPoolExecutor(THREADS) as threads:
         found = list(threads.map(node.find_plugins, [request] * THREADS))
     assert {plugins.runtime for plugins in found} == {node.runtime(request.runtime)}
+
+
+LIMITED = """
+import asyncio, pathlib, resource, sys
+from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
+from polar_gym.gateway.node.node import Node
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, most))
+async def main():
+    async with Node(EmbeddedEngine(EmbeddedOptions()), cache=pathlib.Path(sys.argv[1])):
+        print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+asyncio.run(main())
+"""
+
+
+def test_a_node_may_open_the_files_of_many_sessions(tmp_path: Path) -> None:
+    """Guards against sessions without a reward ("Too many open files"): 64 at once need a thousand files, and more with
+    a model on a GPU in the process, where a usual limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == (WANTED if most == resource.RLIM_INFINITY else min(WANTED, most))
