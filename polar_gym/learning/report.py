@@ -45,22 +45,26 @@ def figures(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def failures(episodes: Iterable[Episode]) -> str:
-    """Return why those of the episodes that have no reward have none: the number of each kind, and one message."""
+    """Return why those of the episodes that have no reward have none: the number of each kind, and a message of the
+    most common one."""
     failed = [episode.session.failure for episode in episodes if episode.reward is None]
-    kinds = Counter("no reward" if each is None else each.kind for each in failed)
-    message = next((each.message for each in failed if each is not None), "")
-    told = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())
+    reasons = [("no reward", "") if each is None else (each.kind, each.message) for each in failed]
+    kinds = Counter(kind for kind, _ in reasons).most_common()
+    told = ", ".join(f"{count} x {kind}" for kind, count in kinds)
+    message = next((message for kind, message in reasons if kind == kinds[0][0]), "")
     return f"{told}, e.g. {shortened(message)}" if message else told
 
 
 def check_scored(episodes: Sequence[Episode], where: object) -> None:
-    """Raise `ConfigError` where no episode has a reward: a mean of none would be shown as one of 0. `where` names the
-    episodes in the message."""
-    if all(episode.reward is None for episode in episodes):
-        raise ConfigError(
-            f"{where}: none of {len(episodes)} sessions has a reward ({failures(episodes)}); mend the cause and run "
-            "the same command again"
-        )
+    """Raise `ConfigError` where no episode of a harness has a reward: a mean of none would be shown as one of 0, and
+    that of the other harnesses as one of all. `where` names the episodes in the message."""
+    for harness in dict.fromkeys(episode.session.harness for episode in episodes):
+        own = [episode for episode in episodes if episode.session.harness == harness]
+        if all(episode.reward is None for episode in own):
+            raise ConfigError(
+                f"{where}: none of {len(own)} sessions of {harness} has a reward ({failures(own)}); mend the cause and "
+                "run the same command again"
+            )
 
 
 def interval(rewards: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from polar_gym.episodes.pass_at_k import wilson
+from polar_gym.errors import ConfigError
 from polar_gym.learning.files import read_rows
-from polar_gym.learning.report import BAR, HEIGHT, MARGIN, curve, figures, interval, print_run, sentence
+from polar_gym.learning.report import BAR, HEIGHT, MARGIN, check_scored, curve, figures, interval, print_run, sentence
+from polar_gym.schema import Episode, Failure, Status
 from tests.learning.proofs import PROOFS
 from tests.support.episodes import make_episode
 
@@ -92,3 +94,21 @@ def test_the_curve_and_the_bars_hold_all_rewards(
     print_run(lines, Console(file=(shown := io.StringIO()), width=200))
     first, second = (row.count("█") for row in shown.getvalue().splitlines() if "held out" in row)
     assert first < second <= BAR
+
+
+def _session_of(harness: str, number: int, failed: str = "") -> Episode:
+    """Return an episode; `failed`: the kind of its failure."""
+    failure = Failure(stage=Status.RUNNING, kind=failed, message=f"a {failed}") if failed else None
+    episode = make_episode(f"{harness}-{number}", None if failed else 1.0)
+    session = episode.session.model_copy(update={"harness": harness, "failure": failure})
+    return episode.model_copy(update={"session": session})
+
+
+def test_a_harness_of_a_mixture_whose_sessions_all_fail_stops_the_run() -> None:
+    """Guards against a mixture that is trained, and tested, in fewer harnesses than it names."""
+    failed = [_session_of("codex", number, kind) for number, kind in enumerate(["x_error", "y_error", "y_error"])]
+    scored = [_session_of("pi", number) for number in range(3)]
+    why = r"step-001: none of 3 sessions of codex has a reward \(2 x y_error, 1 x x_error, e\.g\. 'a y_error'\)"
+    with pytest.raises(ConfigError, match=why):
+        check_scored([*scored, *failed], "step-001")
+    check_scored([*scored, _session_of("codex", 3), *failed], "step-001")
