@@ -121,7 +121,8 @@ class Run:
             if (day := config.get("harness", {}).get("today"))
         }
         again = {harness: config.on(days.get(harness)) for harness, config in configs.items()}
-        if before != json.loads(_plan(self.plan, again)):
+        in_order = list(before.get("configs", {})) == list(again)  # the first harness is that of the evaluations
+        if before != json.loads(_plan(self.plan, again)) or not in_order:
             raise ConfigError(f"--out={self.directory}: a run with other arguments is there ({path}); choose another")
         return again
 
@@ -273,6 +274,7 @@ class Run:
             self._meter,
             self._progress,
             plan.size,
+            plan.places,
         )
         if self._meter.used("cold_start"):
             self._write({"cold_start": True})

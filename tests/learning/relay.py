@@ -14,7 +14,7 @@ from typing import Any
 from polar_gym.config.loading import load_config
 from polar_gym.learning import families
 from polar_gym.learning.families import Decision, Puzzle, write_tasks
-from polar_gym.learning.start import attempts, demonstrated, leads_of, play_demonstrations, train_start_model
+from polar_gym.learning.start import attempts, demonstrated, planned, play_demonstrations, train_start_model
 from polar_gym.schema import Episode
 
 FAMILY = "relay"
@@ -53,8 +53,10 @@ def make_start(directory: Path, seed: int, count: int, say: Callable[[str], None
     scripts = [script for pair in pairs for script in _scripts(*pair)]
     config = load_config("learn", ["harness=codex", f"engine.max_model_len={SCRIPTED_CONTEXT}"])
     play_demonstrations(directory, {"codex": config}, tasks, scripts)
-    leads = leads_of(tasks, pairs)
-    rows = [{**row, "lead": _lead(row, leads[row["task_id"]])} for row in demonstrated(directory, say)]
+    plan = planned(tasks, pairs)
+    rows = [
+        {**row, "lead": _lead(row, plan[row["task_id"]].lead)} for row in demonstrated(directory, ["codex"], plan, say)
+    ]
     return train_start_model(directory, rows, seed, say)
 
 

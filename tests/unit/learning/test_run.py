@@ -16,6 +16,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.episodes.reading import read_episodes
 from polar_gym.episodes.verify import verify
 from polar_gym.errors import ConfigError
+from polar_gym.learning import start
 from polar_gym.learning.families import write_tasks
 from polar_gym.learning.grpo import Settings, rows_of
 from polar_gym.learning.run import Plan, Run
@@ -117,7 +118,9 @@ def test_a_run_whose_sessions_all_fail_stops_and_says_why(tmp_path: Path, own: d
     (tmp_path / "run" / "steps.jsonl").write_text(written)
     own["harness"] = asking("sys.exit('broken')").model_dump(exclude={"today"})
     where = r"step-001\.jsonl: none of 2" if begun else r"held-out-000-greedy\.jsonl: none of 1"
-    with pytest.raises(ConfigError, match=rf"{where} sessions has a reward \([12] x harness_error, e\.g\. .*broken"):
+    with pytest.raises(
+        ConfigError, match=rf"{where} sessions of command has a reward \([12] x harness_error, e\.g\. .*broken"
+    ):
         _own_run(tmp_path / "run", own, steps=1).go()
     assert (tmp_path / "run" / "steps.jsonl").read_text() == written
 
@@ -146,6 +149,31 @@ def test_a_run_with_other_arguments_is_refused(tmp_path: Path) -> None:
     _run(tmp_path, "2026-01-31")
     with pytest.raises(ConfigError, match="a run with other arguments is there"):
         _run(tmp_path, "2026-01-31", seed=1)
+
+
+def test_a_run_whose_first_harness_was_another_one_is_refused(tmp_path: Path) -> None:
+    """Guards against a curve whose points are of two harnesses: evaluations on the way play in the first one."""
+    pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
+    both = {name: load_config("learn", [f"harness={name}"]) for name in ("codex", "pi")}
+    Run(tmp_path, Plan(family="trail"), both, lambda line: None)
+    with pytest.raises(ConfigError, match="a run with other arguments is there"):
+        Run(tmp_path, Plan(family="trail"), dict(reversed(both.items())), lambda line: None)
+
+
+def test_demonstrations_have_the_places_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against 16 demonstrations at once on a machine that was asked for fewer, or for more."""
+    pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
+    given: list[int] = []
+
+    def stop(*_: Any, places: int, **__: Any) -> None:
+        given.append(places)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start, "Environments", stop)
+    config = load_config("learn", ["harness=codex"])
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, Plan(family="trail", places=3), {"codex": config}, lambda line: None).go()
+    assert given == [3]
 
 
 def test_a_step_that_was_written_before_the_first_save_is_not_written_twice(tmp_path: Path) -> None:
