@@ -30,6 +30,7 @@ from polar_gym.learning.run import Plan, Run
 from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
 from polar_gym.training import Batch
+from polar_gym.training.batch import regarded
 from tests.learning import march, relay
 
 QUICK = Plan(family="repair", steps=8, evaluate_every=100, final=48, grpo=Settings(learning_rate=4e-4))
@@ -55,11 +56,18 @@ class Unit:
 
 
 def shuffled(episodes: Sequence[Episode]) -> Batch:
-    """Return the rows with the rewards of the step's sessions dealt out at random."""
+    """Return the rows with the rewards of the step's scored sessions dealt out to these at random. A session that a
+    budget ended gives the 0 that `rows_of` trains it on, and may get 1: its row is that of a session which ended."""
     chance = random.Random(episodes[0].session.session_id)
-    rewards = chance.sample([episode.reward for episode in episodes], len(episodes))
-    pairs = zip(episodes, rewards, strict=True)
-    return rows_of([episode.model_copy(update={"reward": reward}) for episode, reward in pairs])
+    scored = [regarded(episode, "zero") for episode in episodes if episode.reward is not None]
+    rewards = chance.sample([episode.reward for episode in scored], len(scored))
+    ended = [episode.session.model_copy(update={"truncated_by": None}) for episode in scored]
+    return rows_of(
+        [
+            episode.model_copy(update={"reward": reward, "session": session})
+            for episode, reward, session in zip(scored, rewards, ended, strict=True)
+        ]
+    )
 
 
 def tool_output(episodes: Sequence[Episode]) -> Batch:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polar_gym.learning.grpo import Settings, Trainer
+from polar_gym.learning.grpo import Settings, Trainer, rows_of
 from polar_gym.schema import Episode
-from tests.learning.units import tool_output
+from tests.learning.units import shuffled, tool_output
 from tests.support.calls import make_call
 from tests.support.episodes import make_episode
 from tests.support.tiny_model import tiny_gpt2
@@ -29,6 +29,20 @@ def test_the_control_trains_the_tools_output_as_much_as_the_answers() -> None:
     shares = (part["weights"][:, 1:] * importance)[part["loss_mask"][:, 1:] == 1]
     assert len(shares) == 2 * len([1, 2, 9, 9, 3, 4])
     assert shares.tolist() == pytest.approx([float(shares[0])] * len(shares), rel=1e-4)
+
+
+def test_the_control_deals_out_the_rewards_that_the_loss_uses() -> None:
+    """Guards against a control with other rewards than the run that it controls: those of sessions which a budget ended
+    were dealt out before they became 0, and a session without a reward could get one."""
+    call = [make_call(0, [7], [1, 2])]
+    cut_off = [make_episode(f"cut{number}", 1.0, call, truncated_by="calls") for number in range(5)]
+    ended = [make_episode(f"end{number}", float(number > 0), call) for number in range(3)]
+    episodes = [*cut_off, *ended, make_episode("failed", None, call)]
+    dealt, own = shuffled(episodes).rows, rows_of(episodes).rows
+    assert sorted(row.reward for row in dealt) == sorted(row.reward for row in own) == [0.0] * 6 + [1.0] * 2
+    assert [row.session_id for row in dealt] == [row.session_id for row in own]
+    assert any(row.reward for row in dealt[:5]), "a session that a budget ended gets a reward as any other"
+    assert [row.reward for row in dealt] != [row.reward for row in own]
 
 
 def _episode(model: Any, session_id: str, reward: float) -> Episode:
