@@ -2,8 +2,8 @@
 
 A unit is one training run: a harness, a family of tasks, a seed, and perhaps a control, which spoils one thing. Units
 are kept in the cache: a unit that was stopped goes on. The lines of finished units are written to docs/proofs, and a
-unit that has lines there is only read; `--anew` plays it again. `--minutes` ends the program after a while, and it says
-what is missing.
+unit that has lines there is only read; `--anew` removes such a unit from the cache, its start model too, and plays it
+again. `--minutes` ends the program after a while, and it says what is missing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from rich.table import Table
 
 from polar_gym.console import make_console
+from polar_gym.durable import remove_tree
 from polar_gym.learning.files import read_rows
 from polar_gym.learning.report import evaluations
 from polar_gym.paths import cache_dir
@@ -108,20 +109,26 @@ def check_control(result: Result, unit: Unit, lines: Lines, base: Lines | None) 
         result.check(law, [] if holds(base, lines) else [told])
 
 
-def finished(unit: Unit, directory: Path, *, anew: bool = False) -> Lines | None:
-    """Return the lines of a unit that was finished earlier: those in docs/proofs, unless `anew`, else in the cache."""
+def finished(unit: Unit, directory: Path) -> Lines | None:
+    """Return the lines of a unit that was finished earlier: those in docs/proofs, else in the cache."""
     proof = PROOFS / f"{unit.name}.jsonl"
-    if proof.exists() and not anew:
+    if proof.exists():
         return read_rows(proof)
     kept = directory / unit.name
     return read_rows(kept / "steps.jsonl") if (kept / "curve.svg").exists() else None
+
+
+def forget(unit: Unit, directory: Path) -> None:
+    """Remove a finished unit from the cache. One that was stopped stays, and goes on."""
+    if (directory / unit.name / "curve.svg").exists():
+        remove_tree(directory / unit.name)
 
 
 def main() -> int:
     parser = make_parser("learning", __doc__, quick="all units but one, whose run is short")
     parser.add_argument("--directory", type=Path, default=cache_dir() / "learning", help="where units are kept")
     parser.add_argument("--units", nargs="*", default=[], help="only these, by name, e.g. codex-trail-0")
-    parser.add_argument("--anew", action="store_true", help="play units again that docs/proofs has")
+    parser.add_argument("--anew", action="store_true", help="play finished units again")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no unit after so many minutes")
     options = parse(parser, quick={"units": ["codex-repair-0"]})
     if importlib.util.find_spec("torch") is None:
@@ -138,8 +145,10 @@ def show(options: argparse.Namespace, units: Sequence[Unit]) -> int:
     result = Result("learning", QUICK_LAWS if options.quick else laws_of(units), options)
     missing, done = [], {}
     for unit in units:
-        lines = None if options.quick else finished(unit, options.directory, anew=options.anew)
+        lines = None if options.quick or options.anew else finished(unit, options.directory)
         if lines is None and time.monotonic() - begun < options.minutes * 60:
+            if options.anew and not options.quick:
+                forget(unit, options.directory)
             say = partial(console.print, markup=False, highlight=False)
             lines = (play_quickly if options.quick else play)(unit, options.directory, say)
         if lines is None:
@@ -147,7 +156,8 @@ def show(options: argparse.Namespace, units: Sequence[Unit]) -> int:
             continue
         check(result, unit, lines)
         if unit.control in CONTROLS:
-            check_control(result, unit, lines, finished(replace(unit, control=""), options.directory))
+            base = replace(unit, control="")
+            check_control(result, unit, lines, done.get(base.name) or finished(base, options.directory))
         done[unit.name] = lines
     result.check(COMPLETE, missing)
     if not options.quick:
