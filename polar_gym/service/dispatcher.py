@@ -156,8 +156,8 @@ class Dispatcher:
         if isinstance(error, RequestRefusedError):
             await self._book.ended(task, [task.refuse(placement.session_id, str(error))])
         elif isinstance(error, NodeBusyError):
-            log.info("session %s: node %s does not take it: %s", placement.session_id, placement.node, error)
-            await self._give_back(task, placement, member)
+            member.full = True
+            await self._withdraw(task, placement, f"it did not take the session: {error}")
         else:
             await self._give_up(task, placement, member, error)
 
@@ -172,22 +172,15 @@ class Dispatcher:
         await self._withdraw(task, placement, why)
 
     async def _withdraw(self, task: Task, placement: Placement, why: str) -> None:
-        """Queue a session again, as the next attempt, because its node does not take sessions."""
+        """Queue a session again, as the next attempt, because its node does not take sessions. The node may have this
+        attempt, also where it has refused the last order: the answer to an earlier order may be lost, and aiohttp sends
+        a PUT again by itself where the connection breaks."""
         why = f"node {placement.node}: {why}"
         log.warning("session %s goes elsewhere: %s", placement.session_id, why)
         task.withdraw(placement.session_id)
         change = Change(task)
         self._book.again(task, placement, change, why)
         await self._book.write(change)
-
-    async def _give_back(self, task: Task, placement: Placement, member: Member) -> None:
-        """Queue a session again, as the same attempt, because its node is full, draining or starting."""
-        member.full = True
-        task.unplace(placement.session_id)
-        self._fleet.forget(placement)
-        self._book.queue.push(task.task_id, placement.session_id, first=True)
-        await self._book.write(Change(task, samples=[task.samples[placement.session_id]]))
-        self._book.may_place.set()
 
     def call_off(self, placements: Iterable[Placement]) -> None:
         """Tell nodes to stop these sessions, without waiting for them. Where a node is not reached, the answer to its

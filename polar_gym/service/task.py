@@ -176,11 +176,6 @@ class Task:
         sample.session.node, sample.session.status = node, Status.QUEUED
         return Placement(session_id, sample.session.attempt, node, incarnation)
 
-    def unplace(self, session_id: str) -> None:
-        """Let a sample wait again as the same attempt, because the node did not take it."""
-        sample = self.samples[session_id]
-        sample.phase, sample.incarnation, sample.session.node = Phase.WAITING, None, None
-
     def heard(self, told: Session) -> bool:
         """Take over how far a placed session is, as its node tells. Return whether its status has changed."""
         known = self.samples[told.session_id].session
@@ -200,8 +195,8 @@ class Task:
         return None
 
     def withdraw(self, session_id: str) -> None:
-        """Let a sample wait again as the next attempt, because its node does not answer the order to run it. The node
-        may have this attempt. No retry is used up, and a record to resume from stays."""
+        """Let a sample wait again as the next attempt, because its node does not answer the order to run it, or refuses
+        it. The node may have this attempt. No retry is used up, and a record to resume from stays."""
         sample = self.samples[session_id]
         self._again(sample, record_at=sample.record_at)
 

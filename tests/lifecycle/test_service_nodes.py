@@ -412,12 +412,43 @@ async def test_a_node_that_lost_a_session_without_a_word_gets_no_second_chance_f
 async def test_a_busy_node_is_asked_again_after_its_next_heartbeat(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
         node.refuse_with = (503, "starting")
-        await client.submit(make_request("t"))
+        await client.submit(make_request("t", retries=Retries(node_death=0)))
         await asyncio.wait_for(node.refused.wait(), 60)
         node.refuse_with = None
         await node.beat()
         (order,) = await node.take()
-        assert order.attempt == 0, "it was never begun"
+        assert order.attempt == 1, "it may have been begun: no other order names the first attempt"
+
+
+async def test_a_session_that_its_node_may_have_goes_elsewhere_as_the_next_attempt(tmp_path: Path) -> None:
+    """Guards against two nodes that run one attempt: the episode of the one is taken for that of the other, and the
+    other's is lost."""
+
+    class ForgottenNode(PeerNode):
+        """Takes a session without an answer, and refuses it when it is asked again."""
+
+        async def _put(self, request: web.Request) -> web.Response:
+            response = await super()._put(request)
+            if self.refuse_with is None:
+                self.refuse_with = (503, "draining")
+                assert request.transport is not None
+                request.transport.abort()
+            return response
+
+    async with (
+        rollout_server(tmp_path, lease_seconds=3600) as (_, client),
+        ForgottenNode(client.url, NODE_KEY, name="first") as first,
+    ):
+        await client.submit(make_request("t", retries=Retries(node_death=0)))
+        (unanswered,) = await first.take()
+        async with PeerNode(client.url, NODE_KEY, name="other") as other:
+            (order,) = await other.take()
+            assert (order.session_id, order.attempt) == (unanswered.session_id, 1)
+            await first.beat()
+            assert await first.cancellation() == [(unanswered.session_id, 0)]
+            assert not await first.deliver(episode_of(unanswered, reward=None, status=Status.CANCELLED), 0)
+            assert await other.finish(order)
+        assert (await client.wait("t")).usable == 1
 
 
 async def test_what_no_node_can_run_is_an_error_of_the_request(tmp_path: Path) -> None:

@@ -99,6 +99,26 @@ async def test_an_order_that_never_left_is_given_again(tmp_path: Path) -> None:
         assert (again.session_id, again.attempt) == (first.session_id, first.attempt)
 
 
+async def test_an_order_that_may_have_left_and_is_refused_now_is_not_given_to_another_node(tmp_path: Path) -> None:
+    """Guards against two nodes that run one attempt, because the server was killed while the first took it."""
+    async with (
+        server_process(tmp_path / "state", "cluster=none", "lease_seconds=30") as server,
+        RolloutClient(server.url, SERVICE_KEY) as client,
+        PeerNode(server.url, NODE_KEY) as node,
+    ):
+        await client.submit(make_request("t"))
+        (first,) = await node.take()
+        await server.stop(signal.SIGKILL)
+        node.held.clear()
+        node.refuse_with = (503, "draining")
+        await server.start()
+        await node.beat()
+        await asyncio.wait_for(node.refused.wait(), 60)
+        async with PeerNode(server.url, NODE_KEY, name="b") as other:
+            (again,) = await other.take()
+            assert (again.session_id, again.attempt) == (first.session_id, first.attempt + 1)
+
+
 async def test_sigterm_ends_the_server_and_the_client_says_that_it_is_gone(tmp_path: Path) -> None:
     async with server_process(tmp_path / "state", "cluster=none") as server:
         assert await server.stop() == 0

@@ -37,6 +37,7 @@ class AnyLife(RuleBasedStateMachine):
         self.accepted: dict[str, int] = {}
         self.ended: dict[str, Sample] = {}
         self.attempts = dict.fromkeys(self.ids, 0)
+        self.withdrawn = dict.fromkeys(self.ids, 0)
 
     def sample(self, number: int) -> Sample:
         return self.task.samples[self.ids[number]]
@@ -56,9 +57,10 @@ class AnyLife(RuleBasedStateMachine):
             self.task.place(self.ids[number], "a", "i")
 
     @rule(number=samples)
-    def give_back(self, number: int) -> None:
+    def withdraw(self, number: int) -> None:
         if self.sample(number).phase is Phase.PLACED:
-            self.task.unplace(self.ids[number])
+            self.withdrawn[self.ids[number]] += 1
+            self.task.withdraw(self.ids[number])
 
     @rule(
         number=samples,
@@ -145,7 +147,7 @@ class AnyLife(RuleBasedStateMachine):
         limit = self.task.request.retries.node_death + self.task.request.retries.failure + FREE_LOSSES
         for session_id, sample in self.task.samples.items():
             attempt = sample.session.attempt
-            assert attempt <= limit
+            assert attempt <= limit + self.withdrawn[session_id], "a withdrawal uses up no retry"
             if sample.phase is not Phase.ENDED:
                 assert attempt >= self.attempts[session_id]
                 self.attempts[session_id] = attempt
