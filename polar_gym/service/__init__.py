@@ -16,6 +16,7 @@ The state, and the work on it:
     episode_files   the episodes in full, one file each
     journal_files   the journals of running sessions, for the case that their node dies
     book            the live tasks in memory, and the only way to write about them
+    bounds          refuses tasks that are too many, and evicts old episodes and journals
     dispatcher      gives sessions to nodes, and calls them off
     callbacks       sends results to a task's `callback_url`
     addresses       decides to which addresses callbacks go

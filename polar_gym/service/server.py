@@ -30,12 +30,13 @@ from polar_gym.http.urls import engine_url
 from polar_gym.protocol import Delivery, Generation, Heartbeat, Journals, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
+from polar_gym.service.bounds import OverloadedError
 from polar_gym.service.callbacks import check_url
 from polar_gym.service.episode_files import DamagedError
 from polar_gym.service.fleet import ReplacedError
 from polar_gym.service.metrics import ServiceMetrics
 from polar_gym.service.openapi import openapi_document
-from polar_gym.service.service import ConflictError, OverloadedError, RolloutService, UnknownNodeError, UnknownTaskError
+from polar_gym.service.service import ConflictError, RolloutService, UnknownNodeError, UnknownTaskError
 from polar_gym.service.store import EpisodeRow, StoreError
 from polar_gym.view.page import head
 

@@ -1,20 +1,17 @@
 """The rollout service without HTTP: takes tasks, gives their sessions to nodes, and keeps the episodes.
 
-`Book` keeps the tasks and writes their changes, `Fleet` knows the nodes, `Dispatcher` gives sessions to nodes. A
-session stays placed on its node, also over a restart of the server, until the node delivers its episode, restarts, or
-is silent for longer than its lease.
+`Book` keeps the tasks and writes their changes, `Bounds` keeps them within limits, `Fleet` knows the nodes, and
+`Dispatcher` gives sessions to nodes. A session stays placed on its node, also over a restart of the server, until the
+node delivers its episode, restarts, or is silent for longer than its lease.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from weakref import WeakValueDictionary
-
-from pydantic import Field
 
 from polar_gym.background_loop import cancel_all
 from polar_gym.protocol import (
@@ -32,9 +29,9 @@ from polar_gym.protocol import (
     TaskState,
     Weights,
 )
-from polar_gym.record import Record
 from polar_gym.schema import Session, Status, TaskRequest
 from polar_gym.service.book import Book, event
+from polar_gym.service.bounds import Bounds, Limits
 from polar_gym.service.change import Change, NewEpisode
 from polar_gym.service.dispatcher import Dispatcher
 from polar_gym.service.fleet import Fleet, Member, Orphan
@@ -43,34 +40,9 @@ from polar_gym.service.store import Store, StoreError
 from polar_gym.service.task import Ending, Phase, Placement, Task, Verdict
 from polar_gym.service.weights import WeightHistory
 
-log = logging.getLogger(__name__)
-
-OPEN_SAMPLES = 200_000
-"""The largest number of samples that have not ended. A task that would exceed this number is refused."""
-
-
-class Limits(Record):
-    """How much the service holds, and for how long."""
-
-    lease_seconds: float = Field(default=20.0, gt=0)
-    """A node that was silent for this time is dead: its sessions are tried on other nodes."""
-    keep_seconds: float = Field(default=7 * 86400.0, ge=0)
-    """How long the server keeps ended tasks and fetched episodes."""
-    keep_bytes: int = Field(default=50 * 2**30, ge=0)
-    """How much disk fetched episodes may use before the oldest are deleted."""
-    refuse_bytes: int = Field(default=200 * 2**30, gt=0)
-    """The server refuses new tasks while it stores this many bytes."""
-    journal_bytes: int = Field(default=32 * 2**20, ge=0, le=48 * 2**20)
-    """How much of its journals nodes send of each running session, in bytes, so that the session goes on where its node
-    is gone for good; 0: none."""
-
 
 class ConflictError(Exception):
     """The task id belongs to another request already."""
-
-
-class OverloadedError(Exception):
-    """The server takes no more tasks for now."""
 
 
 class UnknownTaskError(LookupError):
@@ -92,6 +64,7 @@ class RolloutService:
         self.generation = Generation()
         self.weights = WeightHistory()
         self._link = link
+        self._bounds = Bounds(self.book, limits)
         self._dispatcher = Dispatcher(self.book, link)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._orphans: dict[str, Orphan] = {}
@@ -108,7 +81,7 @@ class RolloutService:
                 self._orphans.setdefault(placement.node, Orphan(deadline)).placed.append(placement)
         self._loops = [
             self.book.watch(asyncio.create_task(loop))
-            for loop in (self._dispatcher.run(), self._watch_leases(), self._evict())
+            for loop in (self._dispatcher.run(), self._watch_leases(), self._bounds.keep_evicting())
         ]
         return self
 
@@ -129,10 +102,10 @@ class RolloutService:
                         "choose another task_id, or send the same request"
                     )
                 return known.state(), False
-            self._admit(request)
             task = Task.new(request, time.time())
             submitted = [event(task, "task.submitted")]
-            await self.book.write(Change(task, new=True, samples=list(task.samples.values()), events=submitted))
+            with self._bounds.room_for(request):
+                await self.book.write(Change(task, new=True, samples=list(task.samples.values()), events=submitted))
             self.book.add(task)
         return task.state(), True
 
@@ -388,34 +361,6 @@ class RolloutService:
             for node in (node for node in over if not self.fleet.being_read[node]):
                 if (orphan := self._orphans.pop(node, None)) is not None:  # else its heartbeat has just come
                     await self.book.lost(orphan.placed, f"not heard of for {lease:g} s after the server's restart")
-
-    async def _evict(self) -> None:
-        while True:
-            try:
-                await self._evict_once()
-            except OSError as error:
-                log.error("episodes or journals could not be evicted: %s", error)
-            await asyncio.sleep(60)
-
-    async def _evict_once(self) -> None:
-        before = time.time() - self.limits.keep_seconds
-        while await self.book.guard(self.store.evict(before, self.limits.keep_bytes)):
-            pass  # the store evicts a thousand episodes at a time
-        self.book.stored_bytes = await self.book.guard(self.store.stored_bytes())
-        open_ids = {sample.session.session_id for task in self.book.live.values() for sample in task.open_samples()}
-        await asyncio.to_thread(self.store.journals.keep_only, open_ids)
-
-    def _admit(self, request: TaskRequest) -> None:
-        """Raise `OverloadedError` where the service is full."""
-        stored, limits = self.book.stored_bytes, self.limits
-        if stored > limits.refuse_bytes:
-            raise OverloadedError(
-                f"{stored} bytes of episodes are stored, the limit is {limits.refuse_bytes}: fetch them, or raise it"
-            )
-        if self.book.open_samples + request.num_samples > OPEN_SAMPLES:
-            raise OverloadedError(
-                f"{self.book.open_samples} samples have not ended, the limit is {OPEN_SAMPLES}: submit again later"
-            )
 
     def _lock(self, key: str) -> asyncio.Lock:
         """Return the lock of a key. The lock exists as long as a caller holds it or waits for it."""

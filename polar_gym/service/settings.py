@@ -14,7 +14,7 @@ from polar_gym.errors import ConfigError, validated
 from polar_gym.gateway.node.settings import ListenSettings, several, split_own
 from polar_gym.paths import shipped_dir
 from polar_gym.record import Record
-from polar_gym.service.service import Limits
+from polar_gym.service.bounds import Limits
 
 
 class ClusterSpec(Record):

@@ -14,6 +14,7 @@ import pytest
 from polar_gym.client import RolloutServiceError, SyncRolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
 from polar_gym.schema import Retries, Status
+from polar_gym.service import bounds
 from polar_gym.service.journal_files import JournalFiles
 from polar_gym.service.store import Store
 from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
@@ -115,6 +116,20 @@ async def test_a_task_that_is_cancelled_twice_at_once_stays_cancelled(tmp_path: 
         states = await asyncio.gather(service.cancel("t"), service.cancel("t"))
         assert [*states, await client.task("t")] == [states[0]] * 3
         assert states[0].status is TaskStatus.CANCELLED
+
+
+async def test_tasks_that_come_at_once_do_not_exceed_the_limit_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a limit that each of many tasks keeps alone."""
+    monkeypatch.setattr(bounds, "OPEN_SAMPLES", 3)
+    async with rollout_server(tmp_path) as (service, client):
+        requests = [make_request(name, num_samples=2) for name in ("t", "u", "v")]
+        submitted = await asyncio.gather(*map(service.submit, requests), return_exceptions=True)
+        assert [type(each) for each in submitted] == [tuple, bounds.OverloadedError, bounds.OverloadedError]
+        assert service.book.open_samples == 2
+        await client.cancel("t")
+        assert (await client.submit(requests[1])).status is TaskStatus.QUEUED
 
 
 async def test_a_group_stops_early_when_enough_samples_are_usable(tmp_path: Path) -> None:

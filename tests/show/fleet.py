@@ -36,10 +36,11 @@ from benchmarks.virtual_clock import VirtualClock
 from polar_gym.console import make_console
 from polar_gym.protocol import Delivery, Dispatch, Generation, GenerationAnswer, Heartbeat, StageCounts, Weights
 from polar_gym.schema import Retries, Session, Status, Timing
-from polar_gym.service import book, dispatcher, service
+from polar_gym.service import book, bounds, dispatcher, service
+from polar_gym.service.bounds import Limits
 from polar_gym.service.fleet import ReplacedError
 from polar_gym.service.node_link import NodeBusyError, NodeUnreachableError
-from polar_gym.service.service import Limits, RolloutService
+from polar_gym.service.service import RolloutService
 from polar_gym.service.store import Store
 from polar_gym.service.task import Task
 from tests.lifecycle.peer_node import ENGINE, episode_of, make_request
@@ -363,7 +364,7 @@ async def ended_tasks(directory: Path) -> tuple[list[Task], Counter[str]]:
 def simulate(options: argparse.Namespace, result: Result, *, storm: bool) -> dict[str, Any]:
     """Run one simulation, check its laws, and return its figures."""
     clock, name = Clock(), "storm" if storm else "calm"
-    modules: tuple[Any, ...] = (book, dispatcher, service)
+    modules: tuple[Any, ...] = (book, bounds, dispatcher, service)
     for module in modules:
         module.time = _Time(clock.monotonic, clock.wall)
     cpu, began = time.process_time(), time.monotonic()
