@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -169,21 +169,23 @@ class Book:
     async def write(self, change: Change) -> None:
         """Write a change, and wake the requests that wait for news of its task. The change is on the disk when this
         returns."""
-        await self.guard(self.store.apply(change))
+        await self.guard(self.watch(asyncio.create_task(self.store.apply(change))))
         for task_id in {event.task_id for event in change.events}:
             if (news := self._news.pop(task_id, None)) is not None:
                 news.set()
 
-    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work of the store. The work goes on to its end even where the caller is cancelled."""
+    async def guard(self, work: Awaitable[T]) -> T:
+        """Await work of the store. The work goes on to its end, and a `StoreError` stops the process, even where the
+        caller is cancelled."""
         writing = asyncio.ensure_future(work)
         self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
-        try:
-            return await asyncio.shield(writing)
-        except StoreError as error:
+        writing.add_done_callback(self._done)
+        return await asyncio.shield(writing)
+
+    def _done(self, writing: asyncio.Future[Any]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled() and isinstance(error := writing.exception(), StoreError):
             self._fail(error)
-            raise
 
     async def written(self) -> None:
         """Wait for the work that the store still does for cancelled callers."""

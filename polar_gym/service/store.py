@@ -151,13 +151,15 @@ class Store:
                 outcomes += (self._part(work) for work, _ in batch)
                 self._db.commit()
         except Exception as error:  # noqa: BLE001 - each caller gets it
-            self._db.rollback()
             outcomes = [(None, error)] * len(batch)
-        for (_, done), (result, error) in zip(batch, outcomes, strict=True):
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(StoreError(f"{self.path}: {error}") if isinstance(error, sqlite3.Error) else error)
+            self._db.rollback()
+        finally:  # also where the rollback fails
+            for (_, done), (result, error) in zip(batch, outcomes, strict=True):
+                if error is None:
+                    done.set_result(result)
+                else:
+                    failure = StoreError(f"{self.path}: {error}") if isinstance(error, sqlite3.Error) else error
+                    done.set_exception(failure)
 
     def _part(self, work: Callable[[sqlite3.Connection], T]) -> tuple[T | None, Exception | None]:
         """Return the result of a part of a transaction, or its error, after which nothing of the part is left. Raises

@@ -1,13 +1,16 @@
-"""The book: which placements a loss ends."""
+"""The book: which placements a loss ends, and what stops the service."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-from polar_gym.service.book import Book
+import pytest
+
+from polar_gym.service.book import Book, event
+from polar_gym.service.change import Change
 from polar_gym.service.fleet import Fleet
-from polar_gym.service.store import Store
+from polar_gym.service.store import Store, StoreError
 from polar_gym.service.task import Task
 from tests.lifecycle.peer_node import make_request
 
@@ -29,6 +32,30 @@ async def test_a_session_that_was_placed_elsewhere_while_a_loss_is_written_is_no
     await losing
     assert first.placements() == []
     assert second.placements() == [elsewhere]
+    await store.close()
+
+
+async def test_a_change_that_is_not_written_stops_the_service_whatever_the_error(tmp_path: Path) -> None:
+    """Guards against a server that goes on with decisions which are not on its disk."""
+    store = Store(tmp_path)
+    book = Book(store, Fleet())
+    task = Task.new(make_request("t"), 0.0)
+    with pytest.raises(TypeError, match="serializable"):
+        await book.write(Change(task, new=True, events=[event(task, "task.submitted", reason=object())]))
+    assert isinstance(book.failed.result(), TypeError)
+    await store.close()
+
+
+async def test_a_change_that_is_not_written_stops_the_service_also_when_its_caller_is_gone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    book = Book(store, Fleet())
+    task = Task.new(make_request("t"), 0.0)
+    await book.write(Change(task, new=True))
+    again = asyncio.create_task(book.write(Change(task, new=True)))
+    await asyncio.sleep(0)  # the change is being written now
+    again.cancel()
+    await book.written()
+    assert isinstance(book.failed.result(), StoreError)
     await store.close()
 
 

@@ -145,6 +145,13 @@ def kill_in_a_write(path: Path) -> None:
     assert killed.returncode == -9
 
 
+async def test_a_database_that_cannot_even_be_rolled_back_is_an_error(store: Store) -> None:
+    """Guards against requests that wait for ever."""
+    store._db.close()
+    with pytest.raises(StoreError, match="closed"):
+        await asyncio.wait_for(store.find_task("t"), 60)
+
+
 async def test_a_server_removes_the_half_episodes_of_killed_ones(tmp_path: Path) -> None:
     """A node delivers again until its episode is stored: a server that is killed each time would fill the disk."""
     whole = tmp_path / "episodes" / "ab" / "abc.0.json.gz"
