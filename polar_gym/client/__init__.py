@@ -46,6 +46,8 @@ P = ParamSpec("P")
 DEFAULT_URL = "http://127.0.0.1:8700"
 SILENT_SECONDS = 60.0
 """A connection that was silent for this time is dead. On a stream of events the server sends a comment sooner."""
+PAUSE_SECONDS = 0.2
+"""The pause before a stream that broke off is asked for again."""
 
 
 class RolloutServiceError(Exception):
@@ -140,7 +142,7 @@ class RolloutClient:
                         yield episode
                 return
             except _TryAgainError:
-                await self._until_back(task_id)
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def episode(self, session_id: str, attempt: int | None = None) -> Episode:
         """Return the accepted episode of a session, or the episode of an attempt.
@@ -161,7 +163,7 @@ class RolloutClient:
                         yield event
                 return
             except _TryAgainError:
-                await self._until_back(task_id)
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def nodes(self) -> list[NodeState]:
         """Return the states of the living nodes."""
@@ -181,11 +183,6 @@ class RolloutClient:
     async def set_weights(self, version: str, engine: str | None = None) -> GenerationState:
         """Tell all nodes that the engine's weights were updated, or those of the one server at the URL `engine`."""
         return await self._ask(routes.WEIGHTS, Weights(version=version, engine=engine))
-
-    async def _until_back(self, task_id: str) -> None:
-        """Wait until the server answers again. Raises `UnreachableError`."""
-        await asyncio.sleep(0.2)
-        await self.task(task_id)
 
     async def _generation(self, order: Generation) -> GenerationState:
         timeout = _timeout(order.timeout_seconds)
@@ -263,16 +260,24 @@ class RolloutClient:
     async def _lines(
         self, route: Route[Any], task_id: str, query: dict[str, str], headers: dict[str, str]
     ) -> AsyncGenerator[bytes]:
-        """Yield the lines of a stream. Raises `_TryAgainError` where the stream breaks off."""
-        url = route.url(self.url, task_id=task_id)
-        try:
-            async with self._http.get(url, params=query, headers=headers) as response:
+        """Yield the lines of a stream, which the server may take some time to begin. Raises `_TryAgainError` where the
+        stream breaks off, and `UnreachableError` where it does not begin."""
+
+        async def begun() -> aiohttp.ClientResponse:
+            try:
+                response = await self._http.get(route.url(self.url, task_id=task_id), params=query, headers=headers)
                 if response.status != 200:
                     _checked(response.status, await response.read())
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise self._unanswered(error) from error
+            return response
+
+        async with await self._again(begun) as response:
+            try:
                 async for line in _split(response.content):
                     yield line
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unanswered(error) from error
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise self._unanswered(error) from error
 
 
 def _timeout(patience_seconds: float = 0.0) -> aiohttp.ClientTimeout:

@@ -193,7 +193,8 @@ class _Handlers:
     # Episodes ---------------------------------------------------------------------------------------------------------
 
     async def episodes(self, http: web.Request) -> web.StreamResponse:
-        """Stream the episodes of a task, one a line.
+        """Stream the episodes of a task, one a line. Where one cannot be read now, the stream breaks off; where that is
+        the first one, the answer is 503 and says why.
 
         `wait`: how many seconds to wait for the first one. `follow`: stream until the task has ended.
         """
@@ -203,7 +204,6 @@ class _Handlers:
         follow, excluded = query_flag(http, "follow"), query_flag(http, "excluded")
         after = await self._number_of(http.query.get("after"))
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(http)
         deadline = asyncio.get_running_loop().time() + wait
         while True:
             news = self._service.book.news(task_id)
@@ -213,10 +213,15 @@ class _Handlers:
             for row in rows:
                 try:
                     line = await self._line(row)
-                except OSError:
+                except AnswerError:
+                    if not response.prepared:
+                        await self._service.store.mark_fetched(fetched)
+                        raise
                     readable = False
                     break
-                await response.write(line)
+                if line:
+                    await response.prepare(http)  # once
+                    await response.write(line)
                 after = row.number
                 fetched.append(row.number)
             await self._service.store.mark_fetched(fetched)
@@ -227,6 +232,7 @@ class _Handlers:
             if rows:
                 deadline = 0.0  # one is sent: send the others that there are, and do not wait for more
                 continue
+            await response.prepare(http)
             left = KEEP_ALIVE_SECONDS if follow else deadline - asyncio.get_running_loop().time()
             gone = http.transport is None or http.transport.is_closing()
             if not live or left <= 0 or gone:
@@ -253,10 +259,7 @@ class _Handlers:
             raise AnswerError(404, f"session_id={session_id!r}: there is no such episode")
         if row.evicted:
             raise AnswerError(410, f"session_id={session_id!r}: the episode was evicted")
-        try:
-            line = await self._line(row)
-        except OSError as error:
-            raise AnswerError(503, f"session_id={session_id!r}: the episode cannot be read now; ask again") from error
+        line = await self._line(row)
         await self._service.store.mark_fetched([row.number])
         if not line:
             raise AnswerError(410, f"session_id={session_id!r}: the episode cannot be read; the server's log says why")
@@ -264,7 +267,7 @@ class _Handlers:
 
     async def _line(self, row: EpisodeRow) -> bytes:
         """Return an episode as a line. It is empty for an evicted or damaged episode: the stream goes on without it.
-        Raise `OSError` where the episode cannot be read now."""
+        Raise `AnswerError` (503) where the episode cannot be read now."""
         try:
             return await asyncio.to_thread(self._service.store.files.read, row.session_id, row.attempt) + b"\n"
         except DamagedError as error:
@@ -273,7 +276,8 @@ class _Handlers:
             return b""
         except OSError as error:
             log.error("episode %s.%d cannot be read now: %s", row.session_id, row.attempt, error)
-            raise
+            why = f"episode {row.session_id}.{row.attempt} cannot be read now: {error.strerror or error}"
+            raise AnswerError(503, f"{why}; ask again, or see the server's log for the file") from error
 
     # Nodes ------------------------------------------------------------------------------------------------------------
 

@@ -205,6 +205,30 @@ async def test_a_server_that_refuses_for_good_gets_an_episode_without_a_trajecto
     assert str(kept) in caplog.text
 
 
+@pytest.mark.parametrize("gone", [True, False])
+async def test_an_episode_that_cannot_be_read_ends_its_session_with_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """Guards against a node that reads a lost file for ever, and a task that never ends."""
+    monkeypatch.setattr(link, "UNREADABLE_SECONDS", 3600.0 if gone else 0.0)
+    answer = asyncio.Event()
+    server = Server(stuck=answer, refusals=[500])
+    async with server.up(), node_here(tmp_path, server=server.url) as (_, node):
+        await node.put(order())
+        await server.until(lambda: server.stuck is None)
+        kept = tmp_path / "state" / "sessions" / "s.0" / "episode.json"
+        kept.unlink()
+        if not gone:
+            kept.mkdir()
+        answer.set()
+        await server.until(lambda: server.deliveries)
+    session = server.deliveries[0].episode.session
+    assert session.failure is not None
+    assert (session.status, session.failure.kind) == (Status.ERROR, "gateway_error")
+    assert f"its episode cannot be read: [Errno {2 if gone else 21}]" in session.failure.message
+    assert str(kept) in session.failure.message
+
+
 async def test_an_episode_is_sent_again_where_its_substitute_is_refused_too(tmp_path: Path) -> None:
     """Guards against lost episodes where the server is at fault."""
     server = Server(refusals=[413, 413, 413, 500])

@@ -17,14 +17,14 @@ import aiohttp
 import orjson
 import pytest
 
-from polar_gym.client import RolloutClient, RolloutServiceError
+from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError
 from polar_gym.schema import Episode
 from polar_gym.service import callbacks
 from polar_gym.service.episode_files import EpisodeFiles
 from polar_gym.service.store import OutboxEntry, Store
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, failed, make_request
-from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, rollout_server
+from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY, rollout_server
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +153,30 @@ async def test_a_damaged_episode_may_be_evicted(
         await service.store._execute("DELETE FROM outbox")  # the task's own callback, which never succeeds
         assert await service.store.evict(before=0.0, keep_bytes=0) == 1
         assert await service.store.stored_bytes() == 0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_stream_ends_at_an_episode_that_stays_unreadable_and_names_it(tmp_path: Path, damaged: bool) -> None:
+    """Guards against a client that asks for the same episode for ever, and does not say which. `damaged`: the episode
+    before it is left out."""
+    async with rollout_server(tmp_path) as (service, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", num_samples=2))
+        whole, unreadable = await node.take(2)
+        for order in (whole, unreadable):
+            await node.finish(order)
+        (file,) = (tmp_path / "state").rglob(f"{unreadable.session_id}.0.json.gz")
+        file.unlink()
+        file.mkdir()
+        if damaged:
+            (before,) = (tmp_path / "state").rglob(f"{whole.session_id}.0.json.gz")
+            before.write_bytes(b"garbage")
+        async with RolloutClient(client.url, SERVICE_KEY, keep_trying_seconds=1.0) as impatient, asyncio.timeout(60):
+            arriving = impatient.episodes("t")
+            if not damaged:
+                assert (await anext(arriving)).session.session_id == whole.session_id
+            with pytest.raises(UnreachableError, match=f"episode {unreadable.session_id}.0 .*Is a directory"):
+                await anext(arriving)
+        assert not (await service.store._execute("SELECT fetched FROM episodes ORDER BY number"))[1]["fetched"]
 
 
 async def test_an_episode_that_cannot_be_read_now_is_read_later(

@@ -45,6 +45,8 @@ REFUSED_AGAIN_SECONDS = 30.0
 FOR_GOOD = {413: 0.0, 400: 3600.0, 408: 3600.0, 422: 3600.0}
 """Statuses that refuse an episode for what it is, or for how slowly it comes -> for how many seconds it is sent again
 all the same: a server that is older than the node may be about to be replaced."""
+UNREADABLE_SECONDS = 600.0
+"""For how long an episode is read again that is on the disk and cannot be read."""
 R = TypeVar("R", bound=Record)
 ANSWER_SECONDS, CONNECT_SECONDS = 120.0, 10.0
 """The time for an answer, and of that for a connection. A delivery has as much more as the server gives its body. A
@@ -67,6 +69,14 @@ class RefusedForGoodError(ServerRefusedError):
         self.patience = FOR_GOOD[status]
 
 
+class UnreadableError(Exception):
+    """A session's episode cannot be read from the disk."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"its episode cannot be read: {error}")
+        self.patience = 0.0 if isinstance(error, FileNotFoundError) else UNREADABLE_SECONDS
+
+
 class Link:
     """Connects one node with its server while `run` runs."""
 
@@ -77,7 +87,7 @@ class Link:
         self._fence: asyncio.TimerHandle | None = None
         """Fences the node when the lease of its last answered heartbeat is over."""
         self._refused: dict[Key, float] = {}
-        """Session -> when the server first refused its episode for good."""
+        """Session -> when the server first refused its episode for good, or when it could first not be read."""
         self._server = server
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
@@ -174,23 +184,24 @@ class Link:
             except asyncio.CancelledError:
                 self._service.ended.put_nowait(key)  # for the link that begins again
                 raise
-            except ServerRefusedError as error:
+            except (ServerRefusedError, UnreadableError) as error:
                 log.error("session %s: its episode is not taken, and is sent again: %s", key, error)
             except Exception:
                 log.exception("session %s: its episode could not be sent, and is sent again", key)
             asyncio.get_running_loop().call_later(REFUSED_AGAIN_SECONDS, self._service.ended.put_nowait, key)
 
     async def _until_taken(self, http: aiohttp.ClientSession, key: Key) -> None:
-        """Deliver a session's episode, or a substitute where the server refuses it for good. Raises
-        `ServerRefusedError`."""
+        """Deliver a session's episode, or a substitute where the server refuses it for good, or where it stays
+        unreadable. Raises `ServerRefusedError` or `UnreadableError`."""
         episode = self._service.state.files(key).episode
         try:
             await self._until_reached(http, key, episode.read_bytes)
-        except RefusedForGoodError as error:
+        except (RefusedForGoodError, UnreadableError) as error:
             since = self._refused.setdefault(key, time.monotonic())
             if time.monotonic() - since < error.patience:
                 raise
-            await self._until_reached(http, key, partial(self._service.substitute, key, str(error)))
+            why = str(error) if isinstance(error, UnreadableError) else f"its episode is refused: {error}"
+            await self._until_reached(http, key, partial(self._service.substitute, key, why))
             log.error("session %s: its episode %s is not taken, one without a trajectory is: %s", key, episode, error)
         self._refused.pop(key, None)
 
@@ -199,8 +210,13 @@ class Link:
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=15),
     )
     async def _until_reached(self, http: aiohttp.ClientSession, key: Key, read: Callable[[], bytes]) -> None:
-        """Deliver the episode that is read, and try again until the server answers. Raises `ServerRefusedError`."""
-        body = b'{"attempt":%d,"episode":%b}' % (key.attempt, await asyncio.to_thread(read))
+        """Deliver the episode that is read, and try again until the server answers. Raises `ServerRefusedError` or
+        `UnreadableError`."""
+        try:
+            episode = await asyncio.to_thread(read)
+        except OSError as error:
+            raise UnreadableError(error) from error
+        body = b'{"attempt":%d,"episode":%b}' % (key.attempt, episode)
         await self._service.delivered(key, await self._post(http, DELIVER, body))
 
     async def _post(self, http: aiohttp.ClientSession, route: Route[R], body: bytes, seconds: float | None = None) -> R:

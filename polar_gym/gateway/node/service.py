@@ -272,8 +272,9 @@ class NodeService:
         self.changed.set()
 
     def substitute(self, key: Key, why: str) -> bytes:
-        """Return what to deliver instead of an episode that the server refuses for good. Blocks."""
-        return self._without_trajectory(key, f"its episode is refused: {why}").to_json()
+        """Return what to deliver instead of an episode that the server refuses for good, or that cannot be read.
+        Blocks."""
+        return self._without_trajectory(key, why).to_json()
 
     def _without_trajectory(self, key: Key, why: str) -> Episode:
         """Return an episode with no trajectory, no reward, and a failure that says why. Blocks."""
