@@ -21,6 +21,7 @@ from polar_gym.chat.received import whole_delta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import CaptureError, SessionCapture
+from polar_gym.providers import routes
 from polar_gym.schema import BuilderSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
 from tests.support.sessions import running_session
 
@@ -185,6 +186,25 @@ async def test_a_harness_file_that_fails_costs_no_tokens(tmp_path: Path) -> None
             assert response.status == 500
             assert '"server_error"' in await response.text()
         assert (engine.asked, capture.calls) == (0, [])
+
+
+def _fail(*_: Any) -> Any:
+    raise RecursionError
+
+
+async def test_a_call_is_counted_by_the_outcome_that_is_on_its_record(tmp_path: Path) -> None:
+    """Guards against metrics that count an answer as delivered which never left, and a call twice."""
+    async with running_session(EmbeddedEngine(options()), tmp_path) as (node, capture):
+        headers, body = {"Authorization": f"Bearer {capture.key}"}, {"model": "policy", "messages": [ASK]}
+        async with aiohttp.ClientSession(f"{node.url}/v1/", headers=headers) as http:
+            async with http.post("chat/completions", json=body) as response:
+                assert response.status == 200
+                await response.read()
+            node.proxy._routes = routes([replace(each, render=_fail) for each in node.proxy.providers])
+            async with http.post("chat/completions", json=body) as response:
+                assert response.status == 500
+        assert [call.outcome for call in capture.calls] == ["delivered", "abandoned"]
+        assert node.proxy.calls == {"delivered": 1, "abandoned": 1}
 
 
 async def test_a_key_that_is_no_text_opens_nothing(tmp_path: Path) -> None:

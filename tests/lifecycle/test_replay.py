@@ -20,9 +20,11 @@ from polar_gym.chat import Completion
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
+from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.gateway.session.branching import branch_of
-from polar_gym.gateway.session.starting import RecordError, check_vocabulary, read_recording
+from polar_gym.gateway.session.starting import JOURNAL, RecordError, check_vocabulary, read_recording
 from polar_gym.harnesses import HARNESSES
+from polar_gym.providers import routes
 from polar_gym.schema import BuilderSpec, HarnessSpec, ModelCall, RuntimeSpec, StartFrom, TaskRequest, Workspace
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import MODEL, REQUEST, asking, listing_engine, node, played, task
@@ -236,6 +238,23 @@ async def test_a_record_that_the_harness_leaves_early_stays_in_the_books(tmp_pat
     fidelity = build_trajectory(calls, BuilderSpec(name="prefix_merging")).fidelity
     assert fidelity.sampled_tokens == sum(len(call.response_ids) for call in first)
     assert fidelity.excluded == {"abandoned": sum(len(call.response_ids) for call in first[1:])}
+
+
+async def test_a_recorded_answer_that_never_left_is_abandoned(tmp_path: Path) -> None:
+    """Guards against training on an answer that the harness never had: the sending failed before its first event."""
+    _, _, directory = await session(tmp_path, REQUEST, 1, "0.006")
+
+    def fail(*_: Any) -> Any:
+        raise RecursionError
+
+    async def unsent(local: Node, capture: SessionCapture) -> None:
+        local.proxy._routes = routes([replace(each, stream=fail) for each in local.proxy.providers])
+        with pytest.raises(AssertionError, match="the gateway failed"):
+            await ask(local, capture, list(ASK), stream=True)
+
+    calls, _, cut = await played(tmp_path, starting(directory, owned=True), unsent)
+    assert [call.outcome for call in calls] == ["abandoned"]
+    assert [call.outcome for call in read_journal(cut / JOURNAL)] == ["abandoned"]
 
 
 async def test_a_replay_that_is_cut_off_keeps_its_record_for_the_next_attempt(tmp_path: Path) -> None:

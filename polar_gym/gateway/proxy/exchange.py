@@ -53,7 +53,8 @@ class Exchange:
     deltas: asyncio.Queue[Delta | None] = field(default_factory=asyncio.Queue)
     """The deltas that wait for a harness that reads along, at most those of one answer; None at their end."""
     call: ModelCall | None = None
-    """The record of the call, from the first delta on. It becomes the record of the answer at the answer's end."""
+    """The record of the call, from the first delta on, or from the call's end where no delta came. It becomes the
+    record of the answer at the answer's end."""
 
     @property
     def sampling(self) -> Sampling:

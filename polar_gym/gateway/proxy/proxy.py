@@ -84,7 +84,8 @@ class Proxy:
         self._routes = routes(providers)
         self.generation = GenerationGate()
         self.calls: Counter[str] = Counter()
-        """Recorded calls by outcome; `refused`: requests that could not be translated and are not recorded."""
+        """Calls of the engines by outcome, counted when their answer has left or failed to; `refused`: requests that
+        could not be translated and are not recorded."""
         self.sampled_tokens = 0
         self._captures: dict[str, SessionCapture] = {}
         self._silent = SilentConnections(HEAD_SECONDS)
@@ -252,8 +253,13 @@ class Proxy:
             started_at=time.time(),
             live=self.streaming == "real" and request.stream and not capture.handles.recorded,
         )
+        sampling: asyncio.Future[tuple[Completion, ModelCall]]
         recorded = self._recorded(exchange)  # before the answer begins: it leaves with the recorded call's id
-        sampling = asyncio.create_task(self._sample(exchange) if recorded is None else _already(*recorded))
+        if recorded is None:
+            sampling = asyncio.create_task(self._sample(exchange))
+        else:  # done at once: a failure to send it, however early, marks the call as abandoned
+            sampling = asyncio.get_running_loop().create_future()
+            sampling.set_result(recorded)
         try:
             if request.stream:
                 return await send_stream(exchange, sampling)
@@ -267,6 +273,8 @@ class Proxy:
             while not sampling.done():  # also where this task is cancelled again, because the session ends
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({sampling})
+            if recorded is None and exchange.call is not None:
+                self.calls[exchange.call.outcome] += 1
 
     async def _sample(self, exchange: Exchange) -> tuple[Completion, ModelCall]:
         """Return the engine's answer and the record of the call, which is in the journal by then."""
@@ -380,13 +388,9 @@ class Proxy:
         call.weight_versions = spans(call.weight_versions, exchange.weight_version, now, tokens)
         if isinstance(exchange.engine, Replicas):
             exchange.engine.note(call.session_id, len(call.prompt_ids) + tokens)
-        self.calls[call.outcome] += 1
         self.sampled_tokens += len(call.response_ids)
+        exchange.call = call
         exchange.capture.record(call)
-
-
-async def _already(completion: Completion, call: ModelCall) -> tuple[Completion, ModelCall]:
-    return completion, call
 
 
 def _given_up(reason: str) -> EngineError:

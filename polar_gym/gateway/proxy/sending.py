@@ -21,7 +21,7 @@ TRANSIENT = ("overloaded", "server")
 """Kinds of errors after which the same request may succeed."""
 
 
-async def send_stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
+async def send_stream(exchange: Exchange, sampling: asyncio.Future[tuple[Completion, ModelCall]]) -> web.StreamResponse:
     """Send the answer as the provider's events: each delta as it comes, or the whole answer where the engine gives no
     deltas. The status line waits for the first bytes to send. The last event leaves after the call is recorded."""
     provider, deltas = exchange.provider, exchange.deltas
@@ -56,7 +56,7 @@ async def send_stream(exchange: Exchange, sampling: asyncio.Task[tuple[Completio
     return response
 
 
-async def send_whole(exchange: Exchange, sampling: asyncio.Task[tuple[Completion, ModelCall]]) -> web.StreamResponse:
+async def send_whole(exchange: Exchange, sampling: asyncio.Future[tuple[Completion, ModelCall]]) -> web.StreamResponse:
     """Send the answer as one JSON object. It is sent here, and not by aiohttp, to find out when a harness leaves early.
 
     The status line waits for the answer, or until clients would give up. From then on blanks, which may stand before
