@@ -48,12 +48,21 @@ class TestOnOutputOptions(Options):
     junit: str | None = None
     """The path of the JUnit XML report that the command writes, relative to `workdir`; instead of `log_parser`."""
     expected_tests: dict[str, str] | list[str] | None = None
-    """The tests that must pass, or test -> the status that it must have; null: at least one test is named, and all pass
-    or are skipped."""
+    """The tests that must pass, or test -> the status that it must have; null: at least one test passes, and all others
+    pass or are skipped."""
     reward_file: str | None = None
     """The path of a file into which the command writes the reward, a number from 0 to 1, relative to `workdir`."""
     protected: list[str] = Field(default_factory=list)
-    """Files and directories of the workspace that belong to the task: the harness's changes to them do not count."""
+    """Files and directories of the workspace that belong to the task, relative to it: the harness's changes to them do
+    not count."""
+
+    @field_validator("protected")
+    @classmethod
+    def _relative(cls, value: list[str]) -> list[str]:
+        for path in map(PurePosixPath, value):
+            if path.is_absolute() or ".." in path.parts or "*" in str(path):
+                raise ValueError(f"'{path}' protects nothing; name a file or directory relative to the workspace")
+        return value
 
     @field_validator("expected_output")
     @classmethod
@@ -166,6 +175,8 @@ class TestOnOutput:
         """Return a message about the tests whose status is not the expected one; "" if there are no such tests."""
         expected = self._options.expected_tests
         if expected is None:
+            if tests and {*tests.values()} == {SKIPPED}:
+                return f"every test was skipped ({len(tests)})"
             wrong = [test for test, status in tests.items() if status not in (PASSED, SKIPPED)]
         else:
             wanted = expected if isinstance(expected, dict) else dict.fromkeys(expected, PASSED)

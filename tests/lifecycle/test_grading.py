@@ -155,6 +155,9 @@ PYTEST_LOG = "== short test summary info ==\\nPASSED t.py::a\\nFAILED t.py::b - 
 JUNIT = (
     "<testsuite><testcase classname='t' name='a'/><testcase classname='t' name='b'><failure/></testcase></testsuite>"
 )
+SKIPPED = "<testsuite><testcase classname='t' name='a'><skipped/></testcase></testsuite>"
+SKIPS = "cd /tmp; printf 'import unittest\\nraise unittest.SkipTest(\"no\")\\n' > test_a.py;"
+"""Tests that the code under test has skipped, by an exception when they import it."""
 
 
 @pytest.mark.parametrize(
@@ -171,6 +174,8 @@ JUNIT = (
         ({"junit": "out/r.xml", "command": f'echo "{JUNIT}" > out/r.xml'}, 0.0, "t.b FAILED"),
         ({"junit": "r.xml", "command": f'echo "{JUNIT}" > r.xml', "expected_tests": ["t.a"]}, 1.0, "as expected"),
         ({"junit": "r.xml", "command": "echo '<a/>' > r.xml"}, 0.0, "not a JUnit report"),
+        ({"junit": "r.xml", "command": f'echo "{SKIPPED}" > r.xml'}, 0.0, "every test was skipped (1)"),
+        ({"command": f"{SKIPS} python3 -m unittest -v", "log_parser": "unittest"}, 0.0, "every test was skipped (1)"),
         ({"reward_file": "reward", "command": "echo 0.25 > reward"}, 0.25, "reward 0.25"),
         ({"reward_file": "/tmp/reward", "command": "echo 1 > /tmp/reward"}, 1.0, "as expected"),
         ({"reward_file": "reward", "command": "echo 7 > reward"}, 0.0, "not between 0 and 1"),

@@ -8,6 +8,7 @@ from polar_gym.evaluators.canary import runs_whole_files, with_canaries
 from polar_gym.evaluators.hidden_tests import LIST_MODULES
 from polar_gym.evaluators.patch import FileChange, file_changes
 from polar_gym.evaluators.protected import TaskFiles, is_test_module, named_by
+from polar_gym.evaluators.test_on_output import TestOnOutputOptions as Options
 from polar_gym.evaluators.twins import Twins
 
 FILES = TaskFiles(
@@ -266,3 +267,10 @@ def test_canaries_are_tests_that_fail():
             for test in (each for each in dir(value) if each.startswith("test_")):
                 with pytest.raises(AssertionError):
                     getattr(value(test), test)()  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("path", ["/workspace/tests", "../workspace/tests", "tests/*"])
+def test_a_protected_path_that_names_nothing_is_refused(path: str):
+    """It protected no file: an agent's change to the tests counted."""
+    with pytest.raises(ValueError, match=r"protected\n.*protects nothing; name a file or directory relative to"):
+        Options(command="true", protected=[path])
