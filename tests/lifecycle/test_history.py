@@ -25,11 +25,12 @@ git notes add -m secret-note
 git reset -q --hard "$base"
 git worktree add -q /tmp/secret-worktree secret-branch
 echo secret-stash > before; git stash -q
-git init -q /tmp/alternate
-(cd /tmp/alternate; git config user.name a; git config user.email a@a; commit secret-alternate)
-echo /tmp/alternate/.git/objects > .git/objects/info/alternates
 commit secret-lost; git reset -q --hard "$base"; git gc -q; git pack-refs --all
 git checkout -q --detach; echo changed > base; echo x > untracked; echo x > ignored
+"""
+FIXED = """
+git init -q . && git config user.name a && git config user.email a@a
+echo bug > m; git add m; git commit -qm base; echo right > m; git commit -qam secret-fix
 """
 SUBMODULES = r"""
 set -e
@@ -87,9 +88,26 @@ async def test_nothing_but_the_past_is_left(cloned):
     assert (await sh(cloned, "git log --format=%s")).stdout == b"base\nbefore\n"
     assert (await sh(cloned, "git status --porcelain; git rev-parse HEAD")).stdout == status
     assert (await sh(cloned, "git stash list; git reflog; git notes list; git remote")).stdout == b""
-    assert (
-        b"secret" not in (await sh(cloned, "cat .git/objects/info/alternates; ls -R .git; cat .git/packed-refs")).stdout
-    )
+    assert b"secret" not in (await sh(cloned, "ls -R .git; cat .git/packed-refs")).stdout
+
+
+ELSEWHERE = {
+    "a linked worktree": "cd /tmp/main; git worktree add -q -f /workspace HEAD~1",
+    "a git dir elsewhere": "git init -q --separate-git-dir /tmp/main/.git .; git checkout -q HEAD~1",
+    "a link": "ln -s /tmp/main/.git .git",
+    "a shared clone": "git clone -q --shared /tmp/main /tmp/clone; mv /tmp/clone/.git .; git reset -q --hard HEAD~1",
+}
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE.values(), ids=ELSEWHERE)
+async def test_workspace_whose_repository_is_elsewhere_is_refused(elsewhere: str):
+    """Only the name of that repository was removed: the agent read the fix in it."""
+    need_bubblewrap()
+    async with started(make("bubblewrap")) as sandbox:
+        done = await sh(sandbox, f"set -e; mkdir /tmp/main; (cd /tmp/main; {FIXED}); {elsewhere}")
+        assert done.exit_code == 0, done.stderr.decode()
+        with pytest.raises(SandboxError, match=r"its \.git names a repository elsewhere.* in the place of /workspace"):
+            await cut_history(sandbox, "/workspace")
 
 
 async def test_a_planted_bug_leaves_nothing_compiled_from_the_right_source_or_the_hidden_tests():
