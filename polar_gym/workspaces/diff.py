@@ -10,7 +10,8 @@ nowhere.
 The diff carries the content, mode and deletion of every file in the workspace, and symbolic links as links. It does not
 carry empty directories, files that the workspace's `.gitignore` names (unless the base commit has them), and the
 content of a submodule that the base commit has; that of `history.pack_baseline` has plain files in the place of
-submodules, and names the files that were ignored before the agent, which stay ignored. Nor does it carry the files that
+submodules and of other repositories in the workspace, and names the files that were ignored before the agent. These
+stay ignored, and are not read, whatever the agent writes into a `.gitignore`. Nor does the diff carry the files that
 running Python leaves (bytecode, pytest's cache), and everything outside of the workspace. `left_behind` lists the files
 of these that may be the agent's work.
 
@@ -45,6 +46,31 @@ _NO_CONFIGURATION = {
 _ANY_NAME = ("-c", "core.protectNTFS=false", "-c", "core.protectHFS=false")
 """Options for names that only other systems confuse with `.git`: here they are names like any other."""
 
+FUNCTIONS = r"""
+make_readable() {
+    find . -type d ! -perm -700 -exec chmod u+rwx {} \;
+    find . -type f ! -perm -400 -exec chmod u+r {} +
+}
+hide_nested() {  # make nested repositories look like plain directories, except in those that the file $1 lists
+    find . -path ./.git -prune -o -iname .git -prune -exec sh -c '
+        submodules=$1 hidden=$2; shift 2
+        for nested; do
+            directory=${nested%/*}
+            grep -qxF -e "${directory#./}" "$submodules" || mv "$nested" "$directory/$hidden${nested##*/}"
+        done' sh "$1" "$hidden" {} +
+}
+show_nested() {
+    find . -name "$hidden.*" -prune -exec sh -c '
+        hidden=$1; shift
+        for nested; do
+            name=${nested##*/}
+            mv "$nested" "${nested%/*}/${name#"$hidden"}"
+        done' sh "$hidden" {} +
+}
+"""
+"""Shell functions for the files below the working directory: they make all of these readable, rename the `.git` of
+nested repositories, and rename it back. The variable `hidden` is the beginning of the other names."""
+
 _SNAPSHOT = r"""
 set -e
 export HOME=/nonexistent  # git before 2.32 does not know GIT_CONFIG_GLOBAL, and reads the agent's ~/.gitconfig
@@ -63,41 +89,44 @@ repository() {
         $any_name "$@"
 }
 cd "$work"
-find . -type d ! -perm -700 -exec chmod u+rwx {} \;
-find . -type f ! -perm -400 -exec chmod u+r {} +
+make_readable
 find . ! -type d ! -type f ! -type l -exec rm -f {} +
 find . -type l -iname .gitmodules -exec rm -f {} +
 repository read-tree HEAD
 # Make a nested repository that the base commit does not know look like a plain directory.
 repository ls-files -s | sed -n 's/^160000 [^\t]*\t//p' > "$private/submodules"
-find . -path ./.git -prune -o -iname .git -prune -exec sh -c '
-    submodules=$1 hidden=$2; shift 2
-    for nested; do
-        directory=${nested%/*}
-        grep -qxF -e "${directory#./}" "$submodules" || mv "$nested" "$directory/$hidden${nested##*/}"
-    done' sh "$private/submodules" "$hidden" {} +
-mkdir -p "$private/info"
-printf '%s\n' "$hidden*" __pycache__/ '*.py[cod]' .pytest_cache/ >> "$private/info/exclude"
+hide_nested "$private/submodules"
+# No `.gitignore` takes in files that options exclude, as it could those that `info/exclude` names.
+set -- --exclude="$hidden*" --exclude=__pycache__/ --exclude='*.py[cod]' --exclude=.pytest_cache/ --exclude-standard
 # While files are added, the attributes are those of the base commit; those of the agent are files like any other.
 attributes() { find . -path ./.git -prune -o -name "$1" ! -type d -exec sh -c '
     to=$1; shift
     for each; do mv "$each" "${each%/*}/$to"; done' sh "$2" {} +; }
 attributes .gitattributes "${hidden}attributes"
-repository ls-files -z -- ':(glob)**/.gitattributes' > "$private/attributes"
+# Where the agent put a file or a link in the place of a directory, git would remove it to write the directory's.
+repository ls-files -z -- ':(glob)**/.gitattributes' | xargs -0 -r sh -c '
+    root=$(pwd -P)
+    for each; do
+        directory=./$each; directory=${directory%/*}
+        [ "$(cd "$directory" 2> /dev/null && pwd -P)" != "$root${directory#.}" ] || printf "%s\0" "$each"
+    done' sh > "$private/attributes"
 repository checkout-index -f -q -z --stdin < "$private/attributes"
-repository add -A
+# Files that `history.pack_baseline` found to be ignored are in the index here: git does not read them, and they are not
+# new files where the agent's `.gitignore` takes them in.
+if [ -s "$private/ignored" ]; then
+    empty=$(repository hash-object -w --stdin < /dev/null)
+    xargs -0 printf "100644 $empty\t%s\0" < "$private/ignored" | repository update-index -z --index-info
+    repository update-index --assume-unchanged -z --stdin < "$private/ignored"
+fi
+repository add -u
+repository ls-files -z --others "$@" > "$private/new"
+repository update-index --add --replace -z --stdin < "$private/new"
 (xargs -0 -r rm -f --) < "$private/attributes"
 attributes "${hidden}attributes" .gitattributes
-repository ls-files -z --cached --others --exclude-standard -- ':(glob)**/.gitattributes' > "$private/attributes"
-repository update-index --add --remove -z --stdin < "$private/attributes"
-# An agent's `.gitignore` may take in files that `history.pack_baseline` found to be ignored.
+repository ls-files -z --cached --others "$@" -- ':(glob)**/.gitattributes' > "$private/attributes"
+repository update-index --add --remove --replace -z --stdin < "$private/attributes"
 [ ! -e "$private/ignored" ] || repository update-index --force-remove -z --stdin < "$private/ignored"
-find . -name "$hidden.*" -prune -exec sh -c '
-    hidden=$1; shift
-    for nested; do
-        name=${nested##*/}
-        mv "$nested" "${nested%/*}/${name#"$hidden"}"
-    done' sh "$hidden" {} +
+show_nested
 repository diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames \
     --src-prefix=a/ --dst-prefix=b/ HEAD
 """
@@ -116,7 +145,7 @@ async def snapshot_diff(sandbox: Sandbox, workspace_path: str, git_dir_archive: 
     """
     result = await sandbox.exec(
         Command(
-            argv=["sh", "-c", _SNAPSHOT, "sh", workspace_path, " ".join(_ANY_NAME)],
+            argv=["sh", "-c", FUNCTIONS + _SNAPSHOT, "sh", workspace_path, " ".join(_ANY_NAME)],
             environment=_NO_CONFIGURATION,
             workdir="/",
             stdin=git_dir_archive,
@@ -166,12 +195,17 @@ async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
 
 _APPLY = r"""
 patch=$(mktemp /tmp/.patch-XXXXXXXX) && trap 'rm -f "$patch"' EXIT && cat > "$patch" || exit 90
-# The ignored files of a directory that becomes a file or a link are not in the diff, and would keep the directory.
+# The ignored files of a directory that becomes a file or a link are not in the diff, and would keep the directory. So
+# would an ignored file or link keep a directory from being made.
 [ ! -e .git ] || git "$@" apply --numstat -z "$patch" 2> /dev/null | xargs -0 -r sh -c '
     tab=$(printf "\t")
     for counted; do
         path=${counted#*"$tab"*"$tab"}
         [ -L "./$path" ] || [ ! -d "./$path" ] || git -c safe.directory="*" clean -q -ffdX -- ":(literal)$path"
+        while [ "$path" != "${path%/*}" ]; do
+            path=${path%/*}
+            { [ -L "./$path" ] || [ -f "./$path" ]; } && git -c safe.directory="*" clean -q -ffX -- ":(literal)$path"
+        done
     done' sh
 git "$@" apply --binary --whitespace=nowarn "$patch"
 """
@@ -179,11 +213,22 @@ git "$@" apply --binary --whitespace=nowarn "$patch"
 
 async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     """Apply a patch to a workspace; an empty patch changes nothing. Raises `ValueError` where it does not apply."""
-    attributes = b"".join(_ATTRIBUTES.findall(diff)) if b"/.gitattributes" in diff else b""
+    found = _ATTRIBUTES.findall(diff) if b"/.gitattributes" in diff else []
+    attributes = b"".join(each for each in found if not _makes_room(each, diff))
+    others = _ATTRIBUTES.sub(lambda each: each[0] if _makes_room(each[0], diff) else b"", diff) if attributes else diff
     # `.gitattributes` come last: they would change how the content of other files is written.
-    for part in (_ATTRIBUTES.sub(b"", diff), attributes) if attributes else (diff,):
+    for part in (others, attributes):
         if part.strip():
             await _apply(sandbox, workspace_path, part)
+
+
+def _makes_room(section: bytes, diff: bytes) -> bool:
+    """Return whether a section removes the `.gitattributes` of a directory that becomes a file or a link."""
+    directory = section.partition(b"\n")[0].removeprefix(b"diff --git a/").partition(b"/.gitattributes")[0]
+    parts = directory.split(b"/")
+    above = (b"/".join(parts[:count]) for count in range(1, len(parts) + 1))
+    made = (b"diff --git a/%b b/%b\nnew file mode " % (each, each) for each in above)
+    return b"\ndeleted file mode " in section and any(each in diff for each in made)
 
 
 async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:

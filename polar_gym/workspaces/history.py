@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from polar_gym.runtimes import Command, Sandbox, SandboxError
 from polar_gym.schema import Workspace
+from polar_gym.workspaces.diff import FUNCTIONS
 
 SECONDS = 300.0
 MAX_BASELINE = 256 * 1024 * 1024
@@ -90,6 +91,13 @@ trap 'rm -rf "$base"' EXIT
 there() { git -c safe.directory='*' -c user.name=polar-gym -c user.email=polar-gym@localhost \
     -c core.protectNTFS=false -c core.protectHFS=false --git-dir="$base" --work-tree="$PWD" "$@"; }
 git init -q --bare --template= "$base"
+hidden=.git-$(basename "$base")
+make_readable  # as the diff will: the files of an unreadable directory are not the agent's
+hide_nested /dev/null
+new() {  # the index gets the files that are not ignored; options: of another work tree
+    there "$@" ls-files -z --others --exclude="$hidden*" --exclude-standard > "$base/new" &&
+        there "$@" update-index --add -z --stdin < "$base/new"
+}
 if [ -e .git ]; then
     there fetch -q --no-tags --depth 1 --upload-pack "git -c safe.directory='*' upload-pack" \
         "file://$PWD/.git" HEAD:refs/heads/main
@@ -99,15 +107,17 @@ if [ -e .git ]; then
     there -c core.quotePath=false ls-files -s | sed -n 's/^160000 [^\t]*\t//p' | while IFS= read -r submodule; do
         there update-index --force-remove -- "$submodule"
         [ -d "$submodule" ] || continue
-        files=$(export GIT_INDEX_FILE="$base/alone"; there --work-tree="$PWD/$submodule" add -A && there write-tree)
+        files=$(export GIT_INDEX_FILE="$base/alone"; new --work-tree="$PWD/$submodule" && there write-tree)
         there read-tree --prefix="$submodule/" "$files"
         rm -f "$base/alone"
     done
 fi
-there add -A
+there add -u
+new
 there commit -q --allow-empty -m 'The workspace as the image has it'
 # The agent may change `.gitignore`. The files that are ignored now are then not new, though no commit has them.
-there ls-files -z --others --ignored --exclude-standard > "$base/ignored"
+there ls-files -z --others --exclude="$hidden*" > "$base/ignored"
+show_nested
 there config core.bare false
 tar -c -C "$base" .
 """
@@ -132,7 +142,7 @@ async def pack_baseline(sandbox: Sandbox, workspace_path: str) -> bytes:
 
     Raises `SandboxError`.
     """
-    return await _run(sandbox, _BASELINE, workspace_path, "its content cannot be recorded")
+    return await _run(sandbox, FUNCTIONS + _BASELINE, workspace_path, "its content cannot be recorded")
 
 
 async def _run(

@@ -1,5 +1,6 @@
 """An image's git repository loses its future before the agent sees it."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from polar_gym.runtimes import SandboxError
 from polar_gym.schema import Workspace
+from polar_gym.workspaces import diff as diff_module
 from polar_gym.workspaces.diff import apply_diff, snapshot_diff
 from polar_gym.workspaces.history import cut_history, pack_baseline, set_base
 from polar_gym.workspaces.repository import make_repository
@@ -191,6 +193,8 @@ BUILT = r"""
 set -e
 git init -q . && git config user.name a && git config user.email a@a
 printf '*uild*/\n*.o\nname[!s]*\n' > .gitignore; mkdir src '[b]uild *' objects
+git init -q build/nested; echo out > build/nested/out; echo '*' > build/nested/.gitattributes
+mkdir locked; echo out > locked/out; chmod 000 locked/out locked
 echo x > src/x.c; git add -A; git commit -qm base
 echo out > '[b]uild */out'; echo out > src/x.o; echo out > objects/x.o; echo out > 'name '; echo out > 'name\?'
 """
@@ -198,13 +202,15 @@ IGNORES = {
     "its own": "echo '*.log' > .gitignore",
     "none": "rm .gitignore",
     "others that take in": r"printf '!*uild*/\n!*.o\n!name*\n' >> .gitignore",
+    "all taken in": "echo '!*' > .gitignore",
 }
 NEW = "src/new.c name objects/new.c"
 
 
 @pytest.mark.parametrize("ignores", IGNORES.values(), ids=IGNORES)
 async def test_files_that_the_image_ignores_are_not_the_agents_work(ignores: str):
-    """Once the agent had changed `.gitignore`, they were new files of the diff, which no fresh sandbox took."""
+    """Once the agent had changed `.gitignore`, they were new files of the diff, which no fresh sandbox took. So were
+    those in a nested repository, and those in an unreadable directory, whatever the agent did."""
     need_bubblewrap()
     async with started(make("bubblewrap")) as sandbox, started(make("bubblewrap")) as fresh:
         for each in (sandbox, fresh):
@@ -219,6 +225,63 @@ async def test_files_that_the_image_ignores_are_not_the_agents_work(ignores: str
         assert (await sh(fresh, both)).stdout == 4 * b"new\n" + 2 * b"out\n"
         left = "cat .gitignore 2>&1"
         assert (await sh(fresh, left)).stdout == (await sh(sandbox, left)).stdout
+
+
+async def test_ignored_files_are_not_read_where_the_agent_takes_them_in(monkeypatch: pytest.MonkeyPatch):
+    """The agent's diff took longer than it may where an image has gigabytes of them: the reward was 0."""
+    need_bubblewrap()
+    # 500 GB: to read them takes an hour.
+    large = "mkdir build; cd build; truncate -s 500M x; for each in $(seq 1000); do ln x x$each; done"
+    monkeypatch.setattr(diff_module, "DIFF_SECONDS", 60.0)
+    async with started(make("bubblewrap")) as sandbox:
+        done = await sh(sandbox, f"set -e; {FIXED} echo build/ > .gitignore; git add -A; git commit -qm next; {large}")
+        assert done.exit_code == 0, done.stderr.decode()
+        git_dir = await pack_baseline(sandbox, "/workspace")
+        await sh(sandbox, "rm .gitignore; echo better > m; echo new > build/new")
+        diff = await snapshot_diff(sandbox, "/workspace", git_dir)
+    assert re.findall(rb"^diff --git a/(\S+)", diff, re.MULTILINE) == [b".gitignore", b"build/new", b"m"]
+
+
+async def test_an_ignored_file_becomes_a_directory():
+    """The fresh sandbox had the file, and the diff did not apply."""
+    need_bubblewrap()
+    async with started(make("bubblewrap")) as sandbox, started(make("bubblewrap")) as fresh:
+        for each in (sandbox, fresh):
+            begun = "echo 'cache*' > .gitignore; git add -A; git commit -qm next; echo x > cache; ln -s /tmp cached"
+            done = await sh(each, f"set -e; {FIXED} {begun}")
+            assert done.exit_code == 0, done.stderr.decode()
+        git_dir = await pack_baseline(sandbox, "/workspace")
+        await sh(
+            sandbox,
+            "rm .gitignore cache cached; mkdir -p cache/d cached; touch cache/d/x cache/.gitattributes cached/y",
+        )
+        await apply_diff(fresh, "/workspace", await snapshot_diff(sandbox, "/workspace", git_dir))
+        assert (await sh(fresh, "ls -A cache cached/; ls /tmp")).stdout.split() == [
+            *(b"cache:", b".gitattributes", b"d", b"cached/:", b"y")
+        ]
+
+
+NESTED = {
+    "a commit": "git add -A; git -c user.name=a -c user.email=a@a commit -qm nested",
+    "no commit": "true",
+}
+
+
+@pytest.mark.parametrize("commit", NESTED.values(), ids=NESTED)
+async def test_changes_in_a_repository_below_the_workspace_are_carried(commit: str):
+    """They were lost: the base commit had the repository as a link. Without a commit, no session began."""
+    need_bubblewrap()
+    async with started(make("bubblewrap")) as sandbox, started(make("bubblewrap")) as fresh:
+        for each in (sandbox, fresh):
+            done = await sh(each, f"set -e; {FIXED} git init -q nested; cd nested; echo old > x; {commit}; chmod 555 .")
+            assert done.exit_code == 0, done.stderr.decode()
+        git_dir = await pack_baseline(sandbox, "/workspace")
+        assert (await sh(sandbox, "find . -name '.git*' | sort")).stdout == b"./.git\n./nested/.git\n"
+        assert await snapshot_diff(sandbox, "/workspace", git_dir) == b""
+        await sh(sandbox, f"cd nested; chmod 755 .; echo more >> x; echo new > y; {commit}")
+        await sh(fresh, "chmod 755 nested")
+        await apply_diff(fresh, "/workspace", await snapshot_diff(sandbox, "/workspace", git_dir))
+        assert (await sh(fresh, "cat nested/x nested/y")).stdout == b"old\nmore\nnew\n"
 
 
 @pytest.mark.parametrize("own", ["", "git init -q below"], ids=["no repository", "its own repository"])

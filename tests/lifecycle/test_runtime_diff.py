@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -206,6 +207,22 @@ async def test_agents_attributes_do_not_change_what_is_carried(tmp_path: Path, a
         assert await read_tree(fresh) == expected
 
 
+@pytest.mark.parametrize("instead", ["echo x > data", "mkdir other; ln -s other data; echo x > other/y"])
+async def test_directory_with_attributes_becomes_something_else(tmp_path: Path, instead: str):
+    """What the agent put in its place was removed, to write the attributes of the base commit."""
+    need_bubblewrap()
+    tree: Tree = {**BASE, "data/.gitattributes": File(b"* text\n"), "data/x": File(b"x\n")}
+    git_dir = make_repository(tree, tmp_path / "repo")
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
+        assert (await sh(sandbox, f"rm -r data; {instead}")).exit_code == 0
+        expected = await read_tree(sandbox)
+        diff = await snapshot_diff(sandbox, WORKSPACE, git_dir)
+        assert await read_tree(sandbox) == expected
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as fresh:
+        await apply_diff(fresh, WORKSPACE, diff)
+        assert await read_tree(fresh) == expected
+
+
 async def test_what_is_not_carried_is_named(tmp_path: Path):
     need_bubblewrap()
     git_dir = make_repository({**BASE, ".gitignore": File(b"build/\n*.log\n")}, tmp_path / "repo")
@@ -288,14 +305,19 @@ async def test_workspace_that_the_agent_made_unreadable_is_its_own_doing(tmp_pat
             await snapshot_diff(sandbox, WORKSPACE, git_dir)
 
 
-async def test_bytecode_is_not_the_agents_work(tmp_path: Path):
-    """Guards against diffs full of what running the tests left behind, and against tests shadowed by compiled ones."""
+@pytest.mark.parametrize("ignores", ["", "echo '!*' > .gitignore; cp .gitignore .pytest_cache"])
+async def test_bytecode_is_not_the_agents_work(tmp_path: Path, ignores: str):
+    """Guards against diffs full of what running the tests left behind, and against tests shadowed by compiled ones.
+    A `.gitignore` once took in all of it, and the names that `snapshot_diff` gives to nested repositories."""
     need_bubblewrap()
     git_dir = make_repository(BASE, tmp_path / "repo")
     async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
         made = "mkdir -p a/__pycache__ .pytest_cache; touch a/__pycache__/x.cpython-311.pyc y.pyo .pytest_cache/v"
-        assert (await sh(sandbox, made)).exit_code == 0
-        assert await snapshot_diff(sandbox, WORKSPACE, git_dir) == b""
+        made += "; git init -q nested; touch .gitattributes nested/x"
+        assert (await sh(sandbox, f"{made}; {ignores}")).exit_code == 0
+        carried = await snapshot_diff(sandbox, WORKSPACE, git_dir)
+    names = re.findall(rb"^diff --git a/(\S+)", carried, re.MULTILINE)
+    assert names == [b".gitattributes", *([b".gitignore"] if ignores else []), b"nested/x"]
 
 
 @pytest.mark.parametrize(
