@@ -21,6 +21,7 @@ Where no diff can be taken, that is the agent's doing: the same steps work on th
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import PurePosixPath
 
 from polar_gym.runtimes import Command, Sandbox, SandboxError, agent
@@ -29,6 +30,10 @@ LEFT_BEHIND = 50
 """The number of files that `left_behind` names at most."""
 
 _ATTRIBUTES = re.compile(rb"^diff --git [^\n]*/\.gitattributes\"?\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL)
+_REMOVED_LINKS = re.compile(
+    rb"^diff --git [^\n]*\ndeleted file mode 120000\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL
+)
+_MADE = re.compile(rb'^diff --git ("?)a/([^\n]*)\1 \1b/\2\1\nnew file mode ', re.MULTILINE)
 
 MAX_DIFF = 64 * 1024 * 1024
 DIFF_SECONDS = 300.0
@@ -123,9 +128,13 @@ repository ls-files -z --others "$@" > "$private/new"
 repository update-index --add --replace -z --stdin < "$private/new"
 (xargs -0 -r rm -f --) < "$private/attributes"
 attributes "${hidden}attributes" .gitattributes
+forget_ignored() {
+    [ ! -e "$private/ignored" ] || repository update-index --force-remove -z --stdin < "$private/ignored"
+}
+forget_ignored  # the attributes among them may be beyond a link now
 repository ls-files -z --cached --others "$@" -- ':(glob)**/.gitattributes' > "$private/attributes"
 repository update-index --add --remove --replace -z --stdin < "$private/attributes"
-[ ! -e "$private/ignored" ] || repository update-index --force-remove -z --stdin < "$private/ignored"
+forget_ignored
 show_nested
 repository diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames \
     --src-prefix=a/ --dst-prefix=b/ HEAD
@@ -194,6 +203,7 @@ async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
 
 
 _APPLY = r"""
+make_readable  # as the snapshot does: git writes into no directory that the image has locked
 patch=$(mktemp /tmp/.patch-XXXXXXXX) && trap 'rm -f "$patch"' EXIT && cat > "$patch" || exit 90
 # The ignored files of a directory that becomes a file or a link are not in the diff, and would keep the directory. So
 # would an ignored file or link keep a directory from being made.
@@ -213,28 +223,33 @@ git "$@" apply --binary --whitespace=nowarn "$patch"
 
 async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     """Apply a patch to a workspace; an empty patch changes nothing. Raises `ValueError` where it does not apply."""
-    found = _ATTRIBUTES.findall(diff) if b"/.gitattributes" in diff else []
-    attributes = b"".join(each for each in found if not _makes_room(each, diff))
-    others = _ATTRIBUTES.sub(lambda each: each[0] if _makes_room(each[0], diff) else b"", diff) if attributes else diff
-    # `.gitattributes` come last: they would change how the content of other files is written.
-    for part in (others, attributes):
+    links = b"".join(_REMOVED_LINKS.findall(diff))
+    others = _REMOVED_LINKS.sub(b"", diff) if links else diff
+    found = _ATTRIBUTES.findall(others) if b"/.gitattributes" in others else []
+    made = {each[2] for each in _MADE.finditer(others)} if found else set()
+    attributes = b"".join(each for each in found if not _makes_room(each, made))
+    if attributes:
+        others = _ATTRIBUTES.sub(lambda each: each[0] if _makes_room(each[0], made) else b"", others)
+    # git finds no place for a directory where a link leads to itself, also where the diff removes the link: those go
+    # first. `.gitattributes` come last: they would change how the content of other files is written.
+    for part in (links, others, attributes):
         if part.strip():
             await _apply(sandbox, workspace_path, part)
 
 
-def _makes_room(section: bytes, diff: bytes) -> bool:
-    """Return whether a section removes the `.gitattributes` of a directory that becomes a file or a link."""
-    directory = section.partition(b"\n")[0].removeprefix(b"diff --git a/").partition(b"/.gitattributes")[0]
-    parts = directory.split(b"/")
+def _makes_room(section: bytes, made: Collection[bytes]) -> bool:
+    """Return whether a section removes the `.gitattributes` of a directory that becomes a file or a link. `made`: the
+    paths of the new ones, as git quotes them."""
+    header = section.partition(b"\n")[0].removeprefix(b"diff --git ").removeprefix(b'"').removeprefix(b"a/")
+    parts = header.partition(b"/.gitattributes")[0].split(b"/")
     above = (b"/".join(parts[:count]) for count in range(1, len(parts) + 1))
-    made = (b"diff --git a/%b b/%b\nnew file mode " % (each, each) for each in above)
-    return b"\ndeleted file mode " in section and any(each in diff for each in made)
+    return b"\ndeleted file mode " in section and any(each in made for each in above)
 
 
 async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
     result = await sandbox.exec(
         Command(
-            argv=["sh", "-c", _APPLY, "sh", *_ANY_NAME, "-c", "safe.directory=*"],
+            argv=["sh", "-c", FUNCTIONS + _APPLY, "sh", *_ANY_NAME, "-c", "safe.directory=*"],
             # In a repository further up, git would skip all paths, and succeed.
             environment={**_NO_CONFIGURATION, "GIT_CEILING_DIRECTORIES": str(PurePosixPath(workspace_path).parent)},
             workdir=workspace_path,

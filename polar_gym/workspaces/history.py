@@ -5,8 +5,9 @@ commit, or stand on a branch, under a tag, in the reflog, the stash or another w
 nothing names any more. So before anything else runs in a sandbox, the repository is replaced by one that holds the
 commit at HEAD and its ancestors, and the tags of these, from which packages make their version. They are fetched into a
 new repository, which therefore never held anything else: git fetches by itself the tags of the commits that it fetches,
-and no others. The files of the workspace stay as they are. A workspace below a repository is refused, and so is one
-whose history is in a repository elsewhere (a linked worktree, an alternate object store): the history there would stay.
+and no others. The files of the workspace stay as they are. A workspace is refused that is below a
+repository, or has its history in a repository elsewhere (a linked worktree, an alternate object store): the history
+there would stay.
 
 A submodule's own repository has a history too, and goes. Its files become plain files of the workspace, whose changes
 are in the diff. For git, the directory is then a submodule that is not initialized.
@@ -38,7 +39,8 @@ while [ -n "$above" ]; do
     }
 done
 [ -e .git ] || [ -L .git ] || exit 0
-[ -d .git ] && [ ! -L .git ] && [ ! -e .git/commondir ] && [ ! -e .git/objects/info/alternates ] || {
+[ -d .git ] && [ ! -L .git ] && [ ! -e .git/commondir ] && [ ! -L .git/objects ] &&
+    [ ! -e .git/objects/info/alternates ] || {
     echo "its .git names a repository elsewhere, which would show its future; put a clone of its own" \
         "(git clone --no-local) in the place of $1 in the image, and remove that repository" >&2
     exit 1

@@ -97,6 +97,7 @@ ELSEWHERE = {
     "a linked worktree": "cd /tmp/main; git worktree add -q -f /workspace HEAD~1",
     "a git dir elsewhere": "git init -q --separate-git-dir /tmp/main/.git .; git checkout -q HEAD~1",
     "a link": "ln -s /tmp/main/.git .git",
+    "linked objects": "cp -r /tmp/main/.git .; rm -r .git/objects; ln -s /tmp/main/.git/objects .git",
     "a shared clone": "git clone -q --shared /tmp/main /tmp/clone; mv /tmp/clone/.git .; git reset -q --hard HEAD~1",
 }
 
@@ -195,6 +196,7 @@ git init -q . && git config user.name a && git config user.email a@a
 printf '*uild*/\n*.o\nname[!s]*\n' > .gitignore; mkdir src '[b]uild *' objects
 git init -q build/nested; echo out > build/nested/out; echo '*' > build/nested/.gitattributes
 mkdir locked; echo out > locked/out; chmod 000 locked/out locked
+mkdir 'linked uild'; echo '*.c text' > 'linked uild/.gitattributes'; echo 'linked uild' >> .gitignore
 echo x > src/x.c; git add -A; git commit -qm base
 echo out > '[b]uild */out'; echo out > src/x.o; echo out > objects/x.o; echo out > 'name '; echo out > 'name\?'
 """
@@ -203,8 +205,9 @@ IGNORES = {
     "none": "rm .gitignore",
     "others that take in": r"printf '!*uild*/\n!*.o\n!name*\n' >> .gitignore",
     "all taken in": "echo '!*' > .gitignore",
+    "its own, for a link": "echo 'linked uild' > .gitignore; rm -r 'linked uild'; ln -s /tmp 'linked uild'",
 }
-NEW = "src/new.c name objects/new.c"
+NEW = "src/new.c name objects/new.c locked/new.c"
 
 
 @pytest.mark.parametrize("ignores", IGNORES.values(), ids=IGNORES)
@@ -222,7 +225,7 @@ async def test_files_that_the_image_ignores_are_not_the_agents_work(ignores: str
         diff = await snapshot_diff(sandbox, "/workspace", git_dir)
         await apply_diff(fresh, "/workspace", diff)
         both = f"cat {NEW} '[b]uild */new' src/x.o '[b]uild */out'"
-        assert (await sh(fresh, both)).stdout == 4 * b"new\n" + 2 * b"out\n"
+        assert (await sh(fresh, both)).stdout == 5 * b"new\n" + 2 * b"out\n"
         left = "cat .gitignore 2>&1"
         assert (await sh(fresh, left)).stdout == (await sh(sandbox, left)).stdout
 
@@ -279,7 +282,6 @@ async def test_changes_in_a_repository_below_the_workspace_are_carried(commit: s
         assert (await sh(sandbox, "find . -name '.git*' | sort")).stdout == b"./.git\n./nested/.git\n"
         assert await snapshot_diff(sandbox, "/workspace", git_dir) == b""
         await sh(sandbox, f"cd nested; chmod 755 .; echo more >> x; echo new > y; {commit}")
-        await sh(fresh, "chmod 755 nested")
         await apply_diff(fresh, "/workspace", await snapshot_diff(sandbox, "/workspace", git_dir))
         assert (await sh(fresh, "cat nested/x nested/y")).stdout == b"old\nmore\nnew\n"
 

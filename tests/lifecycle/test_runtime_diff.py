@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from polar_gym.runtimes import Command, Runtime, Sandbox
@@ -110,6 +110,7 @@ def trees(draw: st.DrawFn) -> Tree:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(before=trees(), after=trees())
+@example(before={"dir": "dir/ü ñ"}, after={"dir/x": File(b"", False)})  # a link that leads to itself
 def test_diff_reproduces_the_tree(before: Tree, after: Tree):
     need_bubblewrap()
 
@@ -207,14 +208,15 @@ async def test_agents_attributes_do_not_change_what_is_carried(tmp_path: Path, a
         assert await read_tree(fresh) == expected
 
 
-@pytest.mark.parametrize("instead", ["echo x > data", "mkdir other; ln -s other data; echo x > other/y"])
-async def test_directory_with_attributes_becomes_something_else(tmp_path: Path, instead: str):
-    """What the agent put in its place was removed, to write the attributes of the base commit."""
+@pytest.mark.parametrize("instead", ["echo x > {0}", "mkdir other; ln -s other {0}; echo x > other/y"])
+@pytest.mark.parametrize("name", ["data", "größe"])
+async def test_directory_with_attributes_becomes_something_else(tmp_path: Path, name: str, instead: str):
+    """A file or link that the agent put in its place was removed, to write the attributes of the base commit."""
     need_bubblewrap()
-    tree: Tree = {**BASE, "data/.gitattributes": File(b"* text\n"), "data/x": File(b"x\n")}
+    tree: Tree = {**BASE, f"{name}/.gitattributes": File(b"* text\n"), f"{name}/x": File(b"x\n")}
     git_dir = make_repository(tree, tmp_path / "repo")
     async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
-        assert (await sh(sandbox, f"rm -r data; {instead}")).exit_code == 0
+        assert (await sh(sandbox, f"rm -r {name}; {instead.format(name)}")).exit_code == 0
         expected = await read_tree(sandbox)
         diff = await snapshot_diff(sandbox, WORKSPACE, git_dir)
         assert await read_tree(sandbox) == expected
