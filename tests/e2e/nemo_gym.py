@@ -36,7 +36,7 @@ from tests.e2e.vllm_server import CHECKOUT, cache_directory
 PYTHONS = {"0.4.0": "3.12", "0.7.0": "3.13"}
 """NeMo Gym's version -> the Python it runs on. 0.7.0 asks for 3.13.14 and later, and runs on any 3.13."""
 INSTALL = "python -m tests.e2e.nemo_gym install"
-READY_WITHIN_SECONDS = 400
+READY_WITHIN_SECONDS = 1000
 SERVERS = (
     AGENT,
     Path("environment_servers") / "legacy_agent",
@@ -127,7 +127,7 @@ class NemoGym:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=400,
+            timeout=1000,
         )
         assert done.returncode == 0, done.stdout[-6000:]
         return done.stdout

@@ -17,7 +17,7 @@ from tests.support.envelopes import check_envelope
 from tests.support.nemo_rl import consumed
 from tests.support.requirements import need, need_bubblewrap, need_node
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2400)
 
 OFFLINE = {"engine": "embedded", "runtime": "bubblewrap"}
 BROKEN = {
@@ -100,7 +100,7 @@ def test_the_components_own_tests_pass(gym: NemoGym) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stdout[-6000:]
 
