@@ -81,16 +81,22 @@ def test_a_real_harness_reads_along(bubblewrap: str, harness: str, tmp_path: Pat
     assert records[0] == records[1]
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
-def test_the_readme_snippet_runs(runtime: str, harness: str, tmp_path: Path) -> None:
-    """As it stands, and with the other choices in place of the two that it names."""
+@pytest.mark.parametrize("choices", ['harness="pi", runtime="bubblewrap"', 'harness="claude_code", runtime="docker"'])
+def test_the_readme_snippet_runs(
+    choices: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands, and with other choices. `test_a_real_harness_solves_a_task` has all pairs of choices."""
+    need_node()
+    need_bubblewrap()
+    if "docker" in choices:
+        monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("docker_host"))
     snippet = re.search(r"```python\n(import gymnasium.*?)```", Path("README.md").read_text(), re.DOTALL)
     assert snippet is not None
-    choices = 'harness="pi", runtime="bubblewrap"'
-    assert choices in snippet[1]
-    program = snippet[1].replace(choices, f'harness="{harness}", runtime="{runtime}"')
+    written = 'harness="pi", runtime="bubblewrap"'
+    assert written in snippet[1]
+    program = snippet[1].replace(written, choices)
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True
     )
     assert "reward 1.0" in done.stdout
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
