@@ -39,14 +39,18 @@ class OnSessions:
     """Makes config, tasks and requests of the environment's arguments. Raises `ConfigError`."""
 
     def __init__(self, setup: Setup, render_mode: str | None) -> None:
-        """Make the node, which starts with the first session. Raises `ConfigError` for an unknown render mode."""
+        """Make the node, which starts with the first session. Raises `ConfigError` for an unknown render mode, and as
+        `Node.check_unseen`."""
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode={render_mode!r}: unknown; known: None, 'ansi'")
         self.render_mode = render_mode
         self.config = setup.config
         self.tasks = setup.tasks
         self._requests = setup.requests
-        self._sessions = Sessions(make_node(setup.config, setup.tasks))
+        node = make_node(setup.config, setup.tasks)
+        for request in setup.requests.values():
+            node.check_unseen(request.runtime)
+        self._sessions = Sessions(node)
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
         self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used
 

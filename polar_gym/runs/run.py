@@ -86,7 +86,7 @@ async def run_samples(
     requests = [sample.request for sample in samples]
     episodes = [episode for episode in before or () if not _retried(episode)]
     where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
-    async with _tracked(where, output, parameters, episodes), make_node(config, tasks) as node:
+    async with _tracked(where, output, parameters, episodes), make_node(config, tasks, output=output) as node:
         await _check_runtimes(node, requests)
         for harness in sorted({request.agent.name for request in requests}):
             await _install_harness(harness, node.cache, console)
@@ -150,7 +150,9 @@ def figures(episodes: list[Episode]) -> dict[str, float]:
 
 
 async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
-    """Raise `ConfigError` where the machine lacks something that a runtime of the requests needs."""
+    """Raise `ConfigError` where the machine lacks something that a runtime of the requests needs, or where a sandbox
+    would show files that no harness may read."""
+    await asyncio.to_thread(lambda: [node.check_unseen(request.runtime) for request in requests])
     for spec in {request.runtime.name: request.runtime for request in requests}.values():
         runtime = await asyncio.to_thread(node.runtime, spec)
         if missing := await asyncio.to_thread(runtime.check):

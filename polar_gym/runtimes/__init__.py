@@ -158,8 +158,9 @@ class WholeSandbox(Sandbox, Protocol):
 
 
 class Runtime(Protocol):
-    """Starts sandboxes of one kind. One that can start a `WholeSandbox` has the attribute `whole = True`, and one whose
-    sandboxes isolate nothing has `confined = False`."""
+    """Starts sandboxes of one kind. One that can start a `WholeSandbox` has the attribute `whole = True`, one whose
+    sandboxes isolate nothing has `confined = False`, and one whose sandboxes without an image show the machine's /usr
+    has `shows_usr = True`."""
 
     def check(self) -> list[str]:
         """Return what is missing on this machine, each with the command that installs it. Blocks."""

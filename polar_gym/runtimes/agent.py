@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from polar_gym.runtimes import HOME
+from polar_gym.errors import ConfigError
+from polar_gym.paths import shipped_dir
+from polar_gym.runtimes import HOME, Runtime
+from polar_gym.schema import RuntimeSpec
 
 UID = 1000
 """The agent's uid, and the number of its gid, where no uid is claimed for the sandbox. That is in a user namespace that
@@ -70,6 +73,12 @@ HIDDEN = (
 )
 """What the kernel tells of the whole machine, and Docker hides."""
 
+USR = Path("/usr")
+"""The directory of the gateway's machine that the agent sees, read-only, where the sandbox has no image."""
+
+OWN = shipped_dir("conf").parent.resolve()
+"""The installed package, or its checkout. The solutions and hidden tests of the bundled tasks are there."""
+
 _HOST_ETC = (
     "alternatives",
     "ca-certificates.conf",
@@ -107,6 +116,27 @@ def host_etc() -> list[Path]:
 def hidden(parent: str) -> list[Path]:
     """Return the paths of `HIDDEN` below a directory that this machine has."""
     return [Path(path) for path in HIDDEN if path.startswith(f"{parent}/") and Path(path).exists()]
+
+
+def hidden_in_usr() -> list[Path]:
+    """Return the directories below the host's /usr that an agent must not see; all others there are shown."""
+    return [OWN] if OWN.is_relative_to(USR) else []
+
+
+def check_unseen(spec: RuntimeSpec, runtime: Runtime | Callable[..., Runtime], files: Mapping[str, Path]) -> None:
+    """Raise `ConfigError` where sandboxes of this runtime, or class of runtimes, show one of these files.
+
+    `files`: the key that names a file or directory of the gateway's machine -> its path.
+    """
+    if spec.image is not None or not getattr(runtime, "shows_usr", False):
+        return
+    for key, path in files.items():
+        real = path.resolve()
+        if real.is_relative_to(USR) and not any(real.is_relative_to(hidden) for hidden in hidden_in_usr()):
+            raise ConfigError(
+                f"{key}={str(path)!r}: it is below {USR}, which a harness without an image can read; move it to a "
+                "directory outside, such as /srv, or set runtime.image"
+            )
 
 
 def host_root_links() -> dict[str, str]:

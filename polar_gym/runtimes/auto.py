@@ -33,6 +33,7 @@ class Auto:
     """Makes the other runtimes, and starts sandboxes with the first one that lacks nothing."""
 
     Options = AutoOptions
+    shows_usr = True
 
     def __init__(self, options: AutoOptions) -> None:
         self._all: Sequence[Runtime] = [

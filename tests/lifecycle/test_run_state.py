@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
@@ -23,8 +24,9 @@ from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.runs.run import roll_out
 from polar_gym.runs.settings import begin as begin_settings
-from polar_gym.runtimes import scratch_directory
+from polar_gym.runtimes import agent, scratch_directory
 from polar_gym.schema import Episode, PluginSpec
+from polar_gym.tasks.bundled import SUITE
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
 
@@ -102,6 +104,27 @@ async def test_a_run_that_goes_on_removes_what_an_ended_session_left(tmp_path: P
     scratch_directory.make(episode.session.label, scratch)
     await ended(config, resume=True, samples=2)
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["tasks.path", "rollout.output", "rollout.state"])
+async def test_a_run_whose_sandboxes_show_its_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Guards against agents without an image that read the run's tasks, episodes or journals below the machine's /usr.
+    Another directory stands for /usr."""
+    need_bubblewrap()
+    (shown := tmp_path / "usr").mkdir()
+    monkeypatch.setattr(agent, "USR", shown)
+    of = {name: shown if name == key else tmp_path for name in ("tasks.path", "rollout.output", "rollout.state")}
+    shutil.copytree(SUITE.parent, of["tasks.path"] / "suite")
+    path = of["tasks.path"] / "suite" / SUITE.name
+    config = config_of(of["rollout.output"] / "run.jsonl", tasks={"name": "jsonl", "path": str(path), "limit": 1})
+    config = config.with_rollout(state=of["rollout.state"] / "state")
+    with pytest.raises(ConfigError, match=rf"^{key}='{shown}/.*move it to a directory outside"):
+        await ended(config)
+    monkeypatch.setattr(agent, "USR", tmp_path / "another")
+    (episode,) = await ended(config)
+    assert episode.session.failure is None
 
 
 @pytest.mark.parametrize("resume", [False, True])

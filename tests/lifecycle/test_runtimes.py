@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar_gym.runtimes import HOME, Command, Mount, Runtime, Sandbox, SandboxError, SandboxRequest
+from polar_gym.runtimes import HOME, Command, Mount, Runtime, Sandbox, SandboxError, SandboxRequest, agent
 from polar_gym.runtimes.docker.sandbox import SESSION_LABEL, remove_container
 from polar_gym.runtimes.files import read_file, write_files
 from polar_gym.runtimes.output import Output
 from polar_gym.runtimes.skeleton import skeleton
 from polar_gym.schema import RuntimeSpec, Workspace
-from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, runtime, sandbox, sh, started
+from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, of_own, runtime, sandbox, sh, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
 from tests.support.requirements import need
@@ -297,6 +297,26 @@ async def test_sandboxes_of_a_killed_gateway_are_reaped(
     if kind == "docker":
         assert _containers(request.getfixturevalue("docker_host"), "victim-1") == []
     await runtime.close()
+
+
+@of_own
+async def test_a_package_below_usr_is_hidden(runtime: Runtime, monkeypatch: pytest.MonkeyPatch):
+    """Guards against agents that read the solutions and hidden tests of the bundled tasks where pip has installed the
+    package below /usr. Another directory there stands for the package."""
+    assert any(Path("/usr/share").iterdir())
+    monkeypatch.setattr(agent, "OWN", Path("/usr/share"))
+    async with started(runtime) as box:
+        seen = await sh(box, "find /usr/share -mindepth 1; touch /usr/share/new; cd /usr/bin && [ -x env ] && echo ok")
+    assert (seen.exit_code, seen.stdout) == (0, b"ok\n"), seen.stdout[:200]
+    assert b"Read-only file system" in seen.stderr or b"Permission denied" in seen.stderr
+
+
+async def test_a_daemon_with_another_usr_needs_an_image(docker_host: str, monkeypatch: pytest.MonkeyPatch):
+    """Guards against an error of the daemon's that no user understands: it lacks the directory that is to be hidden."""
+    monkeypatch.setattr(agent, "OWN", Path("/usr/no-such-directory"))
+    with pytest.raises(SandboxError, match=r"runtime\.image is not set, and the daemon's /usr is not the gateway's"):
+        async with started(make("docker", host=docker_host)):
+            pass
 
 
 async def test_missing_image_is_named_with_the_command_that_gets_it(docker_host: str):

@@ -60,8 +60,18 @@ def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
     return ENGINES.make(spec)
 
 
-def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scratch: Path | None = None) -> Node:
-    """Return a node, not yet started."""
+def make_node(
+    config: RunConfig,
+    tasks: list[Task],
+    *,
+    name: str = "local",
+    scratch: Path | None = None,
+    output: Path | None = None,
+) -> Node:
+    """Return a node, not yet started. `output`: the file into which its episodes are written; None: no file."""
+    source = {f"tasks.{key}": config.tasks.options.get(key) for key in ("path", "dataset") if tasks}
+    files = {key: Path(each) for key, each in source.items() if isinstance(each, str) and Path(each).exists()}
+    written = {"rollout.output": output, "rollout.state": config.rollout.state}
     return Node(
         make_engine(config, tasks),
         cache=cache_dir(),
@@ -75,4 +85,5 @@ def make_node(config: RunConfig, tasks: list[Task], *, name: str = "local", scra
         spans=config.rollout.spans,
         scratch=scratch,
         name=name,
+        unseen={**files, **{key: path for key, path in written.items() if path is not None}},
     )

@@ -36,7 +36,7 @@ from polar_gym.gateway.session.stages import Pool, Stages
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS
-from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, check_scope
+from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, agent, check_scope
 from polar_gym.schema import Episode, RuntimeSpec, Session, Status, TaskRequest
 from polar_gym.spans import Emit, Spans, open_spans
 from polar_gym.workspaces.shared import Repositories
@@ -72,17 +72,19 @@ class Node:
         frozen: FrozenConfig | None = None,
         spans: Spans = "none",
         name: str = "local",
+        unseen: Mapping[str, Path] | None = None,
     ) -> None:
         """`cache`: the directory of harnesses and virtual environments, which runs share. `state`: the directory of
         journals (see `polar_gym.gateway.node.state`); None: the last journals are kept (`KEEP_BYTES`, `KEEP_SECONDS`),
         until the node ends. `scratch`: the directory in which repositories are made; None: the system's temporary
         directory. `scoring`: None: no scores. `frozen`: a second engine for some kinds of calls. `spans`: where each
-        session's spans go when it ends."""
+        session's spans go when it ends. `unseen`: files that no harness may read: key -> path."""
         self.engine = engine
         self.name = name
         self.cache = cache
         self._state = state
         self._scratch_root = scratch
+        self._unseen = unseen or {}
         providers = [PROVIDERS.get(name) for name in PROVIDERS.names()]
         self._frozen = [] if frozen is None else [ENGINES.make(frozen.engine)]
         kinds: dict[str, Engine] = {} if frozen is None else dict.fromkeys(frozen.kinds, self._frozen[0])
@@ -321,17 +323,24 @@ class Node:
     def find_plugins(self, request: TaskRequest) -> Plugins:
         """Return the plug-ins of a request. May block.
 
-        Raises `ConfigError` for an unknown plug-in, and for options that a plug-in does not take.
+        Raises `ConfigError` for an unknown plug-in, for options that a plug-in does not take, and as `check_unseen`.
         """
         check_plugin("agent", HARNESSES, request.agent)
         check_plugin("builder", BUILDERS, request.builder)
         evaluator_options = check_plugin("evaluator", EVALUATORS, request.evaluator)
         check_tools(request.agent, request.evaluator, evaluator_options)
+        self.check_unseen(request.runtime)
         return Plugins(
             harness=HARNESSES.get(request.agent.name),
             evaluator=EVALUATORS.get(request.evaluator.name)(evaluator_options),
             runtime=self.runtime(request.runtime),
         )
+
+    def check_unseen(self, spec: RuntimeSpec) -> None:
+        """Raise `ConfigError` where sandboxes would show their workspace's source, or a file that none may show."""
+        source = spec.workspace.source
+        own = {} if source is None else {"runtime.workspace.source": Path(source)}
+        agent.check_unseen(spec, self.runtime(spec), {**self._unseen, **own})
 
     def runtime(self, spec: RuntimeSpec) -> Runtime:
         """Return the runtime for these options, the same for all sessions. May block the first time.

@@ -52,6 +52,7 @@ class Apptainer:
     """Starts sandboxes as Apptainer instances."""
 
     Options = ApptainerOptions
+    shows_usr = True
 
     def __init__(self, options: ApptainerOptions) -> None:
         self.options = options

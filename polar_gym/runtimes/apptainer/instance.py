@@ -100,7 +100,8 @@ class Instance:
         own = {"tmp": "/tmp", "home": HOME, "workspace": request.spec.workspace.path}
         writable = [(self.scratch / "disk" / name, inside, "rw") for name, inside in own.items()]
         (nothing := self.scratch / "apptainer" / "nothing").mkdir()
-        hidden = [(nothing if path.is_dir() else Path("/dev/null"), path, "ro") for path in agent.hidden("")]
+        unseen = [*agent.hidden(""), *(agent.hidden_in_usr() if request.spec.image is None else ())]
+        hidden = [(nothing if path.is_dir() else Path("/dev/null"), path, "ro") for path in unseen]
         binds = [*writable, *((mount.host, mount.inside, "ro") for mount in mounts), *hidden]
         for host, inside, _ in binds:
             if any(character in f"{host}{inside}" for character in ",:"):

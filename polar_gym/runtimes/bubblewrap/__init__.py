@@ -87,6 +87,7 @@ class Bubblewrap:
     """Starts sandboxes as scratch directories; needs no root and no daemon."""
 
     Options = BubblewrapOptions
+    shows_usr = True
 
     def __init__(self, options: BubblewrapOptions) -> None:
         self._options = options
@@ -266,7 +267,7 @@ class BubblewrapSandbox:
             arguments.append("--unshare-net")
         elif (names := Path("/etc/resolv.conf")).exists():
             arguments += _mount("--ro-bind", names.resolve(), str(names))
-        for path in agent.hidden("/proc"):
+        for path in (*agent.hidden("/proc"), *agent.hidden_in_usr()):
             hide = ("--tmpfs", str(path), "--remount-ro", str(path))
             arguments += hide if path.is_dir() else ("--dev-bind", "/dev/null", str(path))
         for link, target in agent.host_root_links().items():

@@ -40,6 +40,7 @@ class Docker:
 
     Options = DockerOptions
     whole = True
+    shows_usr = True
 
     def __init__(self, options: DockerOptions) -> None:
         self._daemon = Daemon(options)

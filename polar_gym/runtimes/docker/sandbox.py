@@ -239,6 +239,12 @@ class DockerSandbox(LastingSandbox):
         try:
             container.start()
         except errors.APIError as error:
+            hidden = agent.hidden_in_usr() if self._request.spec.image is None else []
+            if any(str(path) in str(error.explanation) for path in hidden):
+                raise SandboxError(
+                    f"runtime.image is not set, and the daemon's /usr is not the gateway's, as where the gateway is in "
+                    f"a container: name an image ({error.explanation})"
+                ) from error
             if "/bin/sh" not in str(error.explanation):
                 raise
             raise SandboxError(f"runtime.image: {self._image.name!r} has no /bin/sh: {error.explanation}") from error
@@ -249,7 +255,9 @@ class DockerSandbox(LastingSandbox):
         mounts = glibc.mounts_of(self._request, has_glibc=self._image.glibc, has_git=self._image.git)
         if self._relay_directory is not None:
             mounts.append(Mount(self._relay_directory / "socket", relay.INSIDE))
-        return [docker_types.Mount(each.inside, str(each.host), type="bind", read_only=True) for each in mounts]
+        shown = [docker_types.Mount(each.inside, str(each.host), type="bind", read_only=True) for each in mounts]
+        hidden = agent.hidden_in_usr() if self._request.spec.image is None else []
+        return [*shown, *(docker_types.Mount(str(path), None, type="tmpfs", read_only=True) for path in hidden)]
 
     async def _listen(self, pid: int) -> socket.socket:
         """Return the gateway's listening socket, in the container's network namespace or on this side of the relay."""
