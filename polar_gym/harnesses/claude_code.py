@@ -5,8 +5,9 @@ its newest prompt, and system messages in mid-conversation. For a name that begi
 the limits of that model, and ignores the context length that is set here.
 
 Web search and web fetch are off in both profiles: they need Anthropic's servers and the network, which a sandbox does
-not have. The lean profile keeps the shell and three tools for files. The instruction comes by stdin, where neither its
-length nor a leading `-` or `/` matters. Standard output is the final message.
+not have. The lean profile keeps the shell and three tools for files, and ignores the repository's settings and its
+CLAUDE.md. The instruction comes by stdin, where neither its length nor a leading `-` or `/` matters. Standard output is
+the final message.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def _server(context: LaunchContext) -> dict[str, Any]:
 
 _DEFAULT = ("--disallowedTools", "WebSearch,WebFetch")
 
-_LEAN = ("--tools", "Bash,Read,Edit,Write", "--disable-slash-commands", "--strict-mcp-config")
+_LEAN = (
+    *("--tools", "Bash,Read,Edit,Write", "--disable-slash-commands", "--strict-mcp-config"),
+    *("--setting-sources", "user"),  # else the repository's settings could deny tools, and set our variables
+)
 
 _QUIET = {
     "IS_SANDBOX": "1",  # without it, root may not skip permissions
@@ -131,5 +135,7 @@ HARNESS = Harness(
     handles={"agent": r"agentId: (\w+)"},
     told_today_by="bun",
     classify=classify,
+    project_settings=(".claude/settings.json", ".claude/settings.local.json"),
+    lean_ignores_project=True,
     mcp_prefix=f"mcp__{mcp.SERVER}__",
 )

@@ -86,5 +86,6 @@ HARNESS = Harness(
     volatile={"date": r"Today's date is [^\n]+"},
     told_today_by="node",
     classify=classify,
+    project_settings=(".gemini/settings.json", ".gemini/.env", ".env"),
     mcp_prefix=f"mcp_{mcp.SERVER}_",
 )

@@ -70,5 +70,6 @@ HARNESS = Harness(
     version="2.4.6",
     script="mini",
     launch=launch,
+    project_settings=("mini.yaml",),  # it looks for the configuration of this name there first
     ends_by=_END,
 )

@@ -79,4 +79,11 @@ def classify(headers: Mapping[str, str], body: Mapping[str, object]) -> dict[str
     return {"kind": "compaction"} if _CHECKPOINT in asked or system_prompt(body).startswith(_SUMMARIZER) else {}
 
 
-HARNESS = Harness(pypi_package="mistral-vibe", version="3.0.2", script="vibe", launch=launch, classify=classify)
+HARNESS = Harness(
+    pypi_package="mistral-vibe",
+    version="3.0.2",
+    script="vibe",
+    launch=launch,
+    classify=classify,
+    project_settings=(".vibe/config.toml",),
+)

@@ -7,6 +7,7 @@ The instruction comes by stdin: an argument that holds blanks would reach the mo
 is the model's text; standard error is the transcript.
 
 The default profile asks for a title first, as OpenCode does for its users; `classify` knows that call by its prompt.
+The lean profile ignores the repository's settings and its AGENTS.md.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def launch(context: LaunchContext) -> Launch:
             "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            **({"OPENCODE_DISABLE_PROJECT_CONFIG": "1"} if context.spec.profile == "lean" else {}),
         },
         files={f"{home}/{name}": text for name, text in files.items()},
         stdin=context.instruction.encode(),
@@ -115,5 +117,7 @@ HARNESS = Harness(
     },
     handles={"agent": r'<task id="(\w+)"'},
     classify=classify,
+    project_settings=("opencode.json", "opencode.jsonc", ".opencode"),
+    lean_ignores_project=True,
     mcp_prefix=f"{mcp.SERVER}_",
 )

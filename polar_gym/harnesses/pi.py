@@ -124,6 +124,7 @@ HARNESS = Harness(
     volatile={"date": r"Current date: [^\n]+"},
     told_today_by="node",
     classify=classify,
+    project_settings=(".pi/settings.json", ".pi/SYSTEM.md", ".pi/APPEND_SYSTEM.md", ".pi/extensions"),
     mcp_prefix="",
     broken_stream="end",  # an error event ends its run
 )

@@ -99,6 +99,7 @@ HARNESS = Harness(
     volatile={"date": r"Today's date is [^\n]+"},
     told_today_by="node",
     classify=classify,
+    project_settings=(".qwen/settings.json", ".qwen/.env", ".env"),
     mcp_prefix=f"mcp__{mcp.SERVER}__",
     broken_stream="end",  # an error event ends its run
 )

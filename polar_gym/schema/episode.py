@@ -149,6 +149,8 @@ class Artifacts(Record):
     """The harness's changes as a git patch; binary files as git binary patches."""
     not_carried: list[str] = Field(default_factory=list)
     """Files outside of the workspace, or ignored in it, that are in no diff and were not graded; the first 50."""
+    project_settings: list[str] = Field(default_factory=list)
+    """Files of the task's workspace from which the harness takes settings: its prompt, its tools, its limits."""
     stdout: str = ""
     stderr: str = ""
     """The end of the harness's own output."""

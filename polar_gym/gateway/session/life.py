@@ -24,7 +24,7 @@ from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.proxy import Proxy
 from polar_gym.gateway.session.building import build, final_message
 from polar_gym.gateway.session.harness_run import HarnessRun, LaunchError
-from polar_gym.gateway.session.preparation import base_of, prepare
+from polar_gym.gateway.session.preparation import base_of, prepare, project_settings
 from polar_gym.gateway.session.sandboxes import Census, GradingSandboxes, Sandboxes
 from polar_gym.gateway.session.starting import RecordError, check_vocabulary, read_recording
 from polar_gym.gateway.session.work import READ_SECONDS, Work, read_work
@@ -189,6 +189,7 @@ class SessionLife:
             user=self._key,
         )
         sandbox = await self._sandboxes.start_for_harness(prepared, self._around.serve(self.capture))
+        self.artifacts.project_settings = await project_settings(sandbox, self.request, self._plugins.harness)
         return Ready(
             sandbox=sandbox,
             executable=prepared.executable,

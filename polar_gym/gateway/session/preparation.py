@@ -9,9 +9,10 @@ from pathlib import Path
 
 from polar_gym.harnesses import Harness
 from polar_gym.harnesses.install import toolchain_mounts
-from polar_gym.runtimes import Mount, Sandbox
+from polar_gym.runtimes import Command, Mount, Sandbox
 from polar_gym.runtimes.agent import PATH
-from polar_gym.schema import RuntimeSpec
+from polar_gym.runtimes.sandbox_files import say_once
+from polar_gym.schema import RuntimeSpec, TaskRequest
 from polar_gym.workspaces.history import pack_baseline
 from polar_gym.workspaces.shared import Repositories, Repository
 from polar_gym.workspaces.venv import ensure_venv, inside, variables
@@ -58,6 +59,25 @@ async def base_of(sandbox: Sandbox, spec: RuntimeSpec, prepared: Prepared) -> by
     if brings_workspace(spec):
         return await pack_baseline(sandbox, spec.workspace.path)
     return b"" if prepared.repository is None else prepared.repository.base
+
+
+async def project_settings(sandbox: Sandbox, request: TaskRequest, harness: Harness) -> list[str]:
+    """Return the files of the workspace that change the settings of the harness, and warn of them once for a task.
+
+    `sandbox`: as it is before the harness starts.
+    """
+    agent = request.agent
+    if not harness.project_settings or (harness.lean_ignores_project and agent.profile == "lean"):
+        return []
+    argv = ["/bin/sh", "-c", 'for each; do [ ! -e "$each" ] || echo "$each"; done', "sh", *harness.project_settings]
+    found = (await sandbox.exec(Command(argv=argv))).stdout.decode(errors="replace").splitlines()
+    if found:
+        mend = "set harness.profile=lean, or remove them" if harness.lean_ignores_project else "remove them"
+        say_once(
+            f"task {request.task_id}: its workspace has {', '.join(found)}, from which harness={agent.name} takes "
+            f"settings (prompt, tools, limits) in place of ours; {mend} from the task's files if that is not wanted"
+        )
+    return found
 
 
 def brings_workspace(spec: RuntimeSpec) -> bool:
