@@ -24,6 +24,7 @@ from polar_gym.tasks.confined import confined, confined_workspace
 from polar_gym.tasks.gym_rows import is_gym_row, of_gym_row
 
 _TEST_LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
+_FIELDS = {name.lower(): name for name in Task.model_fields}
 IMAGE_NAMES = ("image", "image_name", "docker_image")
 _DIRECTORIES = "move it below the task file, or set tasks.directories=[DIR]"
 _SHOWN = 20
@@ -180,6 +181,11 @@ def to_task(place: str, row: dict[str, Any], directory: Path | None, selection: 
     if is_gym_row(row):
         row = of_gym_row(place, row)
     row = {name: value for name, value in row.items() if value is not None or name in _TEST_LISTS}
+    for name in sorted(row.keys() - Task.model_fields.keys()):
+        if (field := _FIELDS.get(name.lower(), name)) not in row:
+            raise ValueError(
+                f"{place}: {name}: unknown key, which would be ignored; rename it to {field}, or remove it"
+            )
     lists = {name: test_ids(place, name, row[name]) for name in _TEST_LISTS if name in row}
     try:
         task = Task.model_validate({**row, **lists})

@@ -22,6 +22,15 @@ def test_test_lists_may_be_json_text(tmp_path):
     assert task.model_extra == {"hints_text": "kept"}
 
 
+def test_a_test_list_in_lower_case_is_no_task_without_regression_tests(tmp_path):
+    """Guards against a row whose `pass_to_pass` was ignored, beside a `FAIL_TO_PASS` that was read."""
+    row = {**ROW, "FAIL_TO_PASS": ["t.A.b"]}
+    with pytest.raises(ValueError, match=r"pass_to_pass: unknown key, .*; rename it to PASS_TO_PASS, or remove it"):
+        load("jsonl", path=write(tmp_path, {**row, "pass_to_pass": ["t.A.c"]}))
+    (task,) = load("jsonl", path=write(tmp_path, {**row, "PASS_TO_PASS": ["t.A.c"], "pass_to_pass": "kept"}))
+    assert task.PASS_TO_PASS == ["t.A.c"]
+
+
 def test_workspace_is_relative_to_the_file(tmp_path, monkeypatch):
     (tmp_path / "data" / "repo").mkdir(parents=True)
     write(tmp_path / "data", {**ROW, "workspace": "repo"})
@@ -39,6 +48,7 @@ def test_workspace_is_relative_to_the_file(tmp_path, monkeypatch):
         ({**ROW, "PASS_TO_PASS": [1]}, r"tasks\.jsonl:3: PASS_TO_PASS: expected a list of test ids"),
         ({**ROW, "PASS_TO_PASS": '"t.A.b"'}, r"tasks\.jsonl:3: PASS_TO_PASS: expected a list of test ids"),
         ({**ROW, "PASS_TO_PASS": None}, r"tasks\.jsonl:3: PASS_TO_PASS: expected a list of test ids, got 'None'"),
+        ({**ROW, "PaTCH": ""}, r"tasks\.jsonl:3: PaTCH: unknown key, .*; rename it to patch, or remove it"),
         ({"instance_id": "b", "image": "i"}, r"tasks\.jsonl:3: problem_statement: Field required"),
         ({**ROW, "instance_id": " "}, r"tasks\.jsonl:3: instance_id: must not be empty"),
         ({**ROW, "patch": 3}, r"tasks\.jsonl:3: patch: "),
