@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 _CANARY = re.compile(r"\A(?:(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*\n)+\s*)", re.IGNORECASE)
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _INSTRUCTION = re.compile(r"^\s*(FROM|WORKDIR|USER)\s+(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
+_HEREDOC = re.compile(
+    r"""^(?![ \t]*#)(.*?[ \t]\d*)<<(-)?(["']?)([^\s"'<]+)\3((?:[ \t].*)?)\n(?:.*\n)*?(?(2)\t*)\4$""", re.MULTILINE
+)
+"""Matches a line of a Dockerfile that a heredoc follows, with the heredoc, whose lines are no instructions."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-(.*))?\}", re.DOTALL)
 _MEBIBYTES = {"K": 1 / 1024, "M": 1, "G": 1024}
 
@@ -269,6 +273,8 @@ def _wants_internet(toml: _Toml) -> bool:
 def _workdir(dockerfile: str) -> str:
     """Return the working directory that a Dockerfile's last stage sets, or has from a stage before. Raises
     `ValueError` where it has none."""
+    while (cut := _HEREDOC.sub(r"\1\5", dockerfile)) != dockerfile:
+        dockerfile = cut  # a line may have several
     stages: dict[str, tuple[str, str]] = {}
     stage, workdir, user = "", "", "root"
     for name, value in _INSTRUCTION.findall(dockerfile):

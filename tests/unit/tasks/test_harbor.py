@@ -107,6 +107,24 @@ def test_the_last_stage_says_the_working_directory(tmp_path: Path) -> None:
     assert task.workspace_path == "/srv/app"
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "RUN cat > x <<EOF\nFROM b\nWORKDIR /other\nEOF\n",
+        "COPY <<-'END' /x\nWORKDIR /other\n\tEND\n",
+        'RUN cat <<"A" <<B\nB\nWORKDIR /a\nA\nWORKDIR /b\nB\n',
+        "RUN cat <<A\nWORKDIR /other\n\tA\nWORKDIR /third\nA\n",
+        "RUN true\n# <<EOF\nWORKDIR /app\nRUN cat <<EOF\nEOF\n",
+        "RUN echo 1 <<x\nWORKDIR /app\n",
+    ],
+)
+def test_a_heredoc_says_no_working_directory(tmp_path: Path, script: str) -> None:
+    """Guards against a file that RUN writes, whose lines were taken for instructions."""
+    before = "FROM a\nWORKDIR /first\n" if "WORKDIR /app" in script else "FROM a\nWORKDIR /app\n"
+    (task,) = load(write_task(tmp_path, dockerfile=f"{before}{script}USER 0\n"))
+    assert task.workspace_path == "/app"
+
+
 REFUSED = {
     "[environment]\ngpus = 1": "environment.gpus=1: is not supported",
     '[environment]\nos = "windows"': "environment.os='windows': is not supported",
