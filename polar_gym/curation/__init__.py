@@ -4,7 +4,7 @@ A task is valid if its reference solution resolves it and an empty change does n
 
 - `bench`: grades patches in sandboxes, as a rollout would;
 - `validation`: grades a task's reference solution and a change that does nothing;
-- `solution`: writes a reference solution as graders take it, without renames;
+- `solution`: writes a reference solution as the diff of a harness that made the same changes;
 - `audit`: measures how often a task rewards a wrong patch. `wrong` makes the patches (with `cheats`), `trial` runs the
   tests on many patches in one sandbox. `equivalence` compares two patches by altered tests. `leaks` looks for the
   solution in the sandbox;

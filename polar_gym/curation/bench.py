@@ -20,7 +20,7 @@ from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, RuntimeSpec, Session, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.request import UngradableError, instruction, with_task
-from polar_gym.workspaces.history import set_base
+from polar_gym.workspaces.history import pack_baseline, set_base
 from polar_gym.workspaces.shared import KEEP_BYTES, Repositories
 from polar_gym.workspaces.venv import ensure_venv, inside, variables
 
@@ -112,6 +112,18 @@ class Bench:
                 yield sandbox
             finally:
                 await sandbox.stop()
+        finally:
+            await self._repositories.give_back(name)
+
+    async def base(self, task: Task, sandbox: Sandbox) -> bytes:
+        """Return the archive of `.git` to which a harness's diff in such a sandbox is taken, before it changes. Raises
+        `SandboxError`."""
+        if task.workspace is None:
+            return await pack_baseline(sandbox, self._request(task).runtime.workspace.path)
+        name = f"bench-{uuid.uuid4().hex[:12]}"
+        try:
+            repository = await self._repositories.take(Path(task.workspace), name)
+            return await asyncio.to_thread(repository.base.read_bytes)
         finally:
             await self._repositories.give_back(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import PurePosixPath
@@ -17,11 +18,17 @@ from polar_gym.tasks import Task
 NAMED = 5
 """The number of places that one finding names at most."""
 
+NOT_SEARCHED = (
+    f"the solution was not looked for: it adds no line of 30 or more characters, or its files have the {NAMED} longest"
+)
+
 _HELPER = re.compile(r"(^|[_/.])(tests?|testing|helpers?|fixtures?|mocks?|fakes?|stubs?)([_/.]|$)")
 _GIT = """
 git() { command git -c safe.directory='*' "$@"; }
 """
 _FIND = "find / -path /proc -prune -o -path /sys -prune -o -path /dev -prune -o"
+_PATCHES = ("*.jsonl", "*.patch", "*.diff")
+"""Names of files that may hold rows of tasks, or patches."""
 _NEW_LINE = _GIT + 'for line; do git grep -qF -e "$line" HEAD -- FILES || { printf %s "$line"; exit; }; done'
 """Prints the first of some lines that the changed files do not have yet."""
 OBJECTS = f"""{_GIT}
@@ -41,7 +48,7 @@ export PYTHONVERBOSE=1 PYTEST_ADDOPTS=-s
 
 
 async def leaks(task: Task, bench: Bench) -> list[str]:
-    """Return a line for each finding in a sandbox as the agent gets it. Raises `SandboxError`."""
+    """Return a line for each finding in a sandbox as the agent gets it, and `NOT_SEARCHED`. Raises `SandboxError`."""
     changed = [change.path.decode(errors="replace") for change in file_changes(task.patch.encode())]
     added = set(re.findall(r"^\+(?!\+\+ )[ \t]*(\S.{28,}\S)", task.patch, re.MULTILINE))
     longest = sorted(added, key=lambda line: (-len(line), line))[:NAMED]
@@ -52,11 +59,18 @@ async def leaks(task: Task, bench: Bench) -> list[str]:
             return (await sandbox.exec(command)).stdout.decode(errors="replace").splitlines()
 
         found: list[str] = []
-        for line in await lines(_NEW_LINE.replace("FILES", shlex.join(changed)), *longest):
-            names = " -o ".join(f"-iname {shlex.quote(PurePosixPath(file).name)}" for file in changed)
-            holding = rf'{_FIND} -path "$PWD/.git" -prune -o -type f \( {names} \) -exec grep -laF -e "$1" {{}} +'
-            found += _finding("a line of the solution is in a file", await lines(holding, line))
+        new = await lines(_NEW_LINE.replace("FILES", shlex.join(changed)), *longest)
+        for line in new:
+            named = dict.fromkeys([*(PurePosixPath(file).name for file in changed), *_PATCHES])
+            names = " -o ".join(f"-iname {shlex.quote(name)}" for name in named)
+            grep = r'grep -laF -e "$1" -e "$2" -e "$3" {} +'
+            holding = rf'{_FIND} -path "$PWD/.git" -prune -o -type f \( {names} \) -exec {grep}'
+            forms = (line, json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1])
+            places = await lines(holding, *forms)
+            found += _finding("a line of the solution is in a file", places)
             found += _finding("a line of the solution is in the git history", await lines(OBJECTS, line))
+        if not new:
+            found.append(NOT_SEARCHED)
         places = await lines(copies_of(task.repo.rpartition("/")[2]))
         found += _finding("a release of the package is outside of the workspace", places)
         words = rf"swe-?(bench|gym|smith)|sweb\.|{re.escape(task.instance_id)}"

@@ -19,7 +19,7 @@ from typing import Any
 
 from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.leaks import leaks
+from polar_gym.curation.leaks import NOT_SEARCHED, leaks
 from polar_gym.curation.releases import Comparison, compare
 from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import validate
@@ -91,8 +91,9 @@ async def make_task(trees: Trees, bench: Bench, out: Path, say: Say, *, refuse_l
         raise kind(f"{trees.instance_id}: not valid: {verdict.problem}")
     if refuse_leaks:
         say("looking for the solution in the sandbox")
-        if found := await leaks(task, bench):
+        if (found := await leaks(task, bench)) not in ([], [NOT_SEARCHED]):
             raise CurationError(f"{trees.instance_id}: {'; '.join(found)}")
+        task = task.model_copy(update={"leaks": found} if found else {})
     say("finding where its tests can be altered")
     twinned = await with_twins(task, bench)
     if twinned.problem:

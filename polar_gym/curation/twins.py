@@ -10,7 +10,7 @@ from functools import partial
 from polar_gym.curation import CurationError
 from polar_gym.curation.alone import alone
 from polar_gym.curation.bench import Bench
-from polar_gym.curation.solution import without_renames
+from polar_gym.curation.solution import as_harness_diff
 from polar_gym.curation.validation import GRADING_ERRORS, NO_OP, Verdict, validate
 from polar_gym.evaluators import EVALUATORS, verdict
 from polar_gym.evaluators.alternatives import MOST
@@ -120,7 +120,7 @@ async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[
 
     A test that has strong places gets only those. Raises `CurationError`, or what grading raises.
     """
-    task = await without_renames(task, bench)
+    task = await as_harness_diff(task, bench)
     live: set[Place] | None = None
     bits: dict[Place, int] = {}
     for _ in range(RUNS):

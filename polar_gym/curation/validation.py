@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polar_gym.curation import CurationError
 from polar_gym.curation.bench import Bench
 from polar_gym.curation.oracle import grade_container
-from polar_gym.curation.solution import without_renames
+from polar_gym.curation.solution import as_harness_diff, unresolved
 from polar_gym.evaluators import EvaluatorError
 from polar_gym.evaluators.parsers import PASSED
 from polar_gym.runtimes import SandboxError
@@ -54,12 +55,12 @@ async def validate(task: Task, bench: Bench) -> Verdict:
     if not task.patch.strip():
         return Verdict(task=task, problem="patch: is empty, so there is no reference solution to try")
     try:
-        solution = (await without_renames(task, bench)).patch
-        gold = await bench.evaluate(task, solution.encode())
+        carried = await as_harness_diff(task, bench)
+        gold = await bench.evaluate(task, carried.patch.encode())
         no_op = await bench.evaluate(task, NO_OP)
-    except GRADING_ERRORS as error:
+    except (CurationError, *GRADING_ERRORS) as error:
         return Verdict(task=task, problem=str(error) or "timed out")
-    return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
+    return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, carried, gold, no_op))
 
 
 async def _validate_container(task: Task, bench: Bench) -> Verdict:
@@ -70,12 +71,12 @@ async def _validate_container(task: Task, bench: Bench) -> Verdict:
         return Verdict(task=task, problem=str(error) or "timed out")
     if gold is None:
         return Verdict(task=task, no_op=no_op, problem="solution/solve.sh: is missing, so there is nothing to try")
-    return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, gold, no_op))
+    return Verdict(task=task, gold=gold, no_op=no_op, problem=_problem(task, task, gold, no_op))
 
 
-def _problem(task: Task, gold: EvaluationResult, no_op: EvaluationResult) -> str:
+def _problem(task: Task, carried: Task, gold: EvaluationResult, no_op: EvaluationResult) -> str:
     if not gold.resolved:
-        return f"the reference solution does not resolve it: {gold.detail}"
+        return unresolved(task, carried, gold)
     if no_op.resolved:
         return "doing nothing resolves it"
     wrong = [test for test in task.FAIL_TO_PASS if no_op.tests.get(test) == PASSED]

@@ -72,15 +72,15 @@ OF_RUNNERS = (
 """Modules that a test runner imports where they are, installed or not."""
 
 
-async def place(sandbox: Sandbox, patch: str, *, apply: bool, field: str = "test_patch") -> list[FileChange]:
-    """Return the changes of a task's patch, without renames. With `apply`, put the patch into the pristine workspace.
+async def place(sandbox: Sandbox, patch: str, *, apply: bool) -> list[FileChange]:
+    """Return the changes of a test patch, without renames. With `apply`, put the patch into the pristine workspace.
 
-    `field`: the patch's name in the row. Raises `EvaluatorError`.
+    Raises `EvaluatorError`.
     """
     if not patch.strip():
         return []
     how = "apply" if apply else "list"
-    problem = f"{field} does not apply to the base commit"
+    problem = "test_patch does not apply to the base commit"
     return file_changes(await _shell(sandbox, problem, _APPLY, how, stdin=patch.encode()))
 
 

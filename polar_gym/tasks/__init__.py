@@ -33,7 +33,7 @@ class Audit(BaseModel):
     equivalent: list[str] = []
     """Variants of the solution that are not counted, because they did the same on the inputs that are named."""
     findings: list[str] = []
-    """Where the sandbox tells the solution or the benchmark. They are not in the figure."""
+    """Where the sandbox tells the solution or the benchmark, and patches that were not graded: not in the figure."""
 
     @property
     def hackable(self) -> float | None:
