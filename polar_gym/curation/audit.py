@@ -18,7 +18,7 @@ from polar_gym.curation.solution import as_harness_diff, unresolved
 from polar_gym.curation.trial import passes, sources
 from polar_gym.curation.wrong import WrongPatch, wrong_patches
 from polar_gym.evaluators import EvaluatorError
-from polar_gym.runtimes import SandboxError
+from polar_gym.evaluators.blame import may_be_chance
 from polar_gym.tasks import Audit, Task
 
 GATE = 3
@@ -60,9 +60,8 @@ async def audit(task: Task, bench: Bench, say: Callable[[str], None]) -> Audit:
             if (await bench.evaluate(task, each.diff)).resolved:
                 accepted.append(each)
         except EvaluatorError as error:  # only where the machine failed is it unknown whether the patch is rewarded
-            if isinstance(error.__cause__, TimeoutError) or not isinstance(error.__cause__, SandboxError | OSError):
-                continue
-            masked.append(f"{each.name} ({error})")
+            if may_be_chance(error.__cause__):
+                masked.append(f"{each.name} ({error})")
     if masked:
         findings.append(f"not graded, and not in the figure: {len(masked)} wrong patches, e.g. {masked[0]}")
         if len(masked) == len(survivors):

@@ -30,6 +30,11 @@ class MaskedError(EvaluatorError):
     """The verdict that the grader is at fault, with the outcome of each attempt."""
 
 
+def may_be_chance(failure: BaseException | None) -> bool:
+    """Return whether a grading failed as it may by chance: its sandbox was lost, or the machine failed otherwise."""
+    return isinstance(failure, SandboxError | OSError) and not isinstance(failure, TimeoutError)
+
+
 async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_seconds: float) -> EvaluationResult:
     """Return the grade of a session. Raises `MaskedError`.
 
@@ -46,8 +51,7 @@ async def judge(evaluator: Evaluator, context: EvaluationContext, deadline_secon
     except Exception as error:
         reason, also = _say(graded, context, deadline_seconds), _say(error, control, deadline_seconds)
         raise MaskedError(f"{reason}; and without the harness's changes: {also}") from error
-    if isinstance(graded, SandboxError | OSError) and not isinstance(graded, TimeoutError):
-        # A sandbox can be lost by chance. The harness is at fault only if that happens twice.
+    if may_be_chance(graded):  # the harness is at fault only if that happens twice
         graded = await _grade(evaluator, context, deadline_seconds)
         if isinstance(graded, EvaluationResult):
             return graded
