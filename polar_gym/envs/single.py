@@ -48,8 +48,7 @@ class OnSessions:
         self.tasks = setup.tasks
         self._requests = setup.requests
         node = make_node(setup.config, setup.tasks)
-        for request in setup.requests.values():
-            node.check_unseen(request.runtime)
+        node.check_unseen(request.runtime for request in setup.requests.values())
         self._sessions = Sessions(node)
         self._finalizer = weakref.finalize(self, self._sessions.let_go)
         self._finalizer.atexit = False  # `sessions` closes at exit, while threads can still be used

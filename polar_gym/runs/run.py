@@ -152,7 +152,7 @@ def figures(episodes: list[Episode]) -> dict[str, float]:
 async def _check_runtimes(node: Node, requests: list[TaskRequest]) -> None:
     """Raise `ConfigError` where the machine lacks something that a runtime of the requests needs, or where a sandbox
     would show files that no harness may read."""
-    await asyncio.to_thread(lambda: [node.check_unseen(request.runtime) for request in requests])
+    await asyncio.to_thread(node.check_unseen, [request.runtime for request in requests])
     for spec in {request.runtime.name: request.runtime for request in requests}.values():
         runtime = await asyncio.to_thread(node.runtime, spec)
         if missing := await asyncio.to_thread(runtime.check):

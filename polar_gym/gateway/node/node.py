@@ -329,18 +329,23 @@ class Node:
         check_plugin("builder", BUILDERS, request.builder)
         evaluator_options = check_plugin("evaluator", EVALUATORS, request.evaluator)
         check_tools(request.agent, request.evaluator, evaluator_options)
-        self.check_unseen(request.runtime)
+        self.check_unseen([request.runtime])
         return Plugins(
             harness=HARNESSES.get(request.agent.name),
             evaluator=EVALUATORS.get(request.evaluator.name)(evaluator_options),
             runtime=self.runtime(request.runtime),
         )
 
-    def check_unseen(self, spec: RuntimeSpec) -> None:
-        """Raise `ConfigError` where sandboxes would show their workspace's source, or a file that none may show."""
-        source = spec.workspace.source
-        own = {} if source is None else {"runtime.workspace.source": Path(source)}
-        agent.check_unseen(spec, self.runtime(spec), {**self._unseen, **own})
+    def check_unseen(self, specs: Iterable[RuntimeSpec]) -> None:
+        """Raise `ConfigError` where sandboxes would show their workspace's source, or a file that none may show. The
+        samples of a task are checked once."""
+        distinct = {
+            (each.name, repr(each.options), each.image, each.scope, each.workspace.source): each for each in specs
+        }
+        for spec in distinct.values():
+            source = spec.workspace.source
+            own = {} if source is None else {"runtime.workspace.source": Path(source)}
+            agent.check_unseen(spec, self.runtime(spec), {**self._unseen, **own})
 
     def runtime(self, spec: RuntimeSpec) -> Runtime:
         """Return the runtime for these options, the same for all sessions. May block the first time.
