@@ -6,15 +6,17 @@ import asyncio
 import random
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from polar_gym.client import RolloutClient, SyncRolloutClient
-from polar_gym.protocol import TaskStatus
+from polar_gym.protocol import Dispatch, TaskStatus
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, make_request
-from tests.lifecycle.server_process import server_process
+from tests.lifecycle.server_process import ServerProcess, server_process
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY
 
 
@@ -82,10 +84,11 @@ async def test_a_restarted_server_keeps_running_sessions_where_they_are(tmp_path
         assert (state.status, state.sessions[0].attempt) == (TaskStatus.COMPLETED, 0)
 
 
-async def test_an_order_that_never_left_is_given_again(tmp_path: Path) -> None:
-    """A server killed between writing a placement down and telling the node: same attempt, same node."""
+@asynccontextmanager
+async def killed_in_an_order(directory: Path) -> AsyncIterator[tuple[ServerProcess, PeerNode, Dispatch]]:
+    """A server that was killed between writing a placement down and hearing that the node took it."""
     async with (
-        server_process(tmp_path / "state", "cluster=none", "lease_seconds=30") as server,
+        server_process(directory / "state", "cluster=none", "lease_seconds=30") as server,
         RolloutClient(server.url, SERVICE_KEY) as client,
         PeerNode(server.url, NODE_KEY) as node,
     ):
@@ -93,6 +96,12 @@ async def test_an_order_that_never_left_is_given_again(tmp_path: Path) -> None:
         (first,) = await node.take()
         await server.stop(signal.SIGKILL)
         node.held.clear()
+        yield server, node, first
+
+
+async def test_an_order_that_never_left_is_given_again(tmp_path: Path) -> None:
+    """A server killed between writing a placement down and telling the node: same attempt, same node."""
+    async with killed_in_an_order(tmp_path) as (server, node, first):
         await server.start()
         await node.beat()
         (again,) = await node.take()
@@ -101,15 +110,7 @@ async def test_an_order_that_never_left_is_given_again(tmp_path: Path) -> None:
 
 async def test_an_order_that_may_have_left_and_is_refused_now_is_not_given_to_another_node(tmp_path: Path) -> None:
     """Guards against two nodes that run one attempt, because the server was killed while the first took it."""
-    async with (
-        server_process(tmp_path / "state", "cluster=none", "lease_seconds=30") as server,
-        RolloutClient(server.url, SERVICE_KEY) as client,
-        PeerNode(server.url, NODE_KEY) as node,
-    ):
-        await client.submit(make_request("t"))
-        (first,) = await node.take()
-        await server.stop(signal.SIGKILL)
-        node.held.clear()
+    async with killed_in_an_order(tmp_path) as (server, node, first):
         node.refuse_with = (503, "draining")
         await server.start()
         await node.beat()
