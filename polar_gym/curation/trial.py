@@ -24,8 +24,8 @@ done
 export PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1
 """
 """New files are in the index, from which `git reset` removes also those that .gitignore names; git refuses that where
-line ends in the index are not those of the attributes. Bytecode would hide a
-change that keeps a file's length and falls into the same second."""
+line ends in the index are not those of the attributes. Bytecode would hide a change that keeps a file's length and
+falls into the same second."""
 
 
 async def run(sandbox: Sandbox, task: Task, diff: bytes, script: str, seconds: float = _SECONDS) -> ExecResult:
