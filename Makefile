@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 IMAGE ?= polar-gym
 SOURCES := polar_gym tests benchmarks docs recipes
 

@@ -33,7 +33,7 @@ from polar_gym.training import Batch
 from polar_gym.training.batch import regarded
 from tests.learning import march, relay
 
-QUICK = Plan(family="repair", steps=8, evaluate_every=100, final=48, grpo=Settings(learning_rate=4e-4))
+QUICK = Plan(family="repair", steps=5, evaluate_every=100, final=48, grpo=Settings(learning_rate=4e-4))
 """The plan of a quick run. Its rate falls faster than that of a long run, so it begins higher."""
 DEMONSTRATIONS = QUICK.demonstrations
 
