@@ -135,5 +135,10 @@ class Harness:
         """The package's name on npm or PyPI."""
         return self.npm_package or self.pypi_package
 
+    @property
+    def pinned(self) -> str:
+        """The version, with `pypi_pins`; empty for a harness without a package."""
+        return ", ".join([self.version, *self.pypi_pins])
+
 
 HARNESSES: Registry[Harness] = Registry("harness", __name__, Harness)

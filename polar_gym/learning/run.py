@@ -2,7 +2,7 @@
 
 The files of a run, in its directory:
 
-    plan.json                  the arguments; a run goes on only with the same ones
+    plan.json                  the arguments, and the versions of the harnesses; a run goes on only with the same ones
     tasks/                     the tasks for training, and the held-out ones
     demonstrations.jsonl, sft/ the careless agent's episodes, and their rows
     start/                     the start model
@@ -31,6 +31,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.engines.weights import INITIAL
 from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.gateway.node.assemble import load_tasks
+from polar_gym.harnesses import HARNESSES
 from polar_gym.learning.environments import Assignment, Environments
 from polar_gym.learning.families import Split, write_tasks
 from polar_gym.learning.files import read_rows, write_episodes
@@ -96,7 +97,8 @@ class Run:
     ) -> None:
         """`configs`: harness -> its config; the groups of a step take turns with them, and evaluations on the way play
         in the first. `make_rows` makes the rows of a step; a control of an experiment may spoil them. Raises
-        `ConfigError` where the directory has a run of another plan, or where a package is missing."""
+        `ConfigError` where the directory has a run of another plan, or of another version of a harness, or where a
+        package is missing."""
         self.directory, self.plan = directory, plan
         self._progress, self._make_rows, self._meter = progress, make_rows, Meter()
         self._trained = [harness for harness in configs if harness not in plan.only_tested]
@@ -115,6 +117,7 @@ class Run:
         if not path.exists():
             return dict(configs)
         before = json.loads(path.read_bytes())
+        began_with = before.pop("versions", {})  # earlier versions of polar-gym did not write it
         days = {
             harness: date.fromisoformat(day)
             for harness, config in before.get("configs", {}).items()
@@ -122,8 +125,17 @@ class Run:
         }
         again = {harness: config.on(days.get(harness)) for harness, config in configs.items()}
         in_order = list(before.get("configs", {})) == list(again)  # the first harness is that of the evaluations
-        if before != json.loads(_plan(self.plan, again)) or not in_order:
+        now = json.loads(_plan(self.plan, again))
+        versions = now.pop("versions")
+        if before != now or not in_order:
             raise ConfigError(f"--out={self.directory}: a run with other arguments is there ({path}); choose another")
+        for harness, then in began_with.items():
+            if then != versions[harness]:
+                raise ConfigError(
+                    f"--out={self.directory}: the run there began with {harness} {then}, and this polar-gym has "
+                    f"{harness} {versions[harness]}, which may write other prompts; choose another directory, or "
+                    f"go on with the polar-gym that has {harness} {then}"
+                )
         return again
 
     def go(self) -> list[dict[str, Any]]:
@@ -315,7 +327,8 @@ class Run:
 def _plan(plan: Plan, configs: Mapping[str, RunConfig]) -> str:
     """Return the text of `plan.json`."""
     settings = {harness: config.model_dump(mode="json", exclude={"rollout"}) for harness, config in configs.items()}
-    return json.dumps({"plan": asdict(plan), "configs": settings}, indent=1) + "\n"
+    versions = {harness: HARNESSES.get(harness).pinned for harness in configs}
+    return json.dumps({"plan": asdict(plan), "configs": settings, "versions": versions}, indent=1) + "\n"
 
 
 def _version(step: int) -> str:

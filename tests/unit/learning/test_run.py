@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.episodes.reading import read_episodes
 from polar_gym.episodes.verify import verify
 from polar_gym.errors import ConfigError
+from polar_gym.harnesses import HARNESSES
 from polar_gym.learning import start
 from polar_gym.learning.families import write_tasks
 from polar_gym.learning.grpo import Settings, rows_of
@@ -149,6 +151,33 @@ def test_a_run_with_other_arguments_is_refused(tmp_path: Path) -> None:
     _run(tmp_path, "2026-01-31")
     with pytest.raises(ConfigError, match="a run with other arguments is there"):
         _run(tmp_path, "2026-01-31", seed=1)
+
+
+@pytest.mark.parametrize("change", [{"version": "9.9.9"}, {"pypi_pins": ["litellm==9.9.9"]}], ids=str)
+def test_a_run_of_another_version_of_the_harness_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """Guards against a run that goes on with other prompts after an upgrade."""
+    _run(tmp_path, "2026-01-31")
+    known = HARNESSES.get("pi")
+    monkeypatch.setattr(HARNESSES, "get", lambda name: replace(known, **change))
+    now = ", ".join([change.get("version", known.version), *change.get("pypi_pins", [])])
+    with pytest.raises(
+        ConfigError,
+        match=rf"--out=.*: the run there began with pi {known.version}, and this polar-gym has pi {now}, .*; choose",
+    ):
+        _run(tmp_path, "2026-01-31")
+
+
+def test_a_run_that_began_before_versions_were_written_goes_on(tmp_path: Path) -> None:
+    """Guards against directories that an upgrade makes useless; from then on the version is known."""
+    _run(tmp_path, "2026-01-31")
+    path = tmp_path / "plan.json"
+    plan = json.loads(path.read_text())
+    versions = plan.pop("versions")
+    path.write_text(json.dumps(plan))
+    _run(tmp_path, "2026-02-01")
+    assert json.loads(path.read_text())["versions"] == versions == {"pi": HARNESSES.get("pi").version}
 
 
 def test_a_run_whose_first_harness_was_another_one_is_refused(tmp_path: Path) -> None:
