@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from polar_gym.console import console, errors, table
 from polar_gym.episodes.pass_at_k import Tally, independent, pass_at_k, tally, usual_ks
-from polar_gym.episodes.reading import read_episodes
+from polar_gym.episodes.reading import read_all
 from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
 
@@ -61,11 +60,12 @@ def evaluate(
 
 
 def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Console) -> list[Episode]:
-    """Return the episodes of files, or of a recipe that is run now. Raises `ConfigError` for a mix of both."""
+    """Return the episodes of files, or of a recipe that is run now. Raises `ConfigError` for a mix of both, and for an
+    episode that occurs twice."""
     if arguments and all(_is_file(argument, config_dir) for argument in arguments):
         if config_dir is not None:
             raise ConfigError(f"--config-dir={str(config_dir)!r}: has no effect on files of episodes; leave it out")
-        return list(chain.from_iterable(read_episodes(Path(argument)) for argument in arguments))
+        return list(read_all(map(Path, arguments)))
     if not arguments:
         raise ConfigError("give files of episodes, e.g. outputs/demo.jsonl, or a recipe that is rolled out, e.g. demo")
     if any(_is_file(argument, config_dir) for argument in arguments):

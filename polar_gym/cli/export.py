@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from polar_gym.console import console
-from polar_gym.episodes.reading import read_episodes
+from polar_gym.episodes.reading import read_all, read_episodes
 from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.summary import acceptance_table, splits_line, statistics_table
@@ -69,7 +69,7 @@ def rl(
     _check_pyarrow()
     from polar_gym.export.rl import export_rl
 
-    counts = export_rl(chain.from_iterable(map(read_episodes, files)), out)
+    counts = export_rl(read_all(files), out)
     said = (
         f"{counts.rows} traces of {counts.episodes} episodes ({counts.masked} masked, {counts.without_trace} without a "
         f"trace), {counts.trainable_tokens} of {counts.tokens} tokens trainable; in {out}"

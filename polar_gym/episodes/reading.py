@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from polar_gym.durable import read_records
@@ -17,6 +17,20 @@ def read_episodes(file: Path) -> Iterator[Episode]:
     Raises `ConfigError` naming the line and the field that is wrong, and where the file holds no episode.
     """
     return read_records(file, Episode, "episode", "an episode of this version")
+
+
+def read_all(files: Iterable[Path]) -> Iterator[Episode]:
+    """Yield the episodes of several files, as `read_episodes` does. Raises `ConfigError` for one that occurs twice."""
+    places: dict[str, Path] = {}
+    for file in files:
+        for episode in read_episodes(file):
+            if (label := episode.session.label) in places:
+                raise ConfigError(
+                    f"{file}: session {label} is in {places[label]} already, and would count twice; name each file "
+                    "once, and no copy of a file"
+                )
+            places[label] = file
+            yield episode
 
 
 def read_calls(episode: Episode) -> list[ModelCall]:

@@ -126,6 +126,20 @@ def test_the_command_counts_what_is_masked(tmp_path):
     assert said in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize("command", [["export", "rl", "--out"], ["eval", "--json"]], ids=lambda each: each[0])
+@pytest.mark.parametrize("name", ["one.jsonl", "copy.jsonl"])
+def test_a_session_counts_once(tmp_path, command, name):
+    """Guards against a file that is named twice, whose rows are trained twice, and whose samples narrow an interval."""
+    for file in ("one.jsonl", "copy.jsonl"):
+        (tmp_path / file).write_bytes(graded_episode("s").to_json() + b"\n")
+    first, again, out = tmp_path / "one.jsonl", tmp_path / name, tmp_path / "rl.parquet"
+    out_option = [str(out)] if "--out" in command else []
+    done = CliRunner().invoke(app, [*command, *out_option, str(first), str(again)])
+    assert isinstance(done.exception, ConfigError)
+    assert f"{again}: session s.0 is in {first} already, and would count twice" in str(done.exception)
+    assert not out.exists()
+
+
 def test_every_column_is_documented():
     rows = [f"| `{name}` | {meaning} |" for name, (_, meaning) in COLUMNS.items()]
     assert "\n".join(rows) in DOCS.read_text(encoding="utf-8")
