@@ -60,7 +60,7 @@ class NemoGymOptions(Options):
             {
                 "name": tool["name"],
                 "description": tool.get("description") or tool["name"],  # Qwen Code drops a tool without one
-                "inputSchema": tool.get("parameters") or {"type": "object", "properties": {}},
+                "inputSchema": _without_nulls(tool.get("parameters")) or {"type": "object", "properties": {}},
             }
             for tool in self.row.get("responses_create_params", {}).get("tools") or []
         ]
@@ -165,6 +165,14 @@ class NemoGym:
             detail=f"the resources server gave {verdict.reward:g}",
             log=kept_log(json.dumps(told)),
         )
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Return a JSON Schema without keys that are null: Arrow gives each object of a column the keys of all others, and
+    MCP clients may refuse such a schema."""
+    if isinstance(schema, dict):
+        return {key: _without_nulls(value) for key, value in schema.items() if value is not None}
+    return [_without_nulls(entry) for entry in schema] if isinstance(schema, list) else schema
 
 
 def _suspect(why: str) -> SuspectError:

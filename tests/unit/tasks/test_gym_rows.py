@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from polar_gym.config.loading import load_config
 from polar_gym.errors import ConfigError
+from polar_gym.evaluators.nemo_gym import NemoGymOptions
 from polar_gym.gateway.node.assemble import load_tasks, make_request
 from polar_gym.schema import EvaluatorSpec
 from polar_gym.tasks.request import UngradableError, instruction, with_task
@@ -69,6 +72,22 @@ def test_the_instruction_is_made_of_the_messages(tmp_path: Path, given: Any, sai
 def test_a_bad_row_is_refused_by_its_line_and_field(tmp_path: Path, bad: Any, said: str) -> None:
     with pytest.raises(ValueError, match=rf"tasks\.jsonl:2: .*{said}"):
         load("jsonl", path=write(tmp_path, row(6), bad))
+
+
+def test_tools_have_no_nulls_of_other_rows(tmp_path: Path) -> None:
+    """Guards against schemas that MCP clients may refuse: Arrow gives a tool the properties of all others, as
+    nulls."""
+    given = [
+        {"type": "object", "properties": {"count": {"type": "integer", "enum": [1, None]}}, "required": ["count"]},
+        {"type": "object", "properties": {"name": {"type": "string"}}},
+    ]
+    tools = [{"type": "function", "name": "tool", "parameters": schema} for schema in given]
+    rows = [{"responses_create_params": {"input": "Go.", "tools": [tool]}} for tool in tools]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "tasks.parquet")
+    tasks = load("parquet", path=tmp_path / "tasks.parquet")
+    assert tasks[1].gym_row["responses_create_params"]["tools"][0]["parameters"]["properties"]["count"] is None
+    options = [NemoGymOptions(url=GRADING["url"], row=task.gym_row) for task in tasks]
+    assert [each.tools[0]["inputSchema"] for each in options] == given
 
 
 def test_other_evaluators_and_rows_do_not_fit(tmp_path: Path) -> None:
