@@ -49,6 +49,8 @@ class Dispatcher:
         self._link = link
         self._work: set[asyncio.Task[None]] = set()
         self._with_records = asyncio.Semaphore(RECORDS_AT_ONCE)
+        self._on_the_way: dict[Placement, asyncio.Task[Any] | None] = {}
+        """The tasks that make an order or wait for the node's answer."""
 
     async def run(self) -> None:
         try:
@@ -125,18 +127,21 @@ class Dispatcher:
         """Give a session to its node, or return why the node did not take it."""
         session_id = placement.session_id
         sample = task.samples[session_id]
-        order = Dispatch(
-            session_id=session_id,
-            attempt=placement.attempt,
-            sample_index=sample.session.sample_index,
-            request=task.request,
-            resume=sample.record_at is not None,
-            records=await self._records(session_id) if sample.record_at is not None else [],
-        )
+        self._on_the_way[placement] = asyncio.current_task()
         try:
+            order = Dispatch(
+                session_id=session_id,
+                attempt=placement.attempt,
+                sample_index=sample.session.sample_index,
+                request=task.request,
+                resume=sample.record_at is not None,
+                records=await self._records(session_id) if sample.record_at is not None else [],
+            )
             await self._link.dispatch(member.heartbeat.url, order)
         except (NodeUnreachableError, NodeBusyError, RequestRefusedError) as error:
             return error
+        finally:
+            del self._on_the_way[placement]
         if placement in member.placed:
             member.placed[placement] = member.beats
         member.failing = False
@@ -181,6 +186,15 @@ class Dispatcher:
         change = Change(task)
         self._book.again(task, placement, change, why)
         await self._book.write(change)
+
+    async def lost(self, placements: Iterable[Placement], why: str) -> None:
+        """Take placements back from a process that is dead, and give up the orders that are on their way to it: those
+        with records would hold up others until their timeout, which grows with the record."""
+        placements = list(placements)
+        for placement in placements:
+            if (waiting := self._on_the_way.get(placement)) is not None:
+                waiting.cancel()
+        await self._book.lost(placements, why)
 
     def call_off(self, placements: Iterable[Placement]) -> None:
         """Tell nodes to stop these sessions, without waiting for them. Where a node is not reached, the answer to its

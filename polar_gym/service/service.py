@@ -214,7 +214,7 @@ class RolloutService:
         """Take the sessions back from a node whose process is known to be dead, without waiting for its lease."""
         member = self.fleet.take(node, incarnation)
         if member is not None:
-            await self.book.lost(member.placed, "it died")
+            await self._dispatcher.lost(member.placed, "it died")
 
     # Inside: episodes -------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class RolloutService:
                 member.place(here, member.beats)
             else:
                 lost.append(placement)
-        await self.book.lost(lost, "its gateway was restarted")
+        await self._dispatcher.lost(lost, "its gateway was restarted")
 
     async def _tell_all(self, tell: Callable[[str], Awaitable[GenerationAnswer]]) -> GenerationState:
         """Send an order to the URL of each node with `tell`, and return the acknowledgements."""
@@ -356,7 +356,7 @@ class RolloutService:
             for orphan in self._orphans.values():
                 orphan.deadline += late
             for member in self.fleet.take_silent(now, lease):
-                await self.book.lost(member.placed, f"silent for more than {lease:g} s")
+                await self._dispatcher.lost(member.placed, f"silent for more than {lease:g} s")
             over = [node for node, orphan in self._orphans.items() if now > orphan.deadline]
             for node in (node for node in over if not self.fleet.being_read[node]):
                 if (orphan := self._orphans.pop(node, None)) is not None:  # else its heartbeat has just come

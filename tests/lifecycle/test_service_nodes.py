@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import threading
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from polar_gym.client import RolloutClient
 from polar_gym.http import edge
 from polar_gym.protocol import Delivery, DeliveryAnswer, JournalPiece, Journals, TaskStatus
 from polar_gym.schema import Retries, Status
-from polar_gym.service import dispatcher, server
+from polar_gym.service import dispatcher, node_link, server
 from polar_gym.service.fleet import Fleet, Member
 from polar_gym.service.journal_files import JournalFiles
 from polar_gym.service.service import RolloutService
@@ -324,33 +327,64 @@ async def test_few_records_are_in_memory_at_once(tmp_path: Path, monkeypatch: py
     assert max(most) == dispatcher.RECORDS_AT_ONCE
 
 
-async def test_a_node_that_never_answers_holds_up_few_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against sessions of healthy nodes that wait while each session of another one is tried for 20 s."""
-    monkeypatch.setattr(dispatcher, "GIVE_UP_SECONDS", 0.0)
-    tried = set[str]()
-    full = asyncio.Event()
+class SilentNode(PeerNode):
+    """A node that answers no order."""
 
-    class SilentNode(PeerNode):
-        async def _put(self, request: web.Request) -> web.Response:
-            tried.add(request.match_info["session_id"])
-            if len(tried) == dispatcher.RECORDS_AT_ONCE:
-                full.set()
-            await full.wait()
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tried = set[str]()
+        """The sessions of the orders that came."""
+        self.full = asyncio.Event()
+        """Set when all orders with records that may be on the way are here."""
+        self.hangs_up = asyncio.Event()
 
-    async with rollout_server(tmp_path, lease_seconds=3600) as (service, client):
+    async def _put(self, request: web.Request) -> web.Response:
+        self.tried.add(request.match_info["session_id"])
+        if len(self.tried) == dispatcher.RECORDS_AT_ONCE:
+            self.full.set()
+        await self.hangs_up.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+
+@contextlib.asynccontextmanager
+async def orders_on_the_way(directory: Path) -> AsyncIterator[tuple[RolloutService, RolloutClient, SilentNode]]:
+    """Yield a server with sessions that go on with their records, and a node that holds as many of their orders as may
+    be on the way."""
+    async with rollout_server(directory, lease_seconds=3600) as (service, client):
         async with PeerNode(client.url, NODE_KEY, run=12) as node:
             await client.submit(make_request("t", num_samples=12))
             await node.take(12)
         await service.node_died("a")
-        async with SilentNode(client.url, NODE_KEY, name="b", run=12):
-            await asyncio.wait_for(full.wait(), 60)
-            async with PeerNode(client.url, NODE_KEY, name="c", run=12) as other:
-                orders = await other.take(12)
+        silent = SilentNode(client.url, NODE_KEY, name="b", run=12)
+        async with silent:
+            async with asyncio.timeout(60):
+                await silent.full.wait()
+            yield service, client, silent
+
+
+async def test_a_node_that_never_answers_holds_up_few_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against sessions of healthy nodes that wait while each session of another one is tried for 20 s."""
+    monkeypatch.setattr(dispatcher, "GIVE_UP_SECONDS", 0.0)
+    async with orders_on_the_way(tmp_path) as (_, client, silent):
+        silent.hangs_up.set()
+        async with PeerNode(client.url, NODE_KEY, name="c", run=12) as other:
+            orders = await other.take(12)
     assert all(order.resume for order in orders)
-    assert len(tried) <= dispatcher.RECORDS_AT_ONCE + 1, "the last one may be tried too"
+    assert len(silent.tried) <= dispatcher.RECORDS_AT_ONCE + 1, "the last one may be tried too"
+
+
+async def test_orders_to_a_dead_node_hold_up_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against sessions that wait for minutes, because orders with records to a node that died wait for its
+    answer."""
+    monkeypatch.setattr(node_link, "TIMEOUT_SECONDS", 3600.0)
+    async with orders_on_the_way(tmp_path) as (service, client, _):
+        await service.node_died("b")
+        async with PeerNode(client.url, NODE_KEY, name="c", run=12) as other:
+            orders = await other.take(12)
+    assert all(order.resume for order in orders)
+    assert not service.book.failed.done()
 
 
 async def test_a_record_that_cannot_be_read_does_not_stop_the_server(
