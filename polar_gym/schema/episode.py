@@ -81,7 +81,7 @@ class Session(Record):
     """The version of the weights that was set when the run began; None where no version was ever set."""
     staleness: int | None = Field(default=None, ge=0)
     """The number of weight versions that were set between the beginning of the run and the arrival of its episode at
-    the rollout service."""
+    the rollout service. Weights with a name that was never set lie behind all versions."""
     timing: Timing = Field(default_factory=Timing)
 
     @property

@@ -132,9 +132,11 @@ class RolloutService:
 
     async def set_weights(self, order: Weights) -> GenerationState:
         """Record that the engine's weights were updated, tell the nodes, and cancel the sessions that are too stale
-        now. An order for one server of an engine is not recorded."""
+        now. An order for one server of an engine is not written down."""
         async with self._lock("weights"):
-            if order.engine is None and order.version != self.weights.current:
+            if order.engine is not None:
+                self.weights.begin(order.version)
+            elif order.version != self.weights.current:
                 step = await self.book.guard(self.store.add_weights(order.version))
                 self.weights.add(step, order.version)
         state = await self._tell_all(lambda url: self._link.weights(url, order))

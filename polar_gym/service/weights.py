@@ -21,9 +21,17 @@ class WeightHistory:
         self.current, self._last = version, step
         self._step_of[version] = step
 
+    def begin(self, version: str) -> None:
+        """Note that single servers have this version, which is set only when all have it: it lies behind no version
+        that was set by now."""
+        self._step_of.setdefault(version, self._last)
+
     def behind(self, version: str | None) -> int | None:
-        """Return how many versions were set after this one, or None where that is not known. The version of a session
-        that began before any version was set is None; such a session lies behind all versions."""
-        if self.current is None or (version is not None and version not in self._step_of):
+        """Return how many versions were set after this one, or None where none was ever set.
+
+        A session that began before any version was set has the version None, and lies behind all versions. A session
+        whose weights have a name that was never set (an update that failed, the engine's own label) does, too.
+        """
+        if self.current is None:
             return None
-        return self._last - (self._step_of[version] if version is not None else 0)
+        return self._last - (self._step_of.get(version, 0) if version is not None else 0)

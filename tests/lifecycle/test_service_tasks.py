@@ -169,6 +169,23 @@ async def test_sessions_that_began_too_many_weight_versions_ago(tmp_path: Path, 
         assert (await client.episode(old.session_id)).session.staleness == 1
 
 
+async def test_a_session_whose_weights_have_a_name_that_was_never_set_lies_behind_all_versions(tmp_path: Path) -> None:
+    """Guards against one that passed as fresh in silence: a session that goes on with its record may have begun under
+    the engine's own label."""
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
+        await client.submit(make_request("t", num_samples=2, max_staleness=0))
+        labelled, ahead = await node.take(2)
+        await client.set_weights("v1")
+        node.engines = {"http://a:8000": "v1", "http://b:8000": "v1"}
+        await node.beat()
+        await client.set_weights("v2", engine="http://a:8000")
+        assert await node.finish(labelled, weight_version="default")
+        assert await node.finish(ahead, weight_version="v2")
+        assert (await client.wait("t")).stale == 1
+        staleness = [(await client.episode(each.session_id)).session.staleness for each in (labelled, ahead)]
+        assert staleness == [1, 0]
+
+
 async def test_pausing_reaches_all_nodes_and_those_that_come_later(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY) as node:
         state = await client.pause()

@@ -223,7 +223,12 @@ def test_how_far_a_session_lies_behind() -> None:
     for step, version in enumerate(["a", "b", "a"], start=1):
         history.add(step, version)
     assert (history.behind("a"), history.behind("b"), history.behind(None)) == (0, 1, 3)
-    assert history.behind("never heard of") is None
+    assert history.behind("unknown (the update to b failed)") == 3, "any weights may have sampled it"
+    history.begin("c")
+    history.begin("b")
+    assert (history.behind("c"), history.behind("b")) == (0, 1), "single servers have them"
+    history.add(4, "d")
+    assert history.behind("c") == 1
 
 
 async def test_a_database_without_a_version_goes_on(tmp_path: Path) -> None:
