@@ -11,7 +11,7 @@ import logging
 import posixpath
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 _CANARY = re.compile(r"\A(?:(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*\n)+\s*)", re.IGNORECASE)
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-_INSTRUCTION = re.compile(r"^\s*(FROM|WORKDIR|USER)\s+(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
-_HEREDOC = re.compile(
-    r"""^(?![ \t]*#)(.*?[ \t]\d*)<<(-)?(["']?)([^\s"'<]+)\3((?:[ \t].*)?)\n(?:.*\n)*?(?(2)\t*)\4$""", re.MULTILINE
-)
-"""Matches a line of a Dockerfile that a heredoc follows, with the heredoc, whose lines are no instructions."""
+_INSTRUCTION = re.compile(r"\s*(FROM|WORKDIR|USER)\s+(.+?)\s*", re.IGNORECASE)
+_CONTINUED = re.compile(r"\\[ \t]*$")
+_WORD = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\\])+""")
+_HEREDOC = re.compile(r"""\d*<<(-?)(["']?)([^\s"'<]+)\2""")
+"""Matches a word of an instruction that a heredoc follows: an optional `-`, and the line that ends the heredoc."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-(.*))?\}", re.DOTALL)
 _MEBIBYTES = {"K": 1 / 1024, "M": 1, "G": 1024}
 
@@ -270,14 +270,31 @@ def _wants_internet(toml: _Toml) -> bool:
     return "public" in (toml.agent.network_mode or base, toml.verifier.network_mode or base)
 
 
+def _instructions(dockerfile: str) -> Iterator[str]:
+    """Yield each instruction of a Dockerfile as one line, without comments and heredocs."""
+    lines, whole = dockerfile.splitlines(), ""
+    while lines:
+        line = lines.pop(0)
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        whole += _CONTINUED.sub("", line)
+        if _CONTINUED.search(line):
+            continue
+        yield whole
+        for heredoc in filter(None, map(_HEREDOC.fullmatch, _WORD.findall(whole))):
+            inside = [each.lstrip("\t") if heredoc[1] else each for each in lines]
+            if heredoc[3] in inside:
+                del lines[: inside.index(heredoc[3]) + 1]
+        whole = ""
+    yield whole
+
+
 def _workdir(dockerfile: str) -> str:
     """Return the working directory that a Dockerfile's last stage sets, or has from a stage before. Raises
     `ValueError` where it has none."""
-    while (cut := _HEREDOC.sub(r"\1\5", dockerfile)) != dockerfile:
-        dockerfile = cut  # a line may have several
     stages: dict[str, tuple[str, str]] = {}
     stage, workdir, user = "", "", "root"
-    for name, value in _INSTRUCTION.findall(dockerfile):
+    for name, value in (found.groups() for found in map(_INSTRUCTION.fullmatch, _instructions(dockerfile)) if found):
         if name.upper() == "FROM":
             stages[stage] = workdir, user
             image, *rest = [word.lower() for word in value.split() if not word.startswith("--")] or [""]

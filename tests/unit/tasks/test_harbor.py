@@ -125,6 +125,32 @@ def test_a_heredoc_says_no_working_directory(tmp_path: Path, script: str) -> Non
     assert task.workspace_path == "/app"
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        'RUN echo "as cat <<EOF > x does"',
+        "RUN echo 'as cat <<EOF > x does'",
+        'RUN echo "as \\\n cat <<EOF > x \\\n# a comment\n does"',
+        'RUN echo as\\ \\"cat "<<EOF > x"',
+        'RUN ["echo", "as cat <<EOF > x"]',
+        "RUN echo '<<EOF'",
+        'RUN echo "a << EOF"',
+    ],
+)
+def test_quoted_text_is_no_heredoc(tmp_path: Path, script: str) -> None:
+    """Guards against a WORKDIR that was lost, because it lay between such text and the end of a later heredoc."""
+    dockerfile = f"FROM a\nWORKDIR /first\n{script}\nWORKDIR /app\nRUN cat <<EOF > x\nWORKDIR /other\nEOF\n"
+    (task,) = load(write_task(tmp_path, dockerfile=dockerfile))
+    assert task.workspace_path == "/app"
+
+
+def test_the_lines_of_a_continued_command_are_no_instructions(tmp_path: Path) -> None:
+    """Guards against an argument that begins a line of a RUN, which was taken for a WORKDIR."""
+    run = "RUN echo \\\n\n# a comment\n  WORKDIR /other\n"
+    (task,) = load(write_task(tmp_path, dockerfile=f"FROM a\nWORKDIR \\\n  /app\n{run}USER \\\n  root \\\n"))
+    assert task.workspace_path == "/app"
+
+
 REFUSED = {
     "[environment]\ngpus = 1": "environment.gpus=1: is not supported",
     '[environment]\nos = "windows"': "environment.os='windows': is not supported",
