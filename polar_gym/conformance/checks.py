@@ -217,7 +217,7 @@ async def _time_out(subject: Subject) -> Seen:
     left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)]
     if run.episode.session.truncated_by != "time":
         return "fail", f"it ended by itself: {run.ending}"
-    return _judged(not left, f"ended after {seconds:.0f} s; processes left: {len(left)}")
+    return _judged(not left, f"ended after {seconds:.0f} s; processes left on this machine: {len(left)}")
 
 
 def _read(path: Path) -> bytes:

@@ -81,13 +81,22 @@ def test_a_real_harness_passes(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_a_harness_that_breaks_promises_fails_their_rows() -> None:
     need_bubblewrap()
-    rows = ("wire", "parallel calls", "retry after 503", "kinds", "exit code of an API failure", "stable prompts")
+    rows = (
+        "wire",
+        "parallel calls",
+        "retry after 503",
+        "kinds",
+        "exit code of an API failure",
+        "time-out",
+        "stable prompts",
+    )
     name = "tests.e2e.test_harness_check:CARELESS"
     found = {row.check: row for row in (await report(name, CARELESS, "bubblewrap", rows, print)).rows}
-    assert {each for each, row in found.items() if row.verdict == "fail"} == {*rows} - {"wire"}
+    assert {each for each, row in found.items() if row.verdict == "fail"} == {*rows} - {"wire", "time-out"}
     assert found["wire"] == Row(check="wire", verdict="pass", reason="openai_chat, does not stream")
     assert found["kinds"].reason == "4 main; main conversations: 3"
     assert "exit code 0" in found["exit code of an API failure"].reason
+    assert found["time-out"].reason.endswith("processes left on this machine: 0"), "no other machine is looked into"
     assert "+go 0." in found["stable prompts"].reason
 
 
