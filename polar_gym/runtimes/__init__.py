@@ -152,7 +152,8 @@ class WholeSandbox(Sandbox, Protocol):
     async def keep(self) -> str:
         """End the sandbox, and return the name of an image of all files in it, which `stop` removes.
 
-        Raises `LeftoverError` where the files cannot be copied, and `SandboxError` where the runtime fails.
+        Raises `LeftoverError` where the files cannot be copied, and `SandboxError` where the runtime fails or is not
+        done within its limit.
         """
         ...
 

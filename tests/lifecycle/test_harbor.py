@@ -203,13 +203,61 @@ async def test_a_copy_that_comes_too_late_is_removed(
     monkeypatch.setattr("polar_gym.runtimes.docker.sandbox.COPY_SECONDS", 0)
     async with Bench(DOCKER, tmp_path) as bench, bench.sandbox(task_in(tmp_path)) as sandbox:
         assert isinstance(sandbox, WholeSandbox)
-        with pytest.raises(LeftoverError, match=r"cannot be copied: not done within 0 s"):
+        with pytest.raises(SandboxError, match=r"docker commit of the 0 MiB that .* is not done within 0 s"):
             await sandbox.keep()
         for thread in threading.enumerate():
             if thread.name.startswith(KEPT):
                 await asyncio.to_thread(thread.join)
         with contextlib.closing(docker.DockerClient(base_url=host)) as client:
             assert not client.images.list(name=KEPT)
+
+
+async def test_a_copy_that_comes_too_late_masks(local: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a reward of 0 for a daemon that is slow."""
+    monkeypatch.setattr("polar_gym.runtimes.docker.sandbox.COPY_SECONDS", 0)
+    monkeypatch.setattr("polar_gym.runtimes.docker.sandbox.COPY_RATE", 10**12)
+    episode = await run(local, task_in(tmp_path), "head -c 3000000 /dev/zero > big")
+    for thread in threading.enumerate():
+        if thread.name.startswith(KEPT):
+            await asyncio.to_thread(thread.join)
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "runtime_error"
+    assert "docker commit of the 3 MiB that the harness left is not done within 0 s" in episode.session.failure.message
+
+
+async def test_files_that_take_long_to_copy_are_the_agents_doing(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an agent that masks its session by millions of files: a container without them is copied, too."""
+    copy, asked = DockerSandbox._copy, list[str]()
+
+    def slow(self: DockerSandbox, container: str, image: str, seconds: float) -> None:
+        asked.append(container)
+        copy(self, container, image, 0 if len(asked) == 1 else seconds)
+
+    monkeypatch.setattr(DockerSandbox, "_copy", slow)
+    async with Bench(DOCKER, tmp_path) as bench, bench.sandbox(task_in(tmp_path)) as sandbox:
+        assert isinstance(sandbox, WholeSandbox)
+        with pytest.raises(LeftoverError, match=r"docker commit of the 0 MiB that .* is not done within 600 s"):
+            await sandbox.keep()
+        assert len(asked) == 2
+        for thread in threading.enumerate():
+            if thread.name.startswith(KEPT):
+                await asyncio.to_thread(thread.join)
+        with contextlib.closing(docker.DockerClient(base_url=host)) as client:
+            assert not client.images.list(name=KEPT)
+            assert not client.containers.list(all=True, filters={"name": asked[1]})
+
+
+async def test_a_copy_of_many_bytes_has_more_time(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one limit for all sandboxes, which the copy of a large one exceeds on a slow disk."""
+    monkeypatch.setattr("polar_gym.runtimes.docker.sandbox.COPY_SECONDS", 0)
+    monkeypatch.setattr("polar_gym.runtimes.docker.sandbox.COPY_RATE", 1000)
+    async with Bench(DOCKER, tmp_path) as bench, bench.sandbox(task_in(tmp_path)) as sandbox:
+        assert isinstance(sandbox, WholeSandbox)
+        await sandbox.exec(Command(argv=["sh", "-c", "head -c 3000000 /dev/zero > big"]))
+        assert (await sandbox.keep()).startswith(KEPT)
 
 
 REFUSED = {

@@ -36,9 +36,9 @@ async def read_work(
     """
     limit = asyncio.timeout(READ_SECONDS)
     try:
+        if isinstance(sandbox, WholeSandbox) and whole:
+            return Work(image=await sandbox.keep())  # which has a limit of its own, by the size of the files
         async with limit:
-            if isinstance(sandbox, WholeSandbox) and whole:
-                return Work(image=await sandbox.keep())
             artifacts.not_carried = await left_behind(sandbox, workspace_path)
             archive = await asyncio.to_thread(base.read_bytes) if isinstance(base, Path) else base
             diff = await snapshot_diff(sandbox, workspace_path, archive) if archive else b""

@@ -78,8 +78,10 @@ audit log, and the capabilities of files and processes."""
 SECURITY = ("no-new-privileges", f"seccomp={seccomp.profile()}")
 """The profile is ours, because an older daemon's own allows io_uring and AF_ALG."""
 
-COPY_SECONDS = 120
-"""How long a copy of the files that an agent left may take."""
+MEASURE_SECONDS = 600
+"""How long the daemon may take to count the bytes that an agent left."""
+COPY_SECONDS, COPY_RATE = 600, 16 * MEBIBYTE
+"""A copy of the files that an agent left may take so many seconds, and one more for each so many bytes."""
 POLLS = 200
 """How often the daemon is asked, each 0.05 s, for an end that it may learn of a moment later."""
 DYING = (126, 137)
@@ -143,45 +145,77 @@ class DockerSandbox(LastingSandbox):
     async def keep(self) -> str:
         """End the container, and return the name of an image of all its files. See `runtimes.WholeSandbox`."""
         self._kept = f"{KEPT}:{self._name}"
-        await self._daemon.call(self._commit)
+        await self._daemon.fetch(self._commit)
         await self.end()
         return self._kept
 
     def _commit(self, client: docker.DockerClient) -> None:
-        """Copy the files into the image. A daemon that is slow or refuses does so because of the files."""
+        """Copy the files into the image. The files are to blame where the daemon refuses, and where it takes long but
+        does not for a container without them."""
         limit = self._daemon.options.disk_mb
+        size = self._measure()
+        if limit is not None and size > limit * MEBIBYTE:
+            raise LeftoverError(f"the harness left {size} bytes, more than runtime.disk_mb={limit}")
+        seconds = COPY_SECONDS + size / COPY_RATE
         try:
-            (found,) = client.api.containers(all=True, size=True, filters={"name": self._name})
-            if limit is not None and found.get("SizeRw", 0) > limit * MEBIBYTE:
-                raise LeftoverError(f"the harness left {found['SizeRw']} bytes, more than runtime.disk_mb={limit}")
-            self._copy()
-        except (errors.APIError, requests.Timeout, TimeoutError) as error:
-            said = str(getattr(error, "explanation", None) or error) or f"not done within {COPY_SECONDS:g} s"
-            if "no space left" in said:
+            self._copy(self._name, self._kept, seconds)
+        except TimeoutError as error:
+            left = f"the {size / MEBIBYTE:.0f} MiB that the harness left"
+            problem = f"docker commit of {left} is not done within {seconds:.0f} s"
+            raise (SandboxError if self._is_slow(client, seconds) else LeftoverError)(problem) from error
+        except errors.APIError as error:
+            if error.status_code == 404 or "no space left" in str(error.explanation):
                 raise
-            raise LeftoverError(f"the files that the harness left cannot be copied: {said}") from error
+            raise LeftoverError(f"the files that the harness left cannot be copied: {error.explanation}") from error
 
-    def _copy(self) -> None:
+    def _is_slow(self, client: docker.DockerClient, seconds: float) -> bool:
+        """Return whether the daemon does not even copy a container without files of the harness in time."""
+        container = f"{self._name}-control"
+        client.api.create_container(self._image.id, ["true"], name=container)
+        try:
+            self._copy(container, f"{KEPT}:{container}", seconds)
+            remove_image(client, f"{KEPT}:{container}")
+        except TimeoutError:
+            return True
+        finally:
+            remove_container(client, container)
+        return False
+
+    def _measure(self) -> int:
+        """Return the bytes that the container has written."""
+        with contextlib.closing(docker.DockerClient(base_url=self._daemon.host, timeout=MEASURE_SECONDS)) as client:
+            try:
+                found = client.api.containers(all=True, size=True, filters={"name": self._name})
+            except requests.Timeout as error:
+                raise SandboxError(
+                    f"docker ps --size of the files that the harness left is not done within {MEASURE_SECONDS:g} s"
+                ) from error
+        if not found:
+            raise SandboxError("the sandbox is gone: it was evicted: somebody removed its container")
+        return found[0].get("SizeRw", 0)
+
+    def _copy(self, container: str, image: str, seconds: float) -> None:
         """Make the image. Raises what the SDK raises, and `TimeoutError`: an image that comes later is removed."""
         copied = Future[None]()
 
         def commit() -> None:
             with contextlib.closing(docker.DockerClient(base_url=self._daemon.host, timeout=None)) as client:
                 try:
-                    client.api.commit(self._name, repository=KEPT, tag=self._name)
+                    repository, tag = image.split(":")
+                    client.api.commit(container, repository=repository, tag=tag)
                     error = None
                 except (errors.DockerException, requests.RequestException) as refused:
                     error = refused
                 if not copied.set_running_or_notify_cancel():
-                    remove_image(client, self._kept)
+                    remove_image(client, image)
                 elif error is None:
                     copied.set_result(None)
                 else:
                     copied.set_exception(error)
 
-        threading.Thread(target=commit, name=self._kept, daemon=True).start()
+        threading.Thread(target=commit, name=image, daemon=True).start()
         try:
-            copied.result(COPY_SECONDS)
+            copied.result(seconds)
         except TimeoutError:
             if copied.cancel():
                 raise

@@ -58,3 +58,18 @@ async def test_a_session_that_is_cancelled_during_the_diff_names_the_files_that_
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert artifacts.not_carried == ["/tmp/notes"]
+
+
+class SlowlyKeptSandbox(UnreachableSandbox):
+    """A whole container whose copy takes a while."""
+
+    async def keep(self) -> str:
+        await asyncio.to_thread(lambda: None)
+        return "kept:1"
+
+
+async def test_the_copy_of_a_large_container_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a session without a reward where the copy takes longer than any diff may."""
+    monkeypatch.setattr("polar_gym.gateway.session.work.READ_SECONDS", 0)
+    work = await read_work(SlowlyKeptSandbox(), "/testbed", b"", Artifacts(), whole=True)
+    assert (work.image, work.failure) == ("kept:1", "")
