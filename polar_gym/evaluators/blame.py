@@ -3,7 +3,8 @@
 If every failed grading were masked, a harness that makes its grading fail could escape a reward of 0 at will. Therefore
 the grader is at fault in two cases only. Either the failure happened before the harness's diff was carried into the
 sandbox, or it happens without the diff too. For the second case, the same evaluator grades the pristine workspace
-(the control run), and only whether it comes to its end counts.
+(the control run), and only whether it comes to its end counts. The harness never is at fault for a full disk of the
+machine (`DiskFullError`): the runtime says so only where the sandbox did not fill it.
 
 The control run is needed only where the first run was cut short, or where the tests passed and a doubt is left
 (`Progress.doubts`): they told the witness nothing, or files that steer the tests changed before they ran. A runner that
@@ -20,7 +21,7 @@ import math
 from operator import attrgetter
 
 from polar_gym.evaluators import EvaluationContext, Evaluator, EvaluatorError, Progress, SuspectError
-from polar_gym.runtimes import SandboxError
+from polar_gym.runtimes import DiskFullError, SandboxError
 from polar_gym.schema import EvaluationResult
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ async def _grade(
     except MaskedError:
         raise
     except Exception as error:
-        if context.control or not (context.progress.carried or isinstance(error, SuspectError)):
+        blamable = context.progress.carried or isinstance(error, SuspectError)
+        if context.control or not blamable or isinstance(error, DiskFullError):
             raise MaskedError(_say(error, context, deadline_seconds)) from error
         return error
 

@@ -59,6 +59,10 @@ class SandboxError(Exception):
     """A sandbox could not be started or used, through no fault of the agent. The message says what to do about it."""
 
 
+class DiskFullError(SandboxError):
+    """The disk of the machine is full, and not through this sandbox. Grading that meets it is masked."""
+
+
 class LeftoverError(Exception):
     """The files that the agent left in its sandbox cannot be copied: the agent's doing, which is scored."""
 

@@ -21,7 +21,8 @@ class LimitOptions(Options):
     disk_mb: int | None = Field(default=16384, gt=0)
     """How much a sandbox may write. Docker keeps the limit with some storage drivers only (overlay2 on XFS with quotas,
     btrfs, zfs); elsewhere it limits each file alone. The other runtimes keep it as root, and allow no sandbox more than
-    an eighth of the space that is free. null: no limit by this number."""
+    an eighth of the space that is free. Where that is less than a quarter of this number, the log says so; where it is
+    less than 512 MiB too, no sandbox starts. null: no limit by this number."""
 
     def shares_network(self) -> bool:
         """Return whether a sandbox with `network: full` may be in the machine's own network, its loopback included."""

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar_gym.runtimes import SandboxError, agent, scratch_directory, tar
+from polar_gym.runtimes import DiskFullError, SandboxError, agent, scratch_directory, tar
 from polar_gym.runtimes.kernel import cgroups, copy_on_write, disk, subordinate, uids
-from polar_gym.runtimes.limits import LimitOptions
+from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.threads import to_its_end
 
 log = logging.getLogger(__name__)
@@ -72,11 +72,10 @@ def _fill(scratch: Path, claim: uids.Claim) -> None:
 
 
 async def own_disk(scratch: Path, limits: LimitOptions, claim: uids.Claim) -> disk.Disk:
-    """Return the sandbox's disk. Raises `SandboxError` where the machine's disk is full."""
-    try:
-        size = disk.share(scratch, limits.disk_mb)
-    except OSError as error:
-        raise SandboxError(f"no sandbox can be made: {error}; free some space, or set runtime.scratch") from error
+    """Return the sandbox's disk. Raises `DiskFullError` where the machine's disk is full."""
+    size = disk.share(scratch, limits.disk_mb)
+    if os.geteuid() == 0 and limits.disk_mb is not None:  # others share the disk
+        _check_share(scratch.parent, size, limits.disk_mb)
     try:
         return await disk.limited(scratch, size)
     except copy_on_write.OverlayError as error:
@@ -84,11 +83,24 @@ async def own_disk(scratch: Path, limits: LimitOptions, claim: uids.Claim) -> di
     return disk.Disk(scratch, size, enter=claim.enter)
 
 
+def _check_share(place: Path, size: int, limit_mb: int) -> None:
+    """Raise `DiskFullError` where a sandbox may write far less than promised; warn of less than a quarter."""
+    promised = limit_mb * MEBIBYTE
+    told = (
+        f"a sandbox may write {size // MEBIBYTE} MiB, not runtime.disk_mb={limit_mb}: it gets an eighth of the space "
+        f"that is free at {place}; free some space, set runtime.scratch"
+    )
+    if size < min(promised, disk.LEAST_SHARE):
+        raise DiskFullError(f"no sandbox can be made: {told}, or lower runtime.disk_mb")
+    if size < promised // 4:
+        say_once(told, f"{place}: {size.bit_length()}")  # again when half of it is left
+
+
 async def settle(own: disk.Disk) -> None:
     """Look after the disk of a sandbox in which a command has ended. Raises `SandboxError` where it cannot be used."""
     try:
         await asyncio.to_thread(own.settle)
-    except (disk.DiskFullError, OSError) as error:
+    except OSError as error:
         raise SandboxError(str(error)) from error
 
 
@@ -205,7 +217,9 @@ async def _try_overlay() -> None:
 _said: dict[str, object] = {}
 
 
-def say_once(message: str) -> None:
+def say_once(message: str, about: str | None = None) -> None:
+    """Log a warning, unless one with the same text, or `about` the same, was logged before."""
     own = object()
-    if _said.setdefault(message, own) is own:  # one thread alone gets its own back: sandboxes come up in several
+    said = _said.setdefault(about or message, own)
+    if said is own:  # one thread alone gets its own back: sandboxes come up in several
         log.warning("%s", message)

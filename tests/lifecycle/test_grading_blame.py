@@ -13,7 +13,7 @@ from polar_gym.evaluators.blame import MaskedError
 from polar_gym.evaluators.grading import carry
 from polar_gym.evaluators.patch import FileChange
 from polar_gym.registry import Options
-from polar_gym.runtimes import Command, Sandbox, SandboxError
+from polar_gym.runtimes import Command, DiskFullError, Sandbox, SandboxError
 from polar_gym.schema import EvaluationResult, EvaluatorSpec
 from tests.lifecycle.grading_bench import (
     HIDDEN_TESTS,
@@ -58,9 +58,12 @@ class Grader:
     async def _fail(self) -> None:
         if self._options.how == "hangs":
             await asyncio.sleep(600)
-        raise {"raises": ZeroDivisionError, "gives up": EvaluatorError, "loses its sandbox": SandboxError}[
-            self._options.how
-        ]("failed")
+        raise {
+            "raises": ZeroDivisionError,
+            "gives up": EvaluatorError,
+            "loses its sandbox": SandboxError,
+            "finds the machine's disk full": DiskFullError,
+        }[self._options.how]("failed")
 
 
 @pytest.mark.parametrize("how", ["raises", "gives up", "loses its sandbox", "hangs"])
@@ -89,6 +92,14 @@ async def test_a_sandbox_that_is_lost_once_is_not_the_agents_doing(bench: Bench)
     LosesOne.left = 1
     result = await bench.evaluate(INTERVALS, diff, name=f"{__name__}:LosesOne")
     assert result.reward == 1.0
+
+
+async def test_a_full_disk_of_the_machine_masks_also_with_the_diff_alone(bench: Bench) -> None:
+    """Guards against a reward of 0 where the disk was full twice, and not while the control run went on."""
+    diff = await bench.diff_after(INTERVALS, "touch made.txt")
+    grader = {"name": f"{__name__}:Grader", "how": "finds the machine's disk full", "when": "with the diff"}
+    with pytest.raises(MaskedError, match=r"^failed$"):
+        await bench.evaluate(INTERVALS, diff, **grader)
 
 
 async def test_a_second_try_that_fails_before_the_diff_is_carried_masks(

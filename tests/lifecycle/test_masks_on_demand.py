@@ -22,9 +22,9 @@ from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.vllm import ENGINE, VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import Journal, read_journal
-from polar_gym.runtimes import Command, SandboxError, SandboxRequest
+from polar_gym.runtimes import Command, DiskFullError, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap
-from polar_gym.runtimes.kernel.disk import Disk, DiskFullError
+from polar_gym.runtimes.kernel.disk import Disk
 from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
 from tests.lifecycle.runtime_kinds import started
 from tests.support.calls import make_call
@@ -306,6 +306,10 @@ def fill(path):
 """Writes to a file until the disk is full."""
 
 
+SMALL_MB = 20
+"""The limit of a sandbox on the small disk."""
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own, of 256 MiB."""
@@ -321,7 +325,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def limited(small: Path) -> Bubblewrap:
     """A runtime that limits the disk of each sandbox, on the small disk."""
-    runtime = Bubblewrap(Bubblewrap.Options(scratch=small))
+    runtime = Bubblewrap(Bubblewrap.Options(scratch=small, disk_mb=SMALL_MB))
     lacking = [caveat for caveat in runtime.caveats() if "file system of its own" in caveat]
     need(not lacking, f"loop devices ({lacking})", "run the tests as root outside of a container")
     return runtime
@@ -337,7 +341,7 @@ async def test_an_agent_that_fills_its_disk_is_scored(small: Path, workspace: Wo
     async with node(small) as local:
         for before, reward in (("", 0.0), ("open('made', 'w')\n", 1.0)):
             rest = f"{FILL}\n{before}fill('/tmp/full')\nfill('full')\nask()\nos.kill(os.getpid(), 9)"
-            episode = await run(local, workspace, rest, scratch=small)
+            episode = await run(local, workspace, rest, scratch=small, disk_mb=SMALL_MB)
             assert (episode.session.failure, episode.reward) == (None, reward)
             assert episode.trajectory.fidelity.calls == 2
 
@@ -348,7 +352,7 @@ async def test_an_agent_that_fills_its_disk_masks_no_other_session(
     async with started(limited) as sandbox, node(small) as local:
         done = await sandbox.exec(Command(argv=["python3", "-c", f"{FILL}\nfill('/tmp/full')"]))
         assert (done.exit_code, done.stderr) == (0, b"")
-        assert (await run(local, workspace, "open('made', 'w')", scratch=small)).reward == 1.0
+        assert (await run(local, workspace, "open('made', 'w')", scratch=small, disk_mb=SMALL_MB)).reward == 1.0
 
 
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
@@ -364,7 +368,8 @@ async def test_a_disk_that_others_have_filled_masks(
             return await really(*arguments)
 
         monkeypatch.setattr(local.engine, "chat", chat)
-        episode = await run(local, workspace, f"open('made', 'w')\nask()\n{ending}", scratch=small)
+        rest = f"open('made', 'w')\nask()\n{ending}"
+        episode = await run(local, workspace, rest, scratch=small, disk_mb=SMALL_MB)
     assert episode.reward is None
     assert episode.session.failure is not None
     assert (episode.session.failure.kind, "full" in episode.session.failure.message) == ("runtime_error", True)
@@ -389,10 +394,21 @@ async def test_no_sandbox_starts_on_a_disk_that_is_full(small: Path) -> None:
     fill(small)
     (small / "filler").open("r+b").truncate(220 << 20)
     with pytest.raises(SandboxError, match="free some space"):
-        await Bubblewrap(Bubblewrap.Options(scratch=small)).start(
+        await Bubblewrap(Bubblewrap.Options(scratch=small, disk_mb=1)).start(
             SandboxRequest(session_id="s", spec=RuntimeSpec(name="bubblewrap"), workspace=None)
         )
     assert [path.name for path in small.iterdir()] == ["filler"]
+
+
+async def test_no_session_runs_with_far_less_disk_than_it_was_promised(small: Path, workspace: Workspace) -> None:
+    """Guards against a reward of 0 for an agent that had 30 MiB of 16 GiB on a disk that was nearly full."""
+    async with node(small) as local:
+        episode = await run(local, workspace, "open('made', 'w')", scratch=small)
+    assert episode.reward is None
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "runtime_error"
+    assert "it gets an eighth of the space" in episode.session.failure.message
+    assert "runtime.disk_mb=16384" in episode.session.failure.message
 
 
 def test_a_journal_is_written_on_a_full_disk(small: Path) -> None:

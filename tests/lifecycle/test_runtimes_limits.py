@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -14,10 +15,11 @@ from pathlib import Path
 import docker
 import pytest
 
-from polar_gym.runtimes import Command, Runtime, Sandbox, SandboxError
+from polar_gym.runtimes import Command, DiskFullError, Runtime, Sandbox, SandboxError
 from polar_gym.runtimes.bubblewrap import BubblewrapSandbox
 from polar_gym.runtimes.docker.daemon import Starts
 from polar_gym.runtimes.docker.sandbox import NODE_LABEL, SECURITY, SESSION_LABEL
+from polar_gym.runtimes.kernel import disk
 from polar_gym.schema import RuntimeSpec
 from tests.lifecycle.images import BUSYBOX_FILES, imported
 from tests.lifecycle.runtime_kinds import MakeRuntime, make, make_runtime, of_own, runtime, sandbox, sh, started
@@ -162,6 +164,32 @@ async def test_a_disk_is_limited_for_all_files_together(kind: str, tmp_path: Pat
         assert b"No space left" in (await sh(sandbox, "cat /dev/zero > full; echo no > e")).stderr
         assert (await sh(sandbox, "echo usable > e; cat e")).stdout == b"usable\n", "there is a reserve"
     assert list(tmp_path.iterdir()) == []
+    await runtime.close()
+
+
+async def test_a_disk_that_is_smaller_than_promised_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Guards against sandboxes that have a part of `runtime.disk_mb`, in silence."""
+    need_bubblewrap()
+    runtime = make("bubblewrap", scratch=tmp_path, disk_mb=1 << 30)
+    with caplog.at_level(logging.WARNING, logger="polar_gym"):
+        for _ in range(2):
+            async with started(runtime):
+                pass
+    (said,) = [each.getMessage() for each in caplog.records if "runtime.disk_mb=1073741824" in each.getMessage()]
+    assert re.match(r"a sandbox may write \d+ MiB, not runtime", said)
+    await runtime.close()
+
+
+async def test_a_full_disk_of_the_daemon_is_not_the_agents_doing(docker_host: str, monkeypatch: pytest.MonkeyPatch):
+    """Guards against a reward of 0 for tests that could not write; who filled the disk is scored all the same."""
+    runtime = make("docker", host=docker_host)
+    async with started(runtime) as sandbox:
+        monkeypatch.setattr(disk, "LEAST_FREE", 1 << 60)
+        monkeypatch.setattr(disk, "SHARE", disk.free(Path("/")) // 2_000_000)
+        with pytest.raises(DiskFullError, match="and this sandbox did not fill it"):
+            await sh(sandbox, "true")
+        await sh(sandbox, "head -c 1500000 /dev/zero > ~/big")
+        assert (await sh(sandbox, "wc -c < ~/big")).stdout == b"1500000\n"
     await runtime.close()
 
 

@@ -27,6 +27,7 @@ from polar_gym.registry import Names
 from polar_gym.runtimes import SandboxError
 from polar_gym.runtimes.docker.images import Images, PullPolicy
 from polar_gym.runtimes.glibc import NodeCheck
+from polar_gym.runtimes.kernel import disk
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.threads import finish
 
@@ -106,6 +107,7 @@ class Daemon:
         self._client: docker.DockerClient | None = None
         self._whole_disk = True
         """Whether the daemon limits what a container writes: true until the daemon has refused to."""
+        self._root: Path | None = None
 
     def connected(self) -> docker.DockerClient:
         """Return the SDK's client. Blocks the first time. Raises `docker.errors.DockerException`."""
@@ -113,6 +115,18 @@ class Daemon:
             if self._client is None:
                 self._client = docker.DockerClient(base_url=self.host, timeout=SDK_SECONDS)
             return self._client
+
+    def free(self, client: docker.DockerClient) -> int | None:
+        """Return the bytes that are free on the disk of the daemon's containers; None where this process does not see
+        the disk, because the daemon is on another machine or the gateway is in a container. Blocks the first time."""
+        if not self.host.startswith("unix://"):
+            return None
+        if self._root is None:
+            self._root = Path(client.info()["DockerRootDir"])
+        try:
+            return disk.free(self._root / "containers")
+        except OSError:
+            return None
 
     async def call(self, function: Callable[[docker.DockerClient], T]) -> T:
         """Run SDK calls off the event loop. Raises `SandboxError`.

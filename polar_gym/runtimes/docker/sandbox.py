@@ -28,6 +28,7 @@ from polar_gym.runtimes import (
     HOME,
     PROXY_PORT,
     Command,
+    DiskFullError,
     ExecResult,
     LeftoverError,
     Mount,
@@ -41,7 +42,7 @@ from polar_gym.runtimes import (
 from polar_gym.runtimes.docker import relay, streams
 from polar_gym.runtimes.docker.daemon import Daemon
 from polar_gym.runtimes.docker.images import KEPT, Image
-from polar_gym.runtimes.kernel import seccomp, uids
+from polar_gym.runtimes.kernel import disk, seccomp, uids
 from polar_gym.runtimes.kernel.listener import listen_at, listen_inside
 from polar_gym.runtimes.lasting import LastingSandbox
 from polar_gym.runtimes.limits import MEBIBYTE
@@ -101,6 +102,8 @@ class DockerSandbox(LastingSandbox):
         self._name = f"polar-gym-{uuid.uuid4().hex[:16]}"
         self._relay_directory: Path | None = None
         self._relay: asyncio.StreamWriter | None = None
+        self._free: int | None = None
+        """The bytes that were free on the daemon's disk at the start."""
         self._kept = ""
         """The image of all files that the agent left, once `keep` makes it."""
 
@@ -108,6 +111,7 @@ class DockerSandbox(LastingSandbox):
         workspace = self._request.spec.workspace.path
         if self._request.served is not None and self._gateway() != "namespace":
             self._relay_directory = await to_its_end(self._make_relay_directory)
+        self._free = await self._daemon.call(self._daemon.free)
         pid = await self._daemon.begin(self._create)
         arguments = [HOME, workspace, str(self.claim.uid), *agent.accounts(self.claim.uid).values()]
         script = PREPARE_WHOLE if self._whole else agent.PREPARE
@@ -137,6 +141,8 @@ class DockerSandbox(LastingSandbox):
             raise
         if code in DYING:
             await self._check_life()
+        if code is not None:  # else the sandbox is stopped
+            await self._daemon.call(self._check_disk)
         return code
 
     async def kill_agent(self) -> None:
@@ -220,6 +226,15 @@ class DockerSandbox(LastingSandbox):
             if copied.cancel():
                 raise
             copied.result()
+
+    def _check_disk(self, client: docker.DockerClient) -> None:
+        """Raise `DiskFullError` where the daemon's disk is full, and this container wrote less than a sixteenth of the
+        space that was free when it started. Do nothing where this process does not see the disk."""
+        free = self._daemon.free(client)
+        if self._free is None or free is None or free >= disk.LEAST_FREE:
+            return
+        if self._measure() < self._free // disk.SHARE // 2:
+            raise DiskFullError("the disk of the Docker daemon is full, and this sandbox did not fill it; free space")
 
     async def end(self) -> None:
         await self._daemon.call(lambda client: remove_container(client, self._name))

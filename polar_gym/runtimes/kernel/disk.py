@@ -12,6 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from polar_gym.runtimes import DiskFullError
 from polar_gym.runtimes.kernel.copy_on_write import OverlayError, View, hold
 from polar_gym.runtimes.limits import MEBIBYTE
 
@@ -20,6 +21,9 @@ LEAST_FREE = 64 * MEBIBYTE
 
 SHARE = 8
 """No sandbox may write more than one part in so many of the space that is free when it starts."""
+
+LEAST_SHARE = 512 * MEBIBYTE
+"""No sandbox with a disk of its own starts where it may write less than this and less than `runtime.disk_mb`."""
 
 RESERVE = 64 * MEBIBYTE
 """The largest reserve, which the agent does not get: a diff is taken inside the sandbox, and needs some space."""
@@ -43,10 +47,6 @@ exec cat
 """
 """The script that mounts a copy of the directory `disk` over that directory. The file system is never read after a
 crash, so no write waits for the machine's disk (`nobarrier`)."""
-
-
-class DiskFullError(Exception):
-    """The disk of the gateway's machine is full, and not through this sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,14 @@ def free(path: Path) -> int:
 
 
 def share(scratch: Path, limit_mb: int | None) -> int:
-    """Return how many bytes a new sandbox may write. Raises `OSError` where the disk is full."""
+    """Return how many bytes a new sandbox may write. Raises `DiskFullError` where the disk is full."""
     here = free(scratch)
     if here < LEAST_FREE:
-        raise OSError(f"{scratch} is on a disk with {here // MEBIBYTE} MiB free, and needs {LEAST_FREE // MEBIBYTE}")
-    return min(here // SHARE, here if limit_mb is None else limit_mb * MEBIBYTE)
+        raise DiskFullError(
+            f"no sandbox can be made: {scratch} is on a disk with {here // MEBIBYTE} MiB free, and needs "
+            f"{LEAST_FREE // MEBIBYTE}; free some space, or set runtime.scratch"
+        )
+    return here // SHARE if limit_mb is None else min(here // SHARE, limit_mb * MEBIBYTE)
 
 
 async def limited(scratch: Path, size: int) -> Disk:
