@@ -7,7 +7,8 @@ are withheld (see `tools`).
 
 Ignored, because the policy's distribution is ours: `temperature`, `top_p`, `top_k`, `thinking`, `output_config.effort`.
 Ignored, because nothing is lost: `metadata`, `context_management` (nothing is ever cleared), `service_tier`,
-`container`, `speed`, and every field that Anthropic does not know.
+`container`, `speed`, and every field that Anthropic does not know. Refused: a `thread` that continues a
+conversation of the server's, and `compaction`, which asks for something else than a message.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from polar_gym.chat import ChatRequest
-from polar_gym.providers import Provider, Route
+from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.anthropic import output
 from polar_gym.providers.anthropic.errors import error_body, error_event
 from polar_gym.providers.anthropic.input import messages_of
 from polar_gym.providers.anthropic.tools import parallel_tool_calls, tool_choice, translate
-from polar_gym.providers.fields import expect, optional, positive, refuse, required
+from polar_gym.providers.fields import expect, optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key, header
 
 _VERSION_HEADER = "anthropic-version"
@@ -40,6 +41,7 @@ def session_key(headers: Mapping[str, str]) -> str | None:
 def parse(body: dict[str, Any]) -> ChatRequest:
     """Return a request for an answer in chat form. Raises `BadRequestError`."""
     required(body, "max_tokens", int)
+    refuse(body, "compaction", (), "nothing is compacted here; ask for a summary in a message")
     return parse_countable(body)
 
 
@@ -48,6 +50,12 @@ def parse_countable(body: dict[str, Any]) -> ChatRequest:
     `BadRequestError`."""
     model = required(body, "model", str)
     refuse(body, "fallbacks", ([],), "there is one model; leave it out")
+    previous = (optional(body, "thread", dict) or {}).get("previous_message_id")
+    if previous is not None:
+        raise BadRequestError(
+            "thread.previous_message_id",
+            f"{shown(previous)} is not stored; send the whole conversation in `messages`",
+        )
     tools = translate(body)
     messages, origins = messages_of(body)
     return ChatRequest(

@@ -148,6 +148,12 @@ def _document(block: Block, path: str) -> Block:
     return _as_text("\n\n".join([*(heading for heading in headings if heading), *texts]))
 
 
+def _search_result(block: Block, path: str) -> Block:
+    """Return a search result's title, source and text, with blank lines between."""
+    headings = [required(block, key, str, path) for key in ("title", "source")]
+    return _as_text("\n\n".join([*headings, *(_text(inner, at)["text"] for at, inner in _blocks(block, path))]))
+
+
 def _tool_reference(block: Block, path: str) -> Block:
     """Return the name of a tool that a client's tool search found. The tool itself is among the request's tools."""
     return _as_text(required(block, "tool_name", str, path))
@@ -157,6 +163,7 @@ _PARTS: dict[str, Callable[[Block, str], Block]] = {
     "text": _text,
     "image": _image,
     "document": _document,
+    "search_result": _search_result,
     "tool_reference": _tool_reference,
 }
 

@@ -24,14 +24,16 @@ from polar_gym.providers.google.json import base64_at, message_at, messages_at
 from polar_gym.providers.messages import left_out, plain, renumbered
 from polar_gym.schema import Message
 
-_DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult")
-"""A part has one of these fields. A part with none of them (a signature alone) has no content."""
-
 _NOT_HERE = {
     "fileData": "files are not stored here; send the bytes as `inlineData`",
     "executableCode": "code is not executed here; leave the part out",
     "codeExecutionResult": "code is not executed here; leave the part out",
+    "toolCall": "Google's own tools are not executed here; leave the part out",
+    "toolResponse": "Google's own tools are not executed here; leave the part out",
 }
+
+_DATA = ("text", "inlineData", "functionCall", "functionResponse", *_NOT_HERE)
+"""A part has one of these fields. A part with none of them (a signature alone) has no content."""
 
 _MEDIA = {"image": "image_url", "audio": "audio_url", "video": "video_url"}
 

@@ -89,6 +89,8 @@ def _named(translated: Message, message: dict[str, Any], path: str) -> Message:
 def _assistant(message: dict[str, Any], path: str) -> Message:
     if message.get("function_call") is not None:
         raise BadRequestError(f"{path}.function_call", "it was replaced by `tool_calls`; use that")
+    if message.get("audio") is not None:
+        raise BadRequestError(f"{path}.audio", "spoken answers are not stored; send the text in `content`")
     if message.get("content") is None:
         translated: Message = {"role": "assistant", "content": optional(message, "refusal", str, path)}
     else:

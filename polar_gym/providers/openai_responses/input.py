@@ -154,8 +154,26 @@ def _local_shell_output(conversation: _Conversation, item: dict[str, Any], path:
     conversation.answer(required(item, key, str, path), _content(item, "output", path, media=False))
 
 
+def _agent_message(conversation: _Conversation, item: dict[str, Any], path: str) -> None:
+    """Add a message from one agent to another. Its text names both.
+
+    Codex takes what its policy wrote to the other agent for encrypted by the server, so `encrypted_content` is text.
+    """
+    parts = [
+        _as_text(required(part, "encrypted_content", str, part_path))
+        if part.get("type") == "encrypted_content"
+        else _part(part, part_path, media=True)
+        for part_path, part in objects(item, "content", path)
+    ]
+    if not parts:
+        raise BadRequestError(f"{path}.content", "is empty; send at least one part")
+    is_text = all(part["type"] == "text" for part in parts)
+    conversation.say({"role": "user", "content": "".join(part["text"] for part in parts) if is_text else parts})
+
+
 _READERS: dict[str, Callable[[_Conversation, dict[str, Any], str], None]] = {
     "message": _message,
+    "agent_message": _agent_message,
     "reasoning": _reasoning,
     "function_call": partial(_tool_call, key="arguments", form=str),
     "function_call_output": _output,
@@ -178,12 +196,16 @@ def _content(item: dict[str, Any], key: str, path: str, *, media: bool) -> str |
     return plain(parts)
 
 
+def _as_text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
 def _part(part: dict[str, Any], path: str, media: bool) -> dict[str, Any]:
     kind = required(part, "type", str, path)
     if kind in _TEXT_PARTS:
-        return {"type": "text", "text": required(part, "text", str, path)}
+        return _as_text(required(part, "text", str, path))
     if kind == "refusal":
-        return {"type": "text", "text": required(part, "refusal", str, path)}
+        return _as_text(required(part, "refusal", str, path))
     if kind == "input_image" and media:
         if part.get("image_url") is None:
             raise BadRequestError(f"{path}.image_url", "is missing; send the image as a data URL, files are not stored")
@@ -191,7 +213,11 @@ def _part(part: dict[str, Any], path: str, media: bool) -> dict[str, Any]:
         if detail := optional(part, "detail", str, path):
             image["detail"] = detail
         return {"type": "image_url", "image_url": image}
+    if kind == "input_audio" and media:
+        if part.get("audio_url") is not None:  # Codex's form
+            return {"type": "audio_url", "audio_url": {"url": required(part, "audio_url", str, path)}}
+        return {"type": kind, kind: required(part, kind, dict, path)}
     if kind == "input_file" and media:
         return file_left_out(part, path)
-    known = "input_text, output_text, input_image, input_file" if media else "input_text, output_text"
+    known = "input_text, output_text, input_image, input_audio, input_file" if media else "input_text, output_text"
     raise BadRequestError(f"{path}.type", f"{shown(kind)} is not supported here; use {known}")

@@ -76,6 +76,15 @@ def test_the_model_is_told_of_a_document_that_it_cannot_read():
     assert request.messages[0]["content"][1] == text("[application/pdf document left out: it cannot be read here]")
 
 
+def test_a_search_result_becomes_its_text():
+    """Guards against a session that ends when a search tool answers in this form."""
+    found = {"type": "search_result", "source": "https://example.org", "title": "T"}
+    found |= {"content": [text("a"), text("b")], "citations": {"enabled": True}}
+    request = parse(user(found), said(tool_use("a")), user(result("a", [found])))
+    assert request.messages[0] == {"role": "user", "content": "T\n\nhttps://example.org\n\na\n\nb"}
+    assert request.messages[2]["content"] == request.messages[0]["content"]
+
+
 def test_the_model_sees_that_a_tool_failed():
     request = parse(GO, said(tool_use("a")), user(result("a", "no", is_error=True), result("b", is_error=False)))
     assert [message["content"] for message in request.messages[2:]] == [f"{TOOL_ERROR}no", "ok"]
@@ -192,6 +201,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"messages\[1\]\.content\[0\]\.type: 'server_tool_use' is not supported: .* leave the block out",
     ),
     ({"messages": [GO, said(tool_use("a") | {"input": "{}"}), GO]}, r"messages\[1\].*\.input: expected an object"),
+    (
+        {"thread": {"type": "continue", "previous_message_id": "msg_1"}},
+        "thread.previous_message_id: 'msg_1' is not stored; send the whole conversation in `messages`",
+    ),
+    ({"compaction": {"type": "summary"}}, "compaction: .* is not supported: nothing is compacted here; ask for a summ"),
     ({"tools": [{"name": "run"}]}, r"tools\[0\]\.input_schema: is missing; send an object"),
     ({"tools": [RUN, RUN]}, r"tools\[1\]\.name: another tool is already called 'run'"),
     ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' needs `tools`"),

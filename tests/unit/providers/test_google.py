@@ -274,6 +274,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"contents": [model(result())]}, r"contents\[0\]\.parts\[0\]\.functionResponse: does not belong here; send text"),
     ({"contents": [{"parts": [{"fileData": {}}]}]}, r".*fileData: is not supported: files are not stored here; send"),
     ({"contents": [model({"executableCode": {}})]}, r".*executableCode: is not supported: code is not executed here"),
+    ({"contents": [GO, model({"toolCall": {"id": "s"}})]}, r".*toolCall: is not supported: Google's own tools .* out"),
+    (
+        {"contents": [{"parts": [{"tool_response": {"id": "s"}}]}]},
+        r".*toolResponse: is not supported: Google's own too",
+    ),
     ({"contents": [{"parts": [{"text": "a", "inlineData": {}}]}]}, r".*parts\[0\]: has text and inlineData; send one"),
     ({"contents": [model({"functionCall": {"name": "f", "args": []}})]}, r".*functionCall\.args: expected an object"),
     ({"contents": [GO], "cachedContent": "c"}, r"cachedContent: CachedContent not found .*'c'; send the whole conver"),

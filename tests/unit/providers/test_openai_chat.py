@@ -126,6 +126,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         body({"role": "assistant", "function_call": {}}),
         r"messages\[0\]\.function_call: it was replaced by `tool_calls`",
     ),
+    (
+        body({"role": "assistant", "audio": {"id": "a"}}),
+        r"messages\[0\]\.audio: spoken answers are not stored; send the text in `content`",
+    ),
     (body(n=2), "n: 2 is not supported: .*; send 1"),
     (body(logprobs=True), "logprobs: True is not supported"),
     (body(functions=[TOOL]), "functions: .* use that"),

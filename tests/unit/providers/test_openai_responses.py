@@ -114,6 +114,31 @@ def test_the_model_is_told_of_a_file_that_it_cannot_read():
     assert request.messages[2]["content"] == [{"type": "text", "text": "x"}, {"type": "text", "text": told}]
 
 
+def test_audio_stays_a_part():
+    """Guards against a session that ends when a tool returns a sound: Codex and OpenAI have different forms of it."""
+    openais = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
+    codexs = {"type": "input_audio", "audio_url": "data:audio/wav;base64,AA"}
+    request = parse({"role": "user", "content": [openais]}, call("a"), output("a", [codexs]))
+    assert request.messages[0]["content"] == [openais]
+    assert request.messages[2]["content"] == [{"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AA"}}]
+
+
+def test_a_message_between_agents_is_a_users_message():
+    """Guards against a sub-agent of Codex's second generation whose first request is refused, so that the session ends.
+    The forms are those of Codex 0.169: the words of its policy are in `encrypted_content`."""
+
+    def agent_message(*content: dict[str, str]) -> dict[str, Any]:
+        return {"type": "agent_message", "author": "/root", "recipient": "/root/w", "content": list(content)}
+
+    heading = {"type": "input_text", "text": "Message Type: NEW_TASK\nSender: /root\nPayload:\n"}
+    task = agent_message(heading, {"type": "encrypted_content", "encrypted_content": "Say hi."})
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+    request = parse(task, said("hi"), agent_message({"type": "input_text", "text": "done"}))
+    assert shape(request) == [f"user {heading['text']}Say hi.", "assistant hi", "user done"]
+    shown = parse(agent_message(heading, image)).messages[0]["content"]
+    assert [part["type"] for part in shown] == ["text", "image_url"]
+
+
 def test_what_was_carried_wins_over_what_was_shown():
     carrier = ids.carrier("x", 0, " exactly this\n")
     request = parse(GO, reasoning("trimmed", encrypted_content=carrier), reasoning("more", id="rs_x_1"))
@@ -175,6 +200,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": "m", "input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\]\.type: 'item_reference' is not"),
     ({"model": "m", "input": [{"type": "additional_tools"}]}, r"input\[0\]\.type: 'additional_tools' .* `tools`"),
     ({"model": "m", "input": [GO, {"type": "web_search_call"}]}, r"input\[1\]\.type: 'web_search_call' is not .* use"),
+    ({"model": "m", "input": [{"type": "agent_message"}]}, r"input\[0\]\.content: is empty; send at least one part"),
+    (
+        {"model": "m", "input": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+        r"input\[0\]\.content\[0\]\.input_audio: is missing; send an object",
+    ),
     ({"model": "m", "input": [{"role": "critic", "content": ""}]}, r"input\[0\]\.role: 'critic' is not a role"),
     ({"model": "m", "input": [call("a") | {"arguments": {}}]}, r"input\[0\]\.arguments: expected a string, got {}"),
     ({"model": "m", "input": [{"type": "reasoning", "summary": [], "encrypted_content": "g"}]}, r".*was not made here"),
