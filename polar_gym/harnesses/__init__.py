@@ -111,9 +111,10 @@ class Harness:
     acts_on_text: bool = False
     """Whether the harness may act on the text of an answer. False: it acts on structured tool calls only."""
     project_settings: Sequence[str] = ()
-    """Files and directories of a workspace by which a task's repository changes the settings that `launch` makes."""
-    lean_ignores_project: bool = False
-    """Whether the lean profile ignores them."""
+    """Files and directories of a workspace by which a task's repository changes the settings that `launch` makes, or
+    adds agents, skills, commands or tools."""
+    lean_project_settings: Sequence[str] | None = None
+    """Those that the lean profile obeys. None: all."""
     mcp_prefix: str | None = None
     """The text that this harness puts before the name of a tool of the MCP server `mcp.SERVER`.
 

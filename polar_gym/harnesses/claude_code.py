@@ -135,7 +135,10 @@ HARNESS = Harness(
     handles={"agent": r"agentId: (\w+)"},
     told_today_by="bun",
     classify=classify,
-    project_settings=(".claude/settings.json", ".claude/settings.local.json"),
-    lean_ignores_project=True,
+    project_settings=(
+        *(".claude/settings.json", ".claude/settings.local.json", ".claude/agents", ".claude/commands"),
+        *(".claude/skills", ".claude/workflows", ".mcp.json"),
+    ),
+    lean_project_settings=(),
     mcp_prefix=f"mcp__{mcp.SERVER}__",
 )

@@ -151,6 +151,8 @@ HARNESS = Harness(
     handles={"agent": r'"agent_id":"([0-9a-f-]{36})"'},
     notice=r'<subagent_notification>\n\{"agent_path":"[^"\n]+","status":[^\n]+\}\n</subagent_notification>',
     classify=classify,
+    project_settings=(".codex/skills", ".agents/skills"),  # it trusts the workspace with nothing else
+    lean_project_settings=(),
     mcp_prefix=f"mcp__{mcp.SERVER}__",
     # Codex's idle timer is reset by an event with data, of any type, and not by a comment.
     keep_alive=b'event: keepalive\ndata: {"type":"keepalive"}\n\n',

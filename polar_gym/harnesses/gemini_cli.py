@@ -86,6 +86,9 @@ HARNESS = Harness(
     volatile={"date": r"Today's date is [^\n]+"},
     told_today_by="node",
     classify=classify,
-    project_settings=(".gemini/settings.json", ".gemini/.env", ".env"),
+    project_settings=(
+        *(".gemini/settings.json", ".gemini/.env", ".env"),
+        *(".gemini/commands", ".gemini/skills", ".agents/skills"),
+    ),
     mcp_prefix=f"mcp_{mcp.SERVER}_",
 )

@@ -85,5 +85,8 @@ HARNESS = Harness(
     script="vibe",
     launch=launch,
     classify=classify,
-    project_settings=(".vibe/config.toml",),
+    project_settings=(
+        *(".vibe/config.toml", ".vibe/hooks.toml", ".vibe/agents", ".vibe/plugins", ".vibe/prompts", ".vibe/skills"),
+        *(".vibe/tools", ".agents/skills"),
+    ),
 )

@@ -117,7 +117,7 @@ HARNESS = Harness(
     },
     handles={"agent": r'<task id="(\w+)"'},
     classify=classify,
-    project_settings=("opencode.json", "opencode.jsonc", ".opencode"),
-    lean_ignores_project=True,
+    project_settings=("opencode.json", "opencode.jsonc", ".opencode", ".claude/skills", ".agents/skills"),
+    lean_project_settings=(),
     mcp_prefix=f"{mcp.SERVER}_",
 )

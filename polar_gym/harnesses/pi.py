@@ -13,6 +13,9 @@ from polar_gym.harnesses import Harness, Launch, LaunchContext, system_prompt
 
 _KEY_VARIABLE = "POLAR_GYM_API_KEY"
 
+_SETTINGS = (".pi/settings.json", ".pi/SYSTEM.md", ".pi/APPEND_SYSTEM.md")
+"""Files of a workspace that both profiles obey."""
+
 _LEAN = ("--no-extensions", "--no-skills", "--no-prompt-templates", "--no-context-files")
 
 
@@ -124,7 +127,8 @@ HARNESS = Harness(
     volatile={"date": r"Current date: [^\n]+"},
     told_today_by="node",
     classify=classify,
-    project_settings=(".pi/settings.json", ".pi/SYSTEM.md", ".pi/APPEND_SYSTEM.md", ".pi/extensions"),
+    project_settings=(*_SETTINGS, ".pi/extensions", ".pi/prompts", ".pi/skills", ".agents/skills"),
+    lean_project_settings=_SETTINGS,
     mcp_prefix="",
     broken_stream="end",  # an error event ends its run
 )

@@ -99,7 +99,10 @@ HARNESS = Harness(
     volatile={"date": r"Today's date is [^\n]+"},
     told_today_by="node",
     classify=classify,
-    project_settings=(".qwen/settings.json", ".qwen/.env", ".env"),
+    project_settings=(
+        *(".qwen/settings.json", ".qwen/.env", ".env", ".qwen/output-language.md"),
+        *(".qwen/agents", ".qwen/commands", ".qwen/skills", ".agents/skills"),
+    ),
     mcp_prefix=f"mcp__{mcp.SERVER}__",
     broken_stream="end",  # an error event ends its run
 )

@@ -116,7 +116,7 @@ class HarnessSpec(PluginSpec):
 
     profile: Literal["default", "lean"] = "default"
     """`default` leaves the harness as its users run it; `lean` shortens prompts and tool lists for small models.
-    `claude_code` and `opencode` also ignore the repository's settings then."""
+    `claude_code`, `codex` and `opencode` also ignore the repository's settings then."""
     model_name: str = "policy"
     """The name of the model that the harness is told; some harnesses choose their prompts by this name."""
     max_output_tokens: int = Field(default=16384, gt=0)

@@ -32,7 +32,26 @@ FILES: dict[str, dict[str, Any]] = {
         "AGENTS.md": MARK,
     },
 }
-OBEDIENT = replace(COMMAND, project_settings=("my.json", ".my", "other.json"), lean_ignores_project=True)
+OBEDIENT = replace(COMMAND, project_settings=("my.json", ".my", "other.json"), lean_project_settings=())
+FOLDERS = [
+    f".{owner}/{kind}"
+    for owner in ("agents", "claude", "codex", "gemini", "opencode", "pi", "qwen", "vibe")
+    for kind in ("agents", "commands", "prompts", "skills")
+]
+"""Where one harness or another looks for what a repository adds."""
+STARTED = "server-started"
+SERVER = {"command": "sh", "args": ["-c", f"echo > {STARTED}"]}
+
+
+def name_in(folder: str) -> str:
+    return folder[1:].replace("/", "-")
+
+
+def addition(folder: str) -> tuple[str, str]:
+    """Return the file of an agent, a command or a skill in this folder of a repository, and its text."""
+    name = name_in(folder)
+    text = f"---\nname: {name}\ndescription: {MARK} in {folder}.\n---\nDo it.\n"
+    return (f"{folder}/{name}/SKILL.md" if folder.endswith("skills") else f"{folder}/{name}.md"), text
 
 
 def workspace(directory: Path, files: dict[str, Any]) -> RuntimeSpec:
@@ -59,6 +78,34 @@ async def test_a_repository_cannot_change_prompt_tools_or_limits_of_a_lean_harne
     assert "ran" in [str(message["content"]).strip() for message in calls[-1].messages if message["role"] == "tool"]
     assert MARK not in str([call.messages for call in calls])
     assert episode.artifacts.project_settings == []
+
+
+@pytest.mark.parametrize(
+    ("harness", "profile"),
+    [
+        *((name, "default") for name in ("claude_code", "codex", "gemini_cli", "opencode", "pi", "qwen_code")),
+        *((name, "lean") for name in ("claude_code", "codex", "gemini_cli", "opencode", "pi", "qwen_code")),
+    ],
+)
+async def test_what_a_repository_adds_to_a_harness_is_named(
+    harness: str, profile: Literal["default", "lean"], tmp_path: Path
+) -> None:
+    """Guards against a repository that adds agents, skills or a server to a harness without a word."""
+    need_node()
+    need_bubblewrap()
+    agent = HarnessSpec(name=harness, profile=profile)
+    files = dict(map(addition, FOLDERS)) | {".mcp.json": {"mcpServers": {"x": SERVER}}}
+    runtime = workspace(tmp_path / "source", files)
+    async with Node(Rehearsal([["echo ran"]]), cache=cache_dir(), state=tmp_path / "state") as local:
+        episode = await local.rollout(task(agent=agent, runtime=runtime))
+    assert episode.session.failure is None
+    asked = str([(call.messages, call.tools) for call in read_journal(Path(str(episode.artifacts.journal)))])
+    # Claude Code may leave descriptions out.
+    added = {folder for folder in FOLDERS if f"{MARK} in {folder}." in asked or f"- {name_in(folder)}" in asked}
+    added |= {".mcp.json"} if STARTED in episode.artifacts.diff else set()
+    named = episode.artifacts.project_settings
+    assert not {name for name in added if not any(name == each or name.startswith(f"{each}/") for each in named)}
+    assert added or profile == "lean"
 
 
 async def test_settings_that_a_harness_obeys_are_named_and_warned_of_once(

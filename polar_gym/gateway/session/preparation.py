@@ -62,17 +62,19 @@ async def base_of(sandbox: Sandbox, spec: RuntimeSpec, prepared: Prepared) -> by
 
 
 async def project_settings(sandbox: Sandbox, request: TaskRequest, harness: Harness) -> list[str]:
-    """Return the files of the workspace that change the settings of the harness, and warn of them once for a task.
+    """Return the files of the workspace from which the harness takes settings, and warn of them once for a task.
 
     `sandbox`: as it is before the harness starts.
     """
-    agent = request.agent
-    if not harness.project_settings or (harness.lean_ignores_project and agent.profile == "lean"):
+    agent, lean = request.agent, harness.lean_project_settings
+    obeyed = lean if lean is not None and agent.profile == "lean" else harness.project_settings
+    if not obeyed:
         return []
-    argv = ["/bin/sh", "-c", 'for each; do [ ! -e "$each" ] || echo "$each"; done', "sh", *harness.project_settings]
+    argv = ["/bin/sh", "-c", 'for each; do [ ! -e "$each" ] || echo "$each"; done', "sh", *obeyed]
     found = (await sandbox.exec(Command(argv=argv))).stdout.decode(errors="replace").splitlines()
     if found:
-        mend = "set harness.profile=lean, or remove them" if harness.lean_ignores_project else "remove them"
+        escape = lean is not None and set(lean).isdisjoint(found)
+        mend = "set harness.profile=lean, or remove them" if escape else "remove them"
         say_once(
             f"task {request.task_id}: its workspace has {', '.join(found)}, from which harness={agent.name} takes "
             f"settings (prompt, tools, limits) in place of ours; {mend} from the task's files if that is not wanted"
