@@ -141,6 +141,18 @@ def test_forks_show_both_sides_and_the_tree_what_is_excluded(browser: Browser, p
     assert "excluded: kind:auxiliary" in tree
 
 
+def test_an_episode_says_which_settings_of_the_repository_its_harness_took(browser: Browser, tmp_path: Path) -> None:
+    """Guards against a page of an episode that was sampled with other settings than ours, and does not say so."""
+    plain, changed = (made_session(0, sample, None) for sample in (0, 1))
+    changed.artifacts.project_settings = [".env", ".mcp.json"]
+    page = write(tmp_path, iter([plain, changed]))
+    shown = []
+    for place in ("#e=0", "#e=1"):
+        browser.open(address(page, place))
+        shown.append(browser.text("main"))
+    assert ["settings of the repository .env, .mcp.json" in text for text in shown] == [False, True]
+
+
 def test_two_samples_and_two_builders_side_by_side(browser: Browser, page: Path) -> None:
     browser.open(address(page, "#e=0&with=2"))
     one, two = (made_session(0, sample, None).trajectory.traces[0] for sample in (0, 1))

@@ -40,6 +40,8 @@ export async function episodePage(store, place, e) {
     ...TABS.map((name) => h('a', { href: to({ tab: name, token: null }), 'aria-current': name === place.tab ? 'page' : undefined }, label(name, episode))));
   body.append(tabs);
   if (row.failure) body.append(h('p', { class: 'bad' }, said(row.failure.kind), ' while ', row.failure.stage, ': ', said(row.failure.message)));
+  const settings = episode.artifacts.project_settings;
+  if (settings.length) body.append(h('p', {}, h('span', { class: 'flag' }, 'settings of the repository'), ' ', said(settings.join(', '))));
   body.append(content(store, row, episode, strand, place));
   page.append(body);
   return page;
