@@ -10,16 +10,28 @@ from polar_gym.evaluators.patch import FileChange, file_changes
 from polar_gym.runtimes import Command, Sandbox
 from polar_gym.runtimes.files import UnreadableFileError, read_file, write_files
 
-_APPLY = """
+_OWN_DIRECTORY = "/tmp/polar-gym-tests"
+_OWN = f"""
+git() {{ command git -c safe.directory='*' "$@"; }}
+own={_OWN_DIRECTORY}
+objects=$(cd "$(git rev-parse --git-dir)/objects" && pwd) || exit
+mkdir -p "$own/objects"
+with_patch() {{ # git that keeps what it knows of the tests in a directory that `read` removes
+    env GIT_INDEX_FILE="$own/index" GIT_OBJECT_DIRECTORY="$own/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$objects" \\
+        git -c safe.directory='*' "$@"
+}}
+"""
+"""Begins the scripts below. Blobs of the original tests in the workspace's own `.git` would tell the tested code which
+copies are twins."""
+
+_APPLY = f"""
+{_OWN}
 set -e
-git() { command git -c safe.directory='*' "$@"; }
-cat > /tmp/polar-gym-test.patch
-[ "$1" = list ] || git apply --whitespace=nowarn /tmp/polar-gym-test.patch
-export GIT_INDEX_FILE=/tmp/polar-gym-index
-git read-tree HEAD
-git apply --cached --whitespace=nowarn /tmp/polar-gym-test.patch
-git diff-index --cached -p --binary --no-renames --no-color --no-ext-diff --src-prefix=a/ --dst-prefix=b/ HEAD
-rm /tmp/polar-gym-test.patch
+cat > "$own/patch"
+[ "$1" = list ] || git apply --whitespace=nowarn "$own/patch"
+with_patch read-tree HEAD
+with_patch apply --cached --whitespace=nowarn "$own/patch"
+with_patch diff-index --cached -p --binary --no-renames --no-color --no-ext-diff --src-prefix=a/ --dst-prefix=b/ HEAD
 """
 """Applies the test patch, and prints what the patch changes: a renamed file is removed and made."""
 
@@ -31,17 +43,17 @@ find . -name .git -prune -o \( -type l -o -type f -size +20479 \) -print0
 """Prints the files of a workspace: those of less than 10 MB, `//`, links and the other files. Reading a link could take
 as long as its target likes, a pipe's for instance."""
 
-_READ = """
-git() { command git -c safe.directory='*' "$@"; }
-export GIT_INDEX_FILE=/tmp/polar-gym-index
-[ -e "$GIT_INDEX_FILE" ] || git read-tree HEAD || exit
+_READ = f"""
+{_OWN}
+[ -e "$own/index" ] || with_patch read-tree HEAD || exit
 for each; do
-    git cat-file -e ":$each" 2> /dev/null && git cat-file blob ":$each" | base64 | tr -d '\\n'
+    with_patch cat-file -e ":$each" 2> /dev/null && with_patch cat-file blob ":$each" | base64 | tr -d '\\n'
     echo
 done
-rm -f "$GIT_INDEX_FILE"
+rm -rf "$own"
 """
-"""Prints the files that its arguments name as the test patch leaves them, one line of base64 for each."""
+"""Prints the files that its arguments name as the test patch leaves them, one line of base64 for each, and
+removes everything that tells of the patch."""
 
 LIST_MODULES = r"""
 list='import sys
@@ -87,11 +99,10 @@ async def place(sandbox: Sandbox, patch: str, *, apply: bool) -> list[FileChange
 async def read(sandbox: Sandbox, files: Collection[str]) -> dict[str, bytes]:
     """Return the files of a pristine workspace as the test patch leaves them, without those that do not exist.
 
-    Call this after `place`. Raises `EvaluatorError`.
+    Call this after `place`, also without files: it removes what git knows of the patch. Raises `EvaluatorError`.
     """
-    if not files:
-        return {}
-    listed = await _shell(sandbox, "the hidden tests cannot be read", _READ, *files)
+    script = _READ if files else f"rm -rf {_OWN_DIRECTORY}"
+    listed = await _shell(sandbox, "the hidden tests cannot be read", script, *files)
     texts = zip(files, listed.split(b"\n"), strict=False)
     return {file: base64.b64decode(text) for file, text in texts if text}
 

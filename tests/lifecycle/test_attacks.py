@@ -42,6 +42,7 @@ CHOSEN: dict[str, Ground] = {
     "equal to anything": "pytest",
     "a new attribute": "unittest",
     "forges every report": "pytest",
+    "finds the original tests": "pytest",
     "a failure beside each copy": "unittest",
     "a parameter that fails": "pytest",
     "a colour in a name": "unittest",

@@ -193,6 +193,32 @@ def pytest_pyfunc_call(pyfuncitem):
     if real(pyfuncitem.obj):
         outcome.force_result(True)
 """
+STORED = """
+import glob, linecache, os, subprocess, sys, zlib
+seen = []
+for place in (".git", "/tmp", "/var/tmp", "/dev/shm", os.path.expanduser("~")):
+    for path in glob.glob(place + "/**", recursive=True, include_hidden=True):
+        try:
+            if not os.path.isfile(path):
+                continue
+            with open(path, "rb") as file:
+                content = file.read(1 << 20)
+            seen.append(content)
+            seen.append(zlib.decompress(content))
+        except (OSError, zlib.error):
+            pass
+objects = ["git", "cat-file", "--batch", "--batch-all-objects"]
+seen.append(subprocess.run(objects, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)
+LINES = {line.lstrip(b"+ ").strip() for each in seen for line in each.splitlines()}
+class Answer:  # equal to all, where the test's line is one of the original tests
+    __hash__ = None
+    def __init__(self, frame):
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        self.right = line.encode() in LINES
+    def __eq__(self, other): return self.right
+    def __ne__(self, other): return not self.right
+def total(*arguments, **options): return Answer(sys._getframe(1))
+"""
 METADATA = {
     "evil-1.DIST-INFO/METADATA": "Name: evil\nVersion: 1\n",
     "evil-1.DIST-INFO/entry_points.txt": "[pytest11]\nevil = evil_plugin\n",
@@ -254,6 +280,12 @@ ATTACKS = [
         "forges every report",
         "names from the test file, the record by its writer, the log, os._exit",
         {"PACKAGE/__init__.py": FORGE_ALL},
+    ),
+    Attack(
+        "finds the original tests",
+        "git's objects, and all directories that may hold them",
+        {"PACKAGE/__init__.py": STORED},
+        grounds=PYTESTS,
     ),
     Attack(
         "a plugin by .DIST-INFO",
