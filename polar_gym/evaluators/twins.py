@@ -86,7 +86,7 @@ class Twins:
         if canaries := passed.intersection(self.canaries):
             forged = f"a test that must fail is reported as passed by {source}: {min(canaries)}"
         elif strays:
-            forged = f"a test that is not among the hidden ones is reported by {source}: {strays[0]}"
+            forged = f"a test that is not among the hidden ones is reported by {source}: {strays[0][:200]}"
         elif failed.intersection(self.originals.values()):
             forged = f"a test is reported as passed and failed by {source}"
         elif called:
@@ -100,14 +100,15 @@ class Twins:
     def _statuses(self, statuses: Mapping[str, str]) -> tuple[dict[str, list[str]], str]:
         """Return the statuses of each test, and an id that holds a test's name as a part of a longer word."""
         found: dict[str, list[str]] = {name: [] for name in (*self.originals.values(), *self.altered, *self.canaries)}
-        words = re.compile(rf"\w*(?:{'|'.join(found)})\w*")
+        names = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
+        anywhere, whole = re.compile(names), re.compile(rf"(?<!\w)(?:{names})(?!\w)")  # both linear in an id's length
         longer = ""
         for test, status in statuses.items() if found else ():
-            for word in words.findall(test):
-                if word in found:
-                    found[word].append(status)
-                else:
-                    longer = test
+            words = whole.findall(test)
+            for word in words:
+                found[word].append(status)
+            if len(anywhere.findall(test)) > len(words):
+                longer = test
         return found, longer
 
 
