@@ -12,7 +12,6 @@ from rich.text import Text
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
-from polar_gym.engines.sampling import shaping_fields
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import FAMILIES
 from polar_gym.learning.grpo import GradientError, LogprobsDifferError
@@ -98,7 +97,7 @@ def _size(width: int, layers: int, config: RunConfig) -> Size:
 def _check_sampling(sampling: Sampling) -> None:
     """Raise `ConfigError` where a setting makes the distribution another one than the model's own, which is trained."""
     fields, neutral = sampling.model_dump(), Sampling().model_dump()
-    if shaping := shaping_fields(fields):
+    if shaping := Sampling.shaping(fields):
         found = ", ".join(f"sampling.{name}={fields[name]}" for name in shaping)
         fix = ", ".join(f"sampling.{name}={neutral[name]}" for name in shaping)
         raise ConfigError(f"{found}: the loop trains the model's own distribution; drop the setting, or write {fix}")

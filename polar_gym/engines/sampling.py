@@ -8,9 +8,6 @@ from typing import Any, Literal
 from polar_gym.chat import ChatRequest
 from polar_gym.schema import Sampling
 
-NEUTRAL = Sampling().model_dump(exclude={"seed", "top_k"})
-"""The values that leave the model's distribution as it is."""
-
 
 def sampling_fields(sampling: Sampling, request: ChatRequest) -> dict[str, Any]:
     """Return the sampling under vLLM's names, with the request's limits. `seed` and `max_tokens` only where set."""
@@ -22,21 +19,15 @@ def sampling_fields(sampling: Sampling, request: ChatRequest) -> dict[str, Any]:
     return fields
 
 
-def shaping_fields(sampling: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fields that make the distribution another one than the model's own."""
-    shaping = [name for name, default in NEUTRAL.items() if sampling.get(name) != default]
-    return [*shaping, "top_k"] if sampling.get("top_k", -1) > 0 else shaping
-
-
 def truncating_fields(sampling: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields that leave only a part of the vocabulary to be drawn from."""
-    return [name for name in shaping_fields(sampling) if name in ("top_k", "top_p", "min_p")]
+    return [name for name in Sampling.shaping(sampling) if name in ("top_k", "top_p", "min_p")]
 
 
 def logprobs_problem(mode: Literal["raw", "processed"] | None, sampling: Sampling) -> str | None:
     """Return why logprobs taken in `mode` are not those of the distribution that `sampling` samples from, or None where
     they are."""
-    shaped = shaping_fields(sampling.model_dump())
+    shaped = Sampling.shaping(sampling.model_dump())
     if mode == "processed" or not shaped:
         return None
     how = "raw: taken before" if mode == "raw" else "taken in an unknown way, which may be before"

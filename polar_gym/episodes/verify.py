@@ -24,9 +24,9 @@ from polar_gym.builders.exclusions import exclusions
 from polar_gym.builders.fidelity import miscounts
 from polar_gym.builders.trace import verify_trace
 from polar_gym.engines import Engine, Replay, Replaying
-from polar_gym.engines.sampling import shaping_fields, truncating_fields
+from polar_gym.engines.sampling import truncating_fields
 from polar_gym.episodes.reading import read_calls
-from polar_gym.schema import Episode, ModelCall, Trace
+from polar_gym.schema import Episode, ModelCall, Sampling, Trace
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ async def _compare(
 def _repeat(call: ModelCall, replay: Replay | None) -> list[str] | None:
     """Add the choices of a call's sampler to those that a pass repeats, and return their names: none where the
     logprobs are the model's own. Return None where the pass cannot repeat them."""
-    shaping, cutting = shaping_fields(call.sampling), truncating_fields(call.sampling)
+    shaping, cutting = Sampling.shaping(call.sampling), truncating_fields(call.sampling)
     if not shaping:
         return []
     temperature, mask = call.sampling.get("temperature") or 0.0, call.sampling_mask

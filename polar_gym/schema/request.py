@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from hashlib import blake2b
 from pathlib import PurePosixPath
@@ -164,6 +164,14 @@ class Sampling(Record):
     seed: int | None = None
     """Fixes the engine's seed of each call, which differs by task, sample and call, and in a branch also by
     the state that it starts from; null: the engine draws one."""
+
+    @classmethod
+    def shaping(cls, sampling: Mapping[str, Any]) -> list[str]:
+        """Return the names of the fields of a sampling, as it was sent, that make the distribution another one than the
+        model's own. A missing field is one of them: the model's default may apply."""
+        neutral = cls().model_dump(exclude={"seed", "top_k"})
+        names = [name for name, value in neutral.items() if sampling.get(name) != value]
+        return [*names, "top_k"] if sampling.get("top_k", -1) > 0 else names
 
     def of_call(self, task_id: str, sample_index: int, call: int, state: Sequence[int | None] = ()) -> Self:
         """Return the sampling of one call of a session, with a seed of its own: with one seed for all calls, the

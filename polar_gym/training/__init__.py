@@ -4,6 +4,7 @@
     turn_values  values of the states before calls, from branches, and the advantages of calls by them
     row          a trace as one sequence to train
     batch        the rows of a step, those left out because they do not fit or teach nothing, and the counts of both
+    sampling     the refusal of logprobs that are not those of the sampling
     tensors      rows as padded arrays
     arrow        rows as columns, in a form that is mapped into memory
     forest       rows with the prefixes that they share once

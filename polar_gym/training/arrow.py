@@ -28,6 +28,7 @@ import pyarrow as pa
 from polar_gym.arrow import lists, nested_list
 from polar_gym.record import Record
 from polar_gym.training.row import Row
+from polar_gym.training.sampling import check_logprobs_mode
 from polar_gym.training.tensors import NEUTRAL, as_sampled, token_advantages
 
 PER_TOKEN: dict[str, Callable[[Row], np.ndarray]] = {
@@ -64,7 +65,9 @@ SCHEMA = pa.schema(FIELDS | ARRAYS | {"sampling_mask": MASK})
 
 
 def to_table(rows: Sequence[Row]) -> pa.Table:
-    """Return the rows as a table with the columns of `SCHEMA`."""
+    """Return the rows as a table with the columns of `SCHEMA`. Raises `ValueError` where logprobs are not those of the
+    sampling (see `training.sampling`)."""
+    check_logprobs_mode(rows)
     return pa.Table.from_arrays([_column(rows, field) for field in SCHEMA], schema=SCHEMA)
 
 

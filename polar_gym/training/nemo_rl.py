@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from polar_gym.training.row import Row
+from polar_gym.training.sampling import check_logprobs_mode
 from polar_gym.training.tensors import padded
 
 Message = dict[str, Any]
@@ -27,7 +28,8 @@ Message = dict[str, Any]
 
 def message_log(row: Row) -> list[Message]:
     """Return the row as messages whose joined `token_ids` are those of the row. The first one is the prompt, by which
-    NeMo RL groups rows."""
+    NeMo RL groups rows. Raises `ValueError` where logprobs are not those of the sampling (see `training.sampling`)."""
+    check_logprobs_mode([row])
     changes = np.flatnonzero(np.diff(row.loss_mask)) + 1
     cuts = sorted({0, row.prompt_length, *changes.tolist(), len(row.token_ids)})
     return [_message(row, start, end) for start, end in pairwise(cuts)]

@@ -7,7 +7,8 @@ Therefore our weights are given as multiples of their mean. Tried with the loss 
 depend on the packing (see `training.conformance`). The loss has no sequence-level ratio.
 
 The trainer divides the logits at position t by temperature t, and these logits predict token t + 1. Therefore a
-temperature stands one place before its token.
+temperature stands one place before its token. The trainer has no other setting of the sampling, and rows with one are
+refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from polar_gym.schema import Sampling
 from polar_gym.training.row import Row
+from polar_gym.training.sampling import check_logprobs_mode, samplings, settings
 from polar_gym.training.tensors import as_sampled, token_advantages
 
 
@@ -26,10 +29,12 @@ def training_samples(rows: Sequence[Row], env_name: str) -> list[dict[str, Any]]
     fills up by itself.
 
     `routed_experts` holds the fields of prime-rl's `RoutedExperts`. Raises `ValueError` for the name `all`, which
-    prime-rl keeps for metrics.
+    prime-rl keeps for metrics, and for tokens whose sampling prime-rl cannot repeat.
     """
     if env_name == "all":
         raise ValueError("env_name='all': prime-rl keeps this name for metrics of all environments; take another")
+    check_logprobs_mode(rows)
+    _check_repeatable(rows)
     tokens = sum(row.trainable_tokens for row in rows)
     return [
         {
@@ -45,6 +50,16 @@ def training_samples(rows: Sequence[Row], env_name: str) -> list[dict[str, Any]]
         for row in rows
         if not row.inert
     ]
+
+
+def _check_repeatable(rows: Sequence[Row]) -> None:
+    for session_id, sampling in samplings(rows):
+        names = [name for name in Sampling.shaping(sampling) if name != "temperature" or sampling.get(name) == 0]
+        if names:
+            raise ValueError(
+                f"session {session_id}: sampled with {settings(sampling, names)}: prime-rl's trainer repeats a "
+                f"temperature above 0 only; sample with {settings(Sampling().model_dump(), names)}"
+            )
 
 
 def _experts(row: Row) -> dict[str, Any] | None:

@@ -17,13 +17,15 @@ import numpy as np
 
 from polar_gym.schema import Sampling, Turn, WeightVersion
 from polar_gym.training.row import Row
+from polar_gym.training.sampling import check_logprobs_mode
 
 NEUTRAL = Sampling().model_dump(include={"temperature", "top_p", "top_k"})
 """The sampling fields that become arrays, with their values in inert rows."""
 
 
 def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> dict[str, Any]:
-    """Return the rows as arrays, padded on the right to one length. Raises `ValueError` where there are no rows.
+    """Return the rows as arrays, padded on the right to one length. Raises `ValueError` where there are no rows, or
+    where logprobs are not those of the sampling (see `training.sampling`).
 
     `(rows, length)`: `input_ids` int64, `attention_mask` and `loss_mask` int64, `old_logprobs`, `weights` and
     `advantages` float32 (0 where `loss_mask` is 0), `temperature`, `top_p` and `top_k` float32 (as the token was
@@ -39,6 +41,7 @@ def padded(rows: Sequence[Row], pad_id: int, *, length_multiple_of: int = 1) -> 
     """
     if not rows:
         raise ValueError("there is no row: see the batch's counts for why")
+    check_logprobs_mode(rows)
     length = max(len(row.token_ids) for row in rows)
     length += -length % length_multiple_of
 

@@ -15,9 +15,8 @@ import numpy as np
 from polar_gym.chat import has_media
 from polar_gym.config.run_config import ScoringConfig
 from polar_gym.engines import ENGINES, Engine
-from polar_gym.engines.sampling import shaping_fields
 from polar_gym.gateway.proxy.generation import GenerationGate
-from polar_gym.schema import ModelCall, Score
+from polar_gym.schema import ModelCall, Sampling, Score
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Scoring:
         granted = share is not None and (self.due or self.read + tokens <= share * self.prefill)
         if not granted or not self._can_be_scored(call, engine) or self._too_long(tokens):
             return None
-        shaped = shaping_fields(call.sampling)
+        shaped = Sampling.shaping(call.sampling)
         if shaped and engine.info.logprobs_mode != "raw":
             stamp(call, [Score(by="engine", problem=f"sampled with {', '.join(shaped)}")])
             return None
