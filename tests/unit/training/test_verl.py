@@ -42,7 +42,7 @@ def test_one_mini_batch_may_hold_more_rows_than_sessions() -> None:
 
 @needs_verl
 def test_verl_gives_every_row_the_advantage_of_its_session() -> None:
-    """One vote for a session of three traces, and none for a session without a reward."""
+    """One vote for a session of three traces and for one that is too long, none for a session without a reward."""
     protocol: Any = importlib.import_module("verl.protocol")
     utils: Any = importlib.import_module("verl.trainer.ppo.v1.utils")
     torch: Any = importlib.import_module("torch")
@@ -50,12 +50,14 @@ def test_verl_gives_every_row_the_advantage_of_its_session() -> None:
         make_episode("forked", 1.0, forked(3), task_id="task"),
         make_episode("short", 0.0, [make_call(0, [1], [5, 6])], task_id="task"),
         make_episode("half", 0.5, [make_call(0, [1, 2], [3])], task_id="task"),
+        make_episode("long", 0.0, [make_call(0, [1], list(range(20, 60)))], task_id="task"),
         make_episode("failed", None, [make_call(0, [1], [7])], task_id="task"),
     ]
+    settings: dict[str, Any] = {"max_tokens": 32, "overlong": "mask"}
     keys: list[str] = []
     rows: list[dict[str, Any]] = []
     for session, episode in enumerate(episodes):
-        own_keys, fields, _ = verl_trainer.queued(make_batch([episode]).rows, "task", session)
+        own_keys, fields, _ = verl_trainer.queued(make_batch([episode], **settings).rows, "task", session)
         keys, rows = keys + own_keys, rows + fields
 
     def padded(name: str) -> Any:
@@ -69,11 +71,11 @@ def test_verl_gives_every_row_the_advantage_of_its_session() -> None:
         }
     )
     found = utils.compute_advantage_for_multi_trajectories(data, keys, "grpo", norm_adv_by_std_in_grpo=False)
-    batch = make_batch(episodes)
-    assert keys == ["task_0_0", "task_0_1", "task_0_2", "task_1_0", "task_2_0"]
+    expected = [row.advantage if row.trainable_tokens else 0.0 for row in make_batch(episodes, **settings).rows]
+    assert keys == ["task_0_0", "task_0_1", "task_0_2", "task_1_0", "task_2_0", "task_3_0"]
     trained = found.batch["response_mask"].argmax(1, keepdim=True)
     advantages = found.batch["advantages"].gather(1, trained)[:, 0].tolist()
-    assert advantages == pytest.approx([row.advantage for row in batch.rows])
+    assert advantages == pytest.approx(expected)
 
 
 def test_an_output_is_the_row_cut_behind_the_prompt() -> None:
@@ -88,8 +90,23 @@ def test_an_output_is_the_row_cut_behind_the_prompt() -> None:
     assert steps == [3, 4]
 
 
-def test_a_row_that_trains_nothing_has_no_output() -> None:
+def test_a_row_that_trains_nothing_has_no_output_beside_one_that_does() -> None:
     """Guards against such a row in the last place: verl reads the session's advantage there."""
-    batch = make_batch([make_episode("a", 1.0, [make_call(0, [1, 2], [3])])], max_tokens=2, overlong="mask")
-    assert len(batch.rows) == 1
-    assert agent_loop_outputs(batch.rows, (0, 0)) == []
+    calls = [make_call(0, [1], [2]), make_call(1, [5, 6], [7])]
+    batch = make_batch([make_episode("a", 1.0, calls)], max_tokens=2, overlong="mask")
+    assert len(batch.rows) == 2
+    (output,) = agent_loop_outputs(batch.rows, (0, 0))
+    assert (output["response_ids"], output["response_mask"]) == ([2], [1])
+
+
+@pytest.mark.parametrize(("max_tokens", "ids"), [(3, ([1, 2], [3])), (2, ([1], [2]))])
+def test_a_session_that_trains_nothing_votes_all_the_same(max_tokens: int, ids: tuple[list[int], list[int]]) -> None:
+    """Guards against a mean over the short sessions alone, and against a response without a token for the reward."""
+    settings: dict[str, Any] = {"max_tokens": max_tokens, "overlong": "mask", "multiple_of": 2}
+    batch = make_batch([make_episode("a", 0.5, [make_call(0, [1, 2], [3, 4])])], **settings)
+    (output,) = agent_loop_outputs(batch.rows, (0, 0))
+    assert (output["prompt_ids"], output["response_ids"]) == ids
+    assert (output["response_mask"], output["response_logprobs"]) == ([0], [0.0])
+    assert output["reward_score"] == 0.5
+    failed = make_batch([make_episode("b", None, [make_call(0, [1, 2], [3, 4])])], **settings)
+    assert agent_loop_outputs(failed.rows, (0, 0)) == [], "a session without a reward has no vote"
