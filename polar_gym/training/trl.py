@@ -10,7 +10,9 @@ and divides each micro-batch by its own tokens. With TRL 1.16 the gradient does 
 `training.conformance`) where a batch is one micro-batch. Set `gradient_accumulation_steps=1`, `token_budget=0` (with a
 budget, TRL cuts a batch into steps by tokens), and a `per_device_train_batch_size` that no batch exceeds on all
 processes together. Give that number to `make_batch` as `multiple_of`: inert rows fill the batch up. TRL fetches the
-next batch before it trains on one, so that the worker must stay a batch ahead.
+next batch before it trains on one, so that the worker must stay a batch ahead. With `num_train_epochs`, TRL counts the
+passes over its prompts of which it has trained a row. A pass without a row (`batch.counts` says why) does not count,
+and TRL takes another one: set `max_steps` where that is not wanted.
 
 `GRPOTrainer` takes one row for each prompt from a `rollout_func`, in order.
 
@@ -37,7 +39,8 @@ import numpy as np
 
 from polar_gym.schema import Episode, Trace
 from polar_gym.training.batch import BatchCounts, begin_counts, check_logprobs, rewards_and_groups
-from polar_gym.training.row import Row
+from polar_gym.training.row import Row, row_of
+from polar_gym.training.sampling import check_logprobs_mode
 from polar_gym.training.tensors import stable_number
 
 NOTHING_ID = 0
@@ -59,8 +62,18 @@ def rollout_samples(rows: Sequence[Row], model_version: int) -> list[dict[str, A
 
     TRL weighs all tokens the same, so that other weights become part of the advantage. `model_version`: TRL's count of
     its weight updates when the sessions began; TRL drops what is too old.
+
+    `group_id` is the number of the first session of the row's group: TRL counts passes over its prompts by the ids that
+    it has not seen before, and a group has other sessions in each pass. Inert rows have the id of a session of the
+    batch.
     """
+    check_logprobs_mode(rows)
     tokens = sum(row.trainable_tokens or 1 for row in rows)
+    passes: dict[str, str] = {}
+    for row in rows:
+        if not row.inert:
+            passes.setdefault(row.group_id, row.session_id)
+    any_pass = next(iter(passes.values()), "")
     return [
         {
             "prompt": [],
@@ -70,7 +83,7 @@ def rollout_samples(rows: Sequence[Row], model_version: int) -> list[dict[str, A
             "old_log_probs": row.logprobs,
             "advantage": row.one_advantage * float(row.weights.max()) * tokens,
             "model_version": model_version,
-            "group_id": stable_number(row.group_id),
+            "group_id": stable_number(passes.get(row.group_id, any_pass)),
             "metrics": {"reward": row.reward},
             **({} if row.trainable_tokens else FILLING),
         }
@@ -83,7 +96,7 @@ def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], B
 
     The columns are `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`; TRL passes the others, `reward`,
     `session_id` and `sampling` (see `Episode.sampled_with`), to reward functions. Raises `ValueError` for a logprob
-    that is not finite.
+    that is not finite, or not that of the sampling (see `training.sampling`).
     """
     check_logprobs(episodes)
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id", "sampling")
@@ -92,6 +105,8 @@ def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], B
     for episode in episodes:
         traces = episode.trajectory.traces
         main = max(traces, key=lambda trace: trace.trainable_tokens, default=None)
+        if main is not None and episode.reward is not None:
+            check_logprobs_mode([row_of(episode, main, 0.0)])
         _count(counts, episode, main)
         for name, value in _entry(episode, main).items():
             output[name].append(value)

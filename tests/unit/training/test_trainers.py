@@ -3,8 +3,10 @@ installed."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from polar_gym.training import make_batch
 from polar_gym.training.conformance import LOSSES, check, holds
 from polar_gym.training.prime_rl import training_samples
+from polar_gym.training.row import inert_row
 from polar_gym.training.trl import rollout_samples
 from tests.support import trainers
 from tests.support.calls import make_call
@@ -48,6 +51,51 @@ def test_trls_token_level_losses_obey_the_law(tiny_gpt2: Any) -> None:
     findings = check(trainers.trl_grpo, tiny_gpt2, vocabulary=32)
     broken = {(finding.loss, finding.weighting) for finding in findings if not holds([finding])}
     assert broken == {("gspo", "token"), ("gspo", "session"), ("kl", "session")}, findings
+
+
+def passes(epochs: int) -> list[list[dict[str, Any]]]:
+    """Return the samples of a batch for each pass over three prompts, filled up with inert rows. The samples of a pass
+    were begun with one version of the weights, and so are those of the next pass."""
+    batches = []
+    for epoch in range(epochs):
+        episodes = [
+            make_episode(
+                f"{epoch}-{task}-{number}", number / 2, [make_call(0, [1, task], [5 + number])], task_id=f"t{task}"
+            )
+            for task in range(3)
+            for number in range(2)
+        ]
+        batches.append(rollout_samples(make_batch(episodes, multiple_of=8).rows, model_version=epoch // 2))
+    return batches
+
+
+def test_trls_group_is_one_pass_over_a_prompt() -> None:
+    """Guards against passes that TRL does not count, because their ids are those of the pass before, and against inert
+    rows that it counts."""
+    seen: set[int] = set()
+    for batch in passes(3):
+        ids = [sample["group_id"] for sample in batch]
+        assert ids[:6:2] == ids[1:6:2], "the samples of a prompt are one group"
+        assert len(set(ids)) == 3
+        assert not seen & set(ids)
+        seen |= set(ids)
+    assert rollout_samples([inert_row()], 0)[0]["group_id"] == -1
+
+
+@needs_trl
+def test_trl_counts_each_pass_over_the_prompts() -> None:
+    """TRL's own collator counts what its `num_train_epochs` ends at."""
+    asynchronous: Any = importlib.import_module("trl.experimental.async_grpo.async_grpo_trainer")
+    packing: Any = importlib.import_module("trl.experimental.async_grpo.packing")
+    collator = asynchronous.DataCollatorForRollout(pad_token_id=0)
+    counted = []
+    for batch in passes(3):
+        tree = packing.TreeRow()
+        for sample in batch:
+            tree.add(asdict(asynchronous.RolloutSample(**sample)))
+        collator([[tree]])
+        counted.append(len(collator.groups_trained))
+    assert counted == [3, 6, 9]
 
 
 @needs_prime_rl
