@@ -161,13 +161,26 @@ def _advantages(
 def _of_calls(
     episodes: Sequence[Episode], of_sessions: Sequence[float], scale: Scale, weight: float
 ) -> list[dict[str, float]]:
-    """Return for each session the advantages of its calls that have rewards of their own; none without a weight, and
-    none where the session has no reward."""
+    """Return for each session the advantages of its calls that have rewards of their own; none without a weight."""
     _, groups = rewards_and_groups(episodes)
-    evaluations = [episode.evaluation if weight and episode.reward is not None else None for episode in episodes]
-    rewards = [evaluation.call_rewards if evaluation is not None else {} for evaluation in evaluations]
+    rewards = [_call_rewards(episode) if weight else {} for episode in episodes]
     pairs = zip(of_sessions, call_advantages(rewards, groups, scale=scale), strict=True)
     return [{call_id: whole + weight * value for call_id, value in own.items()} for whole, own in pairs]
+
+
+def _call_rewards(episode: Episode) -> dict[str, float]:
+    """Return the rewards of the calls that a session trains; none where the session has no reward. Rewards of other
+    calls (recorded ones of a branch, titles, abandoned ones) would move the mean that trained calls are compared with.
+    """
+    if episode.reward is None or episode.evaluation is None:
+        return {}
+    trained = {
+        turn.call_id
+        for trace in episode.trajectory.traces
+        for turn in trace.turns
+        if trace.loss_mask[turn.start : turn.end].any()
+    }
+    return {call_id: reward for call_id, reward in episode.evaluation.call_rewards.items() if call_id in trained}
 
 
 def _of_values(episodes: Sequence[Episode]) -> list[dict[str, float]]:

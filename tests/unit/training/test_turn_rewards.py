@@ -11,7 +11,8 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from polar_gym.builders import build_trajectory
-from polar_gym.schema import BuilderSpec, Episode, EvaluationResult, ModelCall
+from polar_gym.builders.exclusions import exclusions
+from polar_gym.schema import BuilderSpec, Episode, EvaluationResult, ModelCall, Replayed
 from polar_gym.training import make_batch, padded
 from polar_gym.training.advantage import call_advantages
 from polar_gym.training.conformance import Step, TokenLoss, check, holds, ppo, train_arrays
@@ -89,6 +90,17 @@ def test_a_group_whose_calls_differ_is_no_group_without_variance() -> None:
     assert (batch.counts.rows, batch.counts.zero_variance_groups, batch.counts.holds) == (3, 0, True)
 
 
+def test_rewards_of_calls_that_a_session_does_not_train_move_no_advantage() -> None:
+    """Guards against recorded calls of a branch, titles and abandoned calls in the mean of the calls that are trained,
+    and in the sums of the rewards to come."""
+    replayed = Replayed(session_id="origin", owned=False)
+    own = [make_call(0, [1], [2], replayed=replayed), make_call(1, [1, 2, 3], [4])]
+    others = [make_call(2, [7], [8], hints={"kind": "auxiliary"}), make_call(3, [9], [9], outcome="abandoned")]
+    episodes = [rewarded("a", 1.0, own, 1.0, 0.5), rewarded("b", 1.0, [*own, *others], 1.0, 1.0, 0.0, 0.0)]
+    rows = make_batch(episodes, turn_reward_weight=1.0).rows
+    assert [row.call_advantages for row in rows] == [{"call1": -0.25}, {"call1": 0.25}]
+
+
 VALUES = st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=9, max_size=9)
 
 
@@ -107,9 +119,12 @@ def test_the_advantage_of_a_call_does_not_depend_on_traces(
                 for turn in row.turns:
                     own = token_advantages(row)[turn.start : turn.end][row.loss_mask[turn.start : turn.end] == 1]
                     for_calls.setdefault(turn.call_id, set()).update(own.tolist())
-    expected = call_advantages([merged.evaluation.call_rewards, {"x": 0.3}], ["t", "t"])[0] if merged.evaluation else {}
+    excluded = exclusions(calls, BuilderSpec(name="prefix_merging"))
+    pairs = [(call, value) for call, value in zip(calls, values, strict=False) if len(call.response_ids)]
+    rewards = {call.call_id: value for call, value in pairs if call.call_id not in excluded}
+    expected = call_advantages([rewards, {"x": 0.3}], ["t", "t"])[0]
     for call_id, seen in for_calls.items():
-        assert seen <= {0.5 + weight * expected[call_id]}
+        assert seen <= ({0.5 + weight * expected[call_id]} if call_id in expected else set())
 
 
 def test_the_arrays_obey_the_law_with_advantages_of_calls(tiny_gpt2: Any) -> None:
