@@ -265,6 +265,27 @@ async def test_a_replay_that_is_cut_off_keeps_its_record_for_the_next_attempt(tm
     assert all(call.replayed is not None and call.outcome == "delivered" for call in calls)
 
 
+async def test_a_branch_counts_the_calls_that_the_episode_of_its_record_names(tmp_path: Path) -> None:
+    """Guards against branches of a resumed session that stand at another state than `turn_values` takes them for: they
+    also had the recorded calls that the session had not asked for again."""
+
+    async def titled(local: Node, own: SessionCapture) -> None:
+        await ask(local, own, [{"role": "user", "content": "Write a title."}])
+        await work(local, own, 2, "0.006")
+
+    _, _, directory = await played(tmp_path, REQUEST, titled)
+    own, _, resumed = await session(tmp_path, starting(directory, owned=True), 3, "0.006")
+    delivered = build_trajectory(own, BuilderSpec(name="prefix_merging")).delivered
+    assert delivered == [call.call_id for call in own if call.index > 0], "the title was not asked for again"
+    for calls in (1, 2, 3, None):
+        recording = read_recording(starting(resumed, calls=calls), HARNESSES.get("pi"), MODEL)
+        assert recording is not None
+        assert list(recording.waiting) == delivered[:calls]
+    branch, _, _ = await played(tmp_path, starting(resumed, calls=2), titled)
+    assert [call.call_id for call in branch if call.replayed] == delivered[:2]
+    assert len(branch) == 3, "the title is sampled anew"
+
+
 async def test_the_agents_time_is_its_own_and_not_that_of_the_replay(tmp_path: Path) -> None:
     need_bubblewrap()
     slow = task(agent=asking("import time; ask(); time.sleep(1); ask(); time.sleep(3600)"), timeout_seconds=4)

@@ -50,7 +50,7 @@ def read_recording(request: TaskRequest, harness: Harness, model: str) -> Record
     if start is None:
         return None
     try:
-        manifests, calls, seconds = _read(Path(start.record))
+        manifests, calls, seconds = _read(Path(start.record), owned=start.owned)
     except (OSError, ValueError, ValidationError) as error:
         raise RecordError(
             f"start_from.record={start.record!r}: {error}; name the directory of a session, which holds both files"
@@ -103,11 +103,14 @@ def _difference(manifest: Manifest, request: TaskRequest, harness: Harness, mode
     return None
 
 
-def _read(directory: Path) -> tuple[list[Manifest], list[ModelCall], float]:
-    """Return manifests and calls of a recorded session and of the attempts that it went on with, latest first, and the
-    agent's seconds in all of them.
-    A resumed session that ended before it had asked for all of its own record still has the rest of that record, as it
-    was delivered first. That record may lie beside its own, brought here with it."""
+def _read(directory: Path, *, owned: bool) -> tuple[list[Manifest], list[ModelCall], float]:
+    """Return the manifest, the calls and the agent's seconds of a recorded session; for its next attempt (`owned`) also
+    those of the attempts that it went on with, latest first.
+
+    That attempt may ask for the rest of a record that a resumed session had not asked for again. The rest is then as it
+    was delivered first. That record may lie beside its own, brought here with it. A branch has the calls of the session
+    alone: the branch counts the calls that the session's episode names as delivered.
+    """
     manifest = Manifest.from_json((directory / MANIFEST).read_bytes())
     manifests = [manifest]
     calls = {call.call_id: call for call in read_journal(directory / JOURNAL)}
@@ -115,9 +118,9 @@ def _read(directory: Path) -> tuple[list[Manifest], list[ModelCall], float]:
     began, ended = (call.started_at for call in new), (call.started_at + call.duration for call in new)
     seconds = max(ended) - min(began) if new else 0.0  # in records of earlier versions, whose calls have no seconds
     start = manifest.request.start_from
-    if start is not None and start.owned:
+    if owned and start is not None and start.owned:
         before = Path(start.record)
-        earlier, record, used = _read(before if before.exists() else directory.parent / before.name)
+        earlier, record, used = _read(before if before.exists() else directory.parent / before.name, owned=True)
         manifests += earlier
         seconds += used
         calls |= {call.call_id: call for call in record if call.call_id not in calls or call.outcome == "delivered"}
