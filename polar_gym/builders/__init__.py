@@ -18,6 +18,7 @@ from polar_gym.builders.exclusions import exclusions
 from polar_gym.builders.fidelity import fidelity
 from polar_gym.builders.replay import routed_experts
 from polar_gym.builders.trace import seen_messages
+from polar_gym.builders.tree import token_tree
 from polar_gym.registry import Registry
 from polar_gym.schema import BuilderSpec, ModelCall, Trace, Trajectory
 
@@ -42,9 +43,23 @@ def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajector
         last = by_id[trace.call_ids[-1]]
         trace.messages = seen_messages(last, by_id)
         trace.routed_experts = routed_experts(last, by_id)
+    _name_shared_beginnings(traces, ordered)
     return Trajectory(
         builder=spec.name,
         traces=traces,
         fidelity=fidelity(ordered, traces, excluded),
         delivered=[call.call_id for call in ordered if call.outcome == "delivered"],
+        branched=sum(call.branched_from is not None for call in ordered),
     )
+
+
+def _name_shared_beginnings(traces: Sequence[Trace], calls: Sequence[ModelCall]) -> None:
+    """Note in each trace its beginning that another session sampled, also where the trace is of calls of its own."""
+    if all(call.branched_from is None for call in calls):
+        return
+    nodes = {node.call.call_id: node for node in token_tree(calls)}
+    for trace in traces:
+        for call in nodes[trace.call_ids[-1]].path():
+            if call.branched_from is not None:
+                trace.branched_from = call.branched_from
+                trace.shared_prefix = len(call.prompt_ids) + len(call.response_ids)

@@ -36,7 +36,6 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
             span.model_copy(update={"start": offset + span.start, "end": offset + span.end})
             for span in call.weight_versions
         )
-    shared = [call for call in path if call.branched_from is not None]
     return Trace(
         trace_id=f"{root.session_id}/{last.call_id}",
         session_id=root.session_id,
@@ -52,8 +51,6 @@ def merge_path(path: Sequence[ModelCall], trainable: Collection[str]) -> Trace:
         call_ids=[call.call_id for call in path],
         sampling=_shaping(last),
         sampling_mask=sampling_mask(path, trainable),
-        branched_from=shared[-1].branched_from if shared else None,
-        shared_prefix=len(shared[-1].prompt_ids) + len(shared[-1].response_ids) if shared else 0,
         turns=turns,
     )
 

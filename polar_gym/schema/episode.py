@@ -184,10 +184,16 @@ class Episode(Record):
     def group(self) -> str:
         """Return the name of the state that the session was sampled from: its task, or a state of another session.
 
-        Advantages compare sessions of one group. The reward of a branch depends on what was done before its state.
+        Advantages compare sessions of one group. The reward of a branch depends on what was done before its state. A
+        branch with `when_divergent=live` that did not ask for all of its recorded calls left that state, and is alone;
+        with `calls=null`, too, for how many these are is not known.
         """
         start, task_id = self.branch_point, self.session.task_id
-        return f"{task_id}, {start.calls} calls of {PurePath(start.record).name}" if start else task_id
+        if start is None:
+            return task_id
+        left = start.when_divergent == "live" and self.trajectory.branched not in (None, start.calls)
+        state = f"{task_id}, {start.calls} calls of {PurePath(start.record).name}"
+        return f"{state}, left by {self.session.session_id}" if left else state
 
     def sampled_with(self, trace: Trace) -> dict[str, Any]:
         """Return how the tokens of a trace were sampled, for a trainer that computes their logprobs again: the trace's

@@ -130,5 +130,7 @@ class Trajectory(Record):
     fidelity: Fidelity
     delivered: list[str] = Field(default_factory=list)
     """The ids of the calls whose answers the harness got, in order; those that were replayed, too."""
+    branched: int | None = None
+    """How many calls were answered from the record of another session; None in files of earlier versions."""
     tool_attempts: list[ToolAttempt] = Field(default_factory=list)
     """The tool calls that the policy attempted, in order; none where the session was cancelled or its node died."""

@@ -16,7 +16,7 @@ from polar_gym.builders.fidelity import fidelity
 from polar_gym.builders.trace import merge_path, verify_trace
 from polar_gym.builders.tree import token_tree
 from polar_gym.registry import UnknownNameError
-from polar_gym.schema import BuilderSpec, ModelCall, Trajectory
+from polar_gym.schema import BuilderSpec, ModelCall, Replayed, Trajectory
 from tests.support.call_trees import at, parallel_sessions, sessions
 from tests.support.calls import make_call
 
@@ -288,6 +288,17 @@ def test_a_builder_that_trains_one_call_twice_and_another_never_is_an_error() ->
     twice = [merge_path([calls[0]], {"call0"}) for _ in range(2)]
     with pytest.raises(AssertionError, match="call call0: the traces train 4 tokens of it, and 2 are due"):
         fidelity(calls, twice, {})
+
+
+@pytest.mark.parametrize(("name", "places"), [("prefix_merging", [3]), ("per_request", [3, 3])])
+def test_traces_of_a_branch_name_the_session_that_sampled_their_beginning(name: str, places: list[int]) -> None:
+    """Guards against traces of single calls that look as if their whole prompt were the branch's own."""
+    recorded = make_call(0, [1], [2, 3], replayed=Replayed(session_id="origin", owned=False))
+    calls = [recorded, make_call(1, [1, 2, 3, 4], [5]), make_call(2, [1, 2, 3, 4, 5, 6], [7]), make_call(3, [8], [9])]
+    trajectory = build(calls, name)
+    *shared, own = [(trace.branched_from, trace.shared_prefix) for trace in trajectory.traces]
+    assert (shared, own) == ([("origin", place) for place in places], (None, 0))
+    assert trajectory.branched == 1
 
 
 def test_an_unknown_builder_is_named_with_the_known_ones() -> None:
