@@ -36,12 +36,13 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "attempt": (pa.int32(), "the attempt of the session, from 0"),
     "group": (
         pa.string(),
-        "the task's id, or the state from which a session branched: advantages are over the sessions of a group, "
-        "never over its rows",
+        "the task's id, or the state from which a session branched: advantages are over the sessions of a group "
+        "by one harness and profile, never over its rows",
     ),
     "sample_index": (pa.int32(), "the number of the session in its group"),
     "repo": (pa.string(), "the task's repository, else the task's id"),
     "harness": (pa.string(), "the command-line agent"),
+    "profile": (pa.string(), "its profile: default or lean"),
     "model": (pa.string(), "the engine's name of the model"),
     "scripted": (pa.bool_(), "true: a script chose the tokens, no model"),
     "builder": (pa.string(), "the builder of the traces"),
@@ -129,6 +130,7 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         **trace.model_dump(include={"trace_id", "session_id", "kind", "finish_reason", "call_ids", "messages"}),
         **trace.model_dump(include={"turns", "weight_versions", "tools", "branched_from", "shared_prefix"}),
         **session.model_dump(include={"attempt", "sample_index", "harness", "truncated_by", "staleness"}),
+        "profile": episode.request.agent.profile,
         **episode.engine.model_dump(include={"model", "scripted"}),
         "group": episode.group,
         "repo": repository(episode),

@@ -83,8 +83,41 @@ def test_branches_are_compared_with_their_siblings_alone() -> None:
     batch = make_batch([base("a", 1.0, 2), *(base(name, 0.0, 1) for name in "bde"), *solved])
     by_session = {row.session_id: row for row in batch.rows}
     assert [by_session[name].advantage for name in ("a", "b", "c0")] == [0.75, -0.25, 0.0]
-    assert [by_session[name].group_id for name in ("a", "b", "c0")] == ["task", "task", "task, 1 calls of a"]
+    assert [by_session[name].group_id for name in ("a", "b", "c0")] == [
+        *("task, pi default", "task, pi default"),
+        "task, 1 calls of a, pi default",
+    ]
     assert len(set(padded(batch.rows, pad_id=0)["group_ids"].tolist())) == 2
+
+
+def test_a_branch_that_left_its_record_is_compared_with_no_other() -> None:
+    """Guards against votes in the mean of a state that a session never reached: `when_divergent=live` let it go on."""
+    left = make_episode("left", 0.0, chain("left", 2))
+    left.request.start_from = StartFrom(record="/state/sessions/a", calls=1, when_divergent="live")
+    reached = branch("reached", 1.0, "a", 1, 2, when_divergent="live")
+    batch = make_batch([left, reached, branch("c", 1.0, "a", 1, 2), branch("d", 0.5, "a", 1, 2)], scale="none")
+    by_session = {row.session_id: row for row in batch.rows}
+    assert [round(by_session[name].advantage, 3) for name in ("reached", "c", "d", "left")] == [0.167, 0.167, -0.333, 0]
+    assert by_session["left"].group_id == "task, 1 calls of a, left by left, pi default"
+    left.trajectory.branched = None
+    assert left.group == "task, 1 calls of a", "files of earlier versions do not say which branches left"
+
+
+def test_harnesses_and_profiles_are_not_compared_with_each_other() -> None:
+    """Guards against an advantage for the harness that played: no policy chooses its harness."""
+    episodes = [base(name, reward, 1) for name, reward in zip("abcdef", [1.0, 0.0, 1.0, 1.0, 0.0, 0.5], strict=True)]
+    for episode in episodes[2:4]:
+        episode.session.harness = "codex"
+    for episode in episodes[4:]:
+        episode.request.agent.profile = "lean"
+    batch = make_batch(episodes)
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5, 0, 0, -0.25, 0.25]
+    assert (batch.counts.groups, len(set(padded(batch.rows, pad_id=0)["group_ids"].tolist()))) == (3, 3)
+    assert [(start.value, start.samples) for (start,) in state_values(episodes).values()] == [
+        *((0.0, 1), (1.0, 1)),
+        *((1.0, 1), (1.0, 1)),
+        *((0.5, 1), (0.0, 1)),
+    ]
 
 
 def test_calls_before_the_first_valued_state_have_the_sessions_advantage() -> None:
