@@ -93,14 +93,16 @@ def make_batch(
     multiple_of: int = 1,
     turn_reward_weight: float = 0.0,
     turn_values: bool = False,
+    allow_scripted: bool = False,
 ) -> Batch:
-    """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by `Episode.group`.
+    """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by `group_of`.
 
     `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
     data-parallel ranks; inert rows fill the batch up to a multiple. `turn_reward_weight`: the weight of
     `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). `turn_values`: calls have
-    the advantages of `training.turn_values`, where other sessions value a state before them. Raises `ValueError` for a
-    session that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
+    the advantages of `training.turn_values`, where other sessions value a state before them. `allow_scripted`:
+    take tokens that a script chose, which no model sampled: to try things out. Raises `ValueError` for such tokens
+    without it, for a session that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
     """
     _check_choice("truncated", truncated, Truncated)
     episodes = [regarded(episode, truncated) for episode in episodes]
@@ -109,6 +111,8 @@ def make_batch(
     _check_choice("scale", scale, Scale)
     _check_choice("weighting", weighting, Weighting)
     _check(episodes, max_tokens, multiple_of, turn_reward_weight)
+    if not allow_scripted:
+        check_sampled(episodes)
     if turn_values and (turn_reward_weight or scale != "none"):
         raise ValueError(
             "turn_values=True: advantages are differences of values; set turn_reward_weight=0, scale='none'"
@@ -227,6 +231,16 @@ def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int
         if times > 1:
             raise ValueError(f"session {session_id} occurs {times} times: its tokens would be trained as often")
     check_logprobs(episodes)
+
+
+def check_sampled(episodes: Sequence[Episode]) -> None:
+    """Raise `ValueError` for a scored session of a scripted policy: its tokens must not be trained by accident."""
+    for episode in episodes:
+        if episode.reward is not None and episode.engine.scripted:
+            raise ValueError(
+                f"session {episode.session.session_id}: a script chose its tokens (engine {episode.engine.name}), "
+                "no model did; leave the session out (make_batch takes it with allow_scripted=True, to try things out)"
+            )
 
 
 def check_logprobs(episodes: Sequence[Episode]) -> None:

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from polar_gym.schema import Episode, Trace
-from polar_gym.training.batch import BatchCounts, begin_counts, check_logprobs, rewards_and_groups
+from polar_gym.training.batch import BatchCounts, begin_counts, check_logprobs, check_sampled, rewards_and_groups
 from polar_gym.training.row import Row, row_of
 from polar_gym.training.sampling import check_logprobs_mode
 from polar_gym.training.tensors import stable_number
@@ -96,8 +96,9 @@ def rollout_output(episodes: Sequence[Episode]) -> tuple[dict[str, list[Any]], B
 
     The columns are `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`; TRL passes the others, `reward`,
     `session_id` and `sampling` (see `Episode.sampled_with`), to reward functions. Raises `ValueError` for a logprob
-    that is not finite, or not that of the sampling (see `training.sampling`).
+    that is not finite, or not that of the sampling (see `training.sampling`), and for tokens that a script chose.
     """
+    check_sampled(episodes)
     check_logprobs(episodes)
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "session_id", "sampling")
     output: dict[str, list[Any]] = {name: [] for name in names}

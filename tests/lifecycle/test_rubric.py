@@ -59,7 +59,7 @@ async def test_tests_and_a_judge_grade_a_session(tmp_path: Path) -> None:
     assert sorted((turn.call_id, turn.reward) for turn in turns) == sorted(again.evaluation.call_rewards.items())  # type: ignore[union-attr]
     assert again.trajectory.fidelity.calls == 2, "the judge's answers are no calls of the session"
     assert KEY.encode() not in episode.to_json()
-    rows = make_batch([again], turn_reward_weight=1.0).rows
+    rows = make_batch([again], turn_reward_weight=1.0, allow_scripted=True).rows
     arrays = padded(rows, pad_id=0)
     assert set(arrays["advantages"][arrays["loss_mask"] == 1].tolist()) == {0.0, -0.5}, "1 - 0.5 + 0 - 0.5, and 0 - 0.5"
     assert set(arrays["turn_rewards"][arrays["loss_mask"] == 1].tolist()) == {0.0, 1.0}

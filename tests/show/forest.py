@@ -112,7 +112,7 @@ async def session(harness: str, case: Case, sample: int) -> dict[str, Episode]:
 
 
 def count(sessions: Sequence[Mapping[str, Episode]]) -> Counted:
-    batches = {name: make_batch([built[name] for built in sessions]) for name in BUILDERS}
+    batches = {name: make_batch([built[name] for built in sessions], allow_scripted=True) for name in BUILDERS}
     return Counted(batches, {name: forest(batch.rows) for name, batch in batches.items()})
 
 

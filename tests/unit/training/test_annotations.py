@@ -16,7 +16,7 @@ from tests.support.made_runs import made_session
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_values_of_padded_rows_come_back_by_trace(form: str, tmp_path: Path) -> None:
     episodes = [made_session(0, sample, None) for sample in range(2)]
-    rows = make_batch(episodes, multiple_of=8).rows
+    rows = make_batch(episodes, multiple_of=8, allow_scripted=True).rows
     logprobs = padded(rows, 0)["old_logprobs"] - 1
     file = tmp_path / "notes.jsonl"
     with file.open("ab") as notes:
@@ -35,6 +35,6 @@ def test_values_of_padded_rows_come_back_by_trace(form: str, tmp_path: Path) -> 
 
 
 def test_an_array_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    rows = make_batch([made_session(0, 0, None)]).rows
+    rows = make_batch([made_session(0, 0, None)], allow_scripted=True).rows
     with (tmp_path / "notes.jsonl").open("wb") as notes, pytest.raises(ValueError, match="ratio: expected 1 arrays"):
         write_annotations(notes, rows, {"ratio": [np.ones(3)]})

@@ -137,6 +137,19 @@ def test_a_fork_changes_neither_the_baseline_nor_the_weight_of_its_session() -> 
             assert sum(row.weights.sum() for row in batch.rows if row.session_id == "a") == pytest.approx(0.5)
 
 
+def test_tokens_that_a_script_chose_are_not_trained_by_accident() -> None:
+    """Guards against the tokens of a demo in a batch, where nothing tells them from those of a model."""
+    scripted = EngineInfo(name="embedded", model="policy", scripted=True, max_model_len=100)
+    episodes = [make_episode("a", 1.0, forked(1)), make_episode("b", 0.0, forked(1), engine=scripted)]
+    with pytest.raises(ValueError, match=r"session b: a script chose its tokens.* with allow_scripted=True"):
+        make_batch(episodes)
+    with pytest.raises(ValueError, match="session b: a script chose its tokens"):
+        rollout_output(episodes)
+    assert make_batch(episodes, allow_scripted=True).counts.rows == 2
+    masked = make_episode("b", None, forked(1), engine=scripted)
+    assert make_batch([episodes[0], masked]).counts.rows == 1, "it trains nothing"
+
+
 def test_a_masked_episode_is_in_no_mean() -> None:
     episodes = [
         make_episode("a", 1.0, forked(1)),
