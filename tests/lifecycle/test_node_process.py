@@ -19,6 +19,7 @@ from tests.lifecycle.runtime_kinds import Marked
 from tests.support.processes import free_port
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking
+from tests.support.tools import BASH
 
 WORKING = asking("ask(); import time; time.sleep(60)")
 
@@ -184,14 +185,21 @@ def test_a_key_comes_from_the_environment_or_a_file_and_leaves_the_environment(
         assert weak not in str(caught.value)
 
 
-async def test_a_stop_that_reaches_every_process_interrupts_sessions(process: NodeProcess) -> None:
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "ask(); os.execvp('sleep', {})",
+        f"ask(tools=[{BASH}]); __import__('subprocess').run({{}}); sys.exit(0)",
+    ],
+    ids=["killed", "ends in order"],
+)
+async def test_a_stop_that_reaches_every_process_interrupts_sessions(process: NodeProcess, ending: str) -> None:
     """Guards against sessions that count as ended because Slurm or systemd signalled their harness as well."""
+    process.settings = ("engine.scripts=[{commands: ['true'], final_message: Done.}]",)
     await process.start()
     marked = Marked()
     async with client(process.url) as speaker:
-        await speaker.put(
-            order(agent=asking(f"import shlex; ask(); os.execvp('sleep', shlex.split({marked.command!r}))"))
-        )
+        await speaker.put(order(agent=asking(ending.replace("{}", str(marked.command.split())))))
         await marked.until(True)
         gateway = process.process
         assert gateway is not None

@@ -64,10 +64,19 @@ class Held:
     """None: the session has ended, and its episode is on the disk."""
 
 
-def _cut_off(session: Session) -> bool:
+def _cut_off(life: SessionLife, *, at_work: bool) -> bool:
     """Return whether a session lost its harness or its sandbox. While the gateway is stopped, that is no doing of the
-    agent: Slurm and systemd send SIGTERM to every process of a job."""
-    return (session.failure is not None and session.failure.kind == "runtime_error") or (session.exit_code or 0) > 128
+    agent: Slurm and systemd send SIGTERM to every process of a job. A harness that was `at_work` and catches the signal
+    exits with 0, mostly in the middle of a call, or after an answer with tool calls, of which none ends its work."""
+    session = life.session
+    if (session.failure is not None and session.failure.kind == "runtime_error") or (session.exit_code or 0) > 128:
+        return True
+    last = next((call for call in reversed(life.capture.asked) if call.kind == "main"), None)
+    if not at_work or session.truncated_by is not None or last is None:
+        return False
+    calls, ends_by = (last.response or {}).get("tool_calls") or [], life.capture.harness.ends_by
+    ended = bool(ends_by) and any(ends_by in call["function"]["arguments"] for call in calls)
+    return last.outcome == "abandoned" or (bool(calls) and not ended)
 
 
 class NodeService:
@@ -86,6 +95,8 @@ class NodeService:
         self.fenced = False
         """True: the server has answered no heartbeat for a lease. No order resumes generation before it does."""
         self._stopping = False
+        self._at_work: set[Key] = set()
+        """The sessions whose harness ran when the node began to stop."""
         self.changed = asyncio.Event()
         """Set when the server should be told of a change."""
         self.ended: asyncio.Queue[Key] = asyncio.Queue()
@@ -219,7 +230,7 @@ class NodeService:
     async def _conduct(self, key: Key, life: SessionLife) -> None:
         try:
             episode = await self.node.conduct(life)
-            if self._stopping and _cut_off(life.session):
+            if self._stopping and _cut_off(life, at_work=key in self._at_work):
                 life.session.failure = None
                 episode = await life.abandon(Status.INTERRUPTED)
         except Exception as error:  # an error of the gateway itself ends this session, the others go on
@@ -357,6 +368,7 @@ class NodeService:
         """Drain for `grace_seconds`, then interrupt the sessions that still run: the server begins them again on other
         nodes. Sessions that have not begun to run are interrupted at once."""
         self._stopping = True
+        self._at_work = {key for key, held in self._held.items() if held.session.status is Status.RUNNING}
         self.drain()
         self._interrupt(NOT_BEGUN)
         if self._work:
