@@ -187,7 +187,7 @@ class Budget(Record):
     """Limits that end a session early, with what was captured so far."""
 
     max_calls: int | None = Field(default=None, gt=0)
-    """Model calls of one session; null: no limit."""
+    """Model calls of one session, without those that the engine failed; null: no limit."""
     max_sampled_tokens: int | None = Field(default=None, gt=0)
     """Tokens that one session may sample; null: no limit."""
 

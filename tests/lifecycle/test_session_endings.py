@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from polar_gym.chat import ChatRequest, Completion, OnDelta
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EvaluationContext, ToolAnswer
@@ -27,7 +30,9 @@ from polar_gym.schema import (
     HarnessSpec,
     PluginSpec,
     RuntimeSpec,
+    Sampling,
     Session,
+    StartFrom,
     Status,
 )
 from tests.lifecycle.nodes import node_here, order
@@ -76,6 +81,51 @@ async def test_an_answer_cut_by_the_token_budget_ends_the_session_also_if_the_ha
         episode = await local.rollout(task(budget=Budget(max_sampled_tokens=5)))
     assert episode.session.truncated_by == "tokens"
     assert episode.trajectory.fidelity.sampled_tokens == 5
+
+
+class Hiccup(EmbeddedEngine):
+    """Fails two of three calls: as a server that starts again, and in the middle of an answer, as one with new weights.
+    A request with stop strings is at fault itself."""
+
+    asked = 0
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        self.asked += 1
+        if request.stop:
+            raise EngineError(400, "no stop strings", kind="invalid_request")
+        if self.asked % 3 == 1:
+            raise EngineError(503, "it starts again", kind="overloaded")
+        completion = await super().chat(request, sampling, on_delta)
+        return replace(completion, finish_reason="abort") if self.asked % 3 == 2 else completion
+
+
+async def test_calls_that_the_engine_failed_are_not_of_the_budget(tmp_path: Path) -> None:
+    """Guards against an outage that uses the budget up, and is the agent's failure; the harness tried each call again.
+    They are not of a resumed session's budget either, which has one more refusal."""
+    rest = """
+def tried(times=1000, **more):
+    for _ in range(times):
+        try:
+            return ask(**more)
+        except urllib.error.HTTPError as error:
+            if error.code == 403:
+                sys.exit("the budget is used up")
+for call in (1, 2):
+    tried(messages=[{"role": "user", "content": str(call)}])
+tried(1, stop=["x"])
+"""
+    engine = Hiccup(EmbeddedOptions(scripts=[Script(final_message="word " * 20)]))
+    request = task(agent=asking(rest), budget=Budget(max_calls=3))
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        first = await local.rollout(request)
+        start = StartFrom(record=str(Path(str(first.artifacts.journal)).parent), owned=True)
+        resumed = await local.rollout(request.model_copy(update={"start_from": start, "budget": Budget(max_calls=4)}))
+        spent = await local.rollout(request.model_copy(update={"budget": Budget(max_calls=2)}))
+    for episode in (first, resumed):
+        assert (episode.session.truncated_by, episode.session.failure) == (None, None)
+        assert len(episode.trajectory.delivered) == 2
+    assert first.trajectory.fidelity.calls == 7, "four that the engine failed, and one that was at fault"
+    assert spent.session.truncated_by == "calls", "the third one counts"
 
 
 async def test_parallel_calls_share_one_token_budget(tmp_path: Path) -> None:

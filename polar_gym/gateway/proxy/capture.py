@@ -67,10 +67,12 @@ class SessionCapture:
     """Done when the harness asked for more than its budget holds. Raises `CaptureError` when a call could not be
     recorded, because then the session must end too."""
     admitted: int = 0
-    """How many calls were let in."""
+    """How many calls were let in, with those that the record has and does not give out."""
     refused_fields: set[str] = field(default_factory=set)
     """The fields, without indices, for which a request was refused that cannot be translated."""
     _passes: set[asyncio.Task[None]] = field(default_factory=set)
+    _given_back: int = 0
+    """How many of the calls that were let in do not count against the budget."""
     _sampled_tokens: int = 0
     _in_flight: dict[asyncio.Task[Any], int] = field(default_factory=dict)
     """The task that answers each call -> how many tokens of the budget the call may use, 0 for a tool."""
@@ -126,7 +128,7 @@ class SessionCapture:
         limits = self.budget
         if not self.running:
             return None
-        if limits.max_calls is not None and self.admitted >= limits.max_calls:
+        if limits.max_calls is not None and self.admitted - self._given_back >= limits.max_calls:
             return self._refuse("calls")
         if limits.max_sampled_tokens is None:
             return 1
@@ -168,7 +170,7 @@ class SessionCapture:
         """Answer the first calls from a record. The calls that the record has and does not give out count as made; a
         session that goes on with its own record has them in its books, too. Raises `CaptureError`, as `record` does."""
         self.recording, self.handles = recording, recording.handles
-        self.admitted = len(recording.left_out)
+        self.admitted = sum(map(_is_spent, recording.left_out))
         if not recording.waiting:
             self.caught_up.set()
         self._keep(recording.left_out)
@@ -210,6 +212,7 @@ class SessionCapture:
         finally:
             self.calls.append(call)
             self._sampled_tokens += len(call.response_ids)
+            self._given_back += call.replayed is None and not _is_spent(call)
 
     def mark_abandoned(self, call: ModelCall) -> None:
         """Mark a recorded call as abandoned: the harness hung up before it had the whole answer. Raises `CaptureError`
@@ -245,3 +248,8 @@ class SessionCapture:
         call.error = f"it could not be written to {self.journal.path}: {error}"
         self.stop(CaptureError(f"call {call.call_id}: {call.error}"))
         return CaptureError(call.error)
+
+
+def _is_spent(call: ModelCall) -> bool:
+    """Return whether a call counts against the budget of calls: not where the machinery failed it."""
+    return call.outcome != "failed" or call.error_kind in ("invalid_request", "context_length")
