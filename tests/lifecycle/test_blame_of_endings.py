@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polar_gym.chat import ChatRequest, Completion, Delta, OnDelta
-from polar_gym.engines import EngineError
+from polar_gym.engines import EngineError, probe
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.session import harness_run
 from polar_gym.harnesses.command import HARNESS as COMMAND
 from polar_gym.registry import Options
 from polar_gym.runtimes import Command, ExecResult, SandboxError, SandboxRequest
 from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
-from polar_gym.schema import Episode, EvaluatorSpec, HarnessSpec, RuntimeSpec, Sampling, Workspace
+from polar_gym.schema import (
+    Episode,
+    EvaluatorSpec,
+    HarnessSpec,
+    RuntimeSpec,
+    Sampling,
+    StartFrom,
+    TaskRequest,
+    Workspace,
+)
 from polar_gym.workspaces import diff as diff_module
 from tests.support.requirements import need_bubblewrap
 from tests.support.sessions import asking, node, task
@@ -35,15 +46,17 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(source=str(source))
 
 
+MADE = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
+
+
 async def run(
     tmp_path: Path, workspace: Workspace, rest: str, runtime: str = "bubblewrap", harness: str = "command"
 ) -> Episode:
     """An episode of a harness that asks once, and then does this, graded by whether `made` is there."""
-    spec = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
     agent: HarnessSpec = asking(f"ask()\n{rest}").model_copy(update={"name": harness})
     async with node(tmp_path) as local:
         return await local.rollout(
-            task(agent=agent, evaluator=spec, runtime=RuntimeSpec(name=runtime, workspace=workspace))
+            task(agent=agent, evaluator=MADE, runtime=RuntimeSpec(name=runtime, workspace=workspace))
         )
 
 
@@ -91,14 +104,65 @@ async def test_harness_that_gives_up_on_an_answer_of_which_it_saw_nothing_is_mas
     """Guards against taking the part that the gateway has received for one that the harness could act on."""
     engine = Endless(EmbeddedOptions(scripts=[Script(final_message="word " * 20)]))
     agent = asking("urllib.request.socket.setdefaulttimeout(1)\nask()")
-    spec = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
     runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
     async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
-        episode = await local.rollout(task(agent=agent, evaluator=spec, runtime=runtime))
+        episode = await local.rollout(task(agent=agent, evaluator=MADE, runtime=runtime))
     assert episode.trajectory.fidelity.excluded.keys() == {"abandoned"}
     assert episode.reward is None
     assert episode.session.failure is not None
     assert episode.session.failure.kind == "harness_error"
+
+
+class Wedged(EmbeddedEngine):
+    """Answers one call, begins the answer of the next one, and sends no more of that until the time is up."""
+
+    asked = 0
+
+    def __init__(self, ahead: list[float], *, answers_others: bool) -> None:
+        super().__init__(EmbeddedOptions(scripts=[Script(final_message="word " * 20)]))
+        self.ahead, self.answers_others = ahead, answers_others
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        self.asked += 1
+        deltas: list[Delta] = []
+        completion = await super().chat(request, sampling, deltas.append)
+        wedged = self.asked == 2 or (self.asked > 2 and not self.answers_others)
+        for delta in deltas[: 2 if wedged else None]:
+            if on_delta is not None:
+                on_delta(delta)
+        if wedged:
+            self.ahead[0] = 3600.0
+            await asyncio.get_running_loop().create_future()
+        return completion
+
+
+@pytest.mark.parametrize(
+    ("silence", "answers_others", "failure"),
+    [(30.0, False, "engine_error"), (30.0, True, None), (7200.0, False, None)],
+    ids=["wedged", "slow", "not silent for long"],
+)
+async def test_an_engine_that_is_wedged_in_the_middle_of_an_answer_is_masked(
+    tmp_path: Path,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    silence: float,
+    answers_others: bool,
+    failure: str | None,
+) -> None:
+    """Guards against a reward of 0 for a session whose engine stood still until the time was up."""
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 3.0)
+    monkeypatch.setattr(harness_run, "SILENCE_SECONDS", silence)
+    loop, ahead = asyncio.get_running_loop(), [0.0]
+    loop_time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: loop_time() + ahead[0])
+    engine = Wedged(ahead, answers_others=answers_others)
+    runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
+    request = task(agent=asking("ask(); ask()"), evaluator=MADE, runtime=runtime, timeout_seconds=3600)
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        episode = await local.rollout(request)
+    assert episode.trajectory.fidelity.excluded.keys() == {"abandoned"}
+    assert (episode.session.failure.kind if episode.session.failure else None) == failure
+    assert (episode.session.truncated_by, episode.reward) == ("time", 0.0 if failure is None else None)
 
 
 STRUCTURED = replace(COMMAND, acts_on_text=False)
@@ -129,11 +193,10 @@ class Choosy(EmbeddedEngine):
 async def after_acting(tmp_path: Path, workspace: Workspace, rest: str) -> Episode:
     """An episode of a harness that gets a tool call from the policy, and then does this."""
     engine = Choosy(EmbeddedOptions(scripts=[Script(commands=["true"])]))
-    spec = EvaluatorSpec.model_validate({"name": "test_on_output", "command": "test -f made"})
     runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
     async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
         return await local.rollout(
-            task(agent=asking(f"ask(tools={TOOLS})\n{rest}"), evaluator=spec, runtime=runtime, timeout_seconds=5)
+            task(agent=asking(f"ask(tools={TOOLS})\n{rest}"), evaluator=MADE, runtime=runtime, timeout_seconds=5)
         )
 
 
@@ -165,6 +228,100 @@ async def test_kill_before_any_answer_is_masked(tmp_path: Path, workspace: Works
     async with node(tmp_path) as local:
         episode = await local.rollout(task(agent=agent, runtime=RuntimeSpec(name="bubblewrap", workspace=workspace)))
     assert episode.reward is None
+
+
+async def test_a_harness_that_hangs_before_its_first_call_is_masked(tmp_path: Path, workspace: Workspace) -> None:
+    """Guards against a session of which the policy knows nothing, and which counts as its failure."""
+    agent = asking("import time; time.sleep(3600)")
+    runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
+    async with node(tmp_path) as local:
+        episode = await local.rollout(task(agent=agent, evaluator=MADE, runtime=runtime, timeout_seconds=2))
+    assert (episode.session.truncated_by, episode.reward) == ("time", None)
+    assert episode.session.failure is not None
+    assert episode.session.failure.kind == "harness_error"
+    assert "ended before its first model call" in episode.session.failure.message
+
+
+def titled(headers: object, body: dict[str, Any]) -> dict[str, str]:
+    return {"kind": "auxiliary"} if body["messages"][0]["content"] == "title" else {}
+
+
+TITLED = replace(COMMAND, classify=titled)
+"""A harness whose calls with the text `title` are beside the work."""
+
+
+def by_its_workspace(workspace: Workspace, lines: str) -> TaskRequest:
+    """A request whose harness runs the lines that its workspace has: a record's may be other ones."""
+    (Path(str(workspace.source)) / "lines").write_text(f"import time\n{lines}")
+    agent = asking("exec(open('lines').read())").model_copy(update={"name": f"{__name__}:TITLED"})
+    return task(agent=agent, evaluator=MADE, runtime=RuntimeSpec(name="bubblewrap", workspace=workspace))
+
+
+def going_on(first: Episode, request: TaskRequest, **fields: Any) -> TaskRequest:
+    start = StartFrom(record=str(Path(str(first.artifacts.journal)).parent), owned=True)
+    return request.model_copy(update={"start_from": start, **fields})
+
+
+def acting(tmp_path: Path) -> Node:
+    """A node whose policy calls a tool once."""
+    engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(commands=["true"], final_message="Done.")]))
+    return Node(engine, cache=tmp_path / "cache", state=tmp_path / "state")
+
+
+FIRST = f"said = json.loads(ask(tools={TOOLS}))['choices'][0]['message']\n"
+RESULT = "{'role': 'tool', 'tool_call_id': said['tool_calls'][0]['id'], 'content': 'ran'}"
+SECOND = f"ask(tools={TOOLS}, messages=[{{'role': 'user', 'content': 'x'}}, said, {RESULT}])\n"
+TITLE = "ask(messages=[{'role': 'user', 'content': 'title'}])\n"
+BEHIND = {
+    "cannot start": "sys.exit('no memory')",
+    "ends": "",
+    "fails halfway": f"{FIRST}sys.exit('no memory')",
+    "is killed halfway": f"{FIRST}os.kill(os.getpid(), 9)",
+    "fails halfway, after a new title": f"{FIRST}{TITLE}sys.exit('no memory')",
+    "hangs halfway": f"{FIRST}time.sleep(3600)",
+}
+
+
+@pytest.mark.parametrize("ending", BEHIND)
+async def test_a_harness_that_does_not_come_to_the_end_of_its_record_is_masked(
+    tmp_path: Path, workspace: Workspace, ending: str
+) -> None:
+    """Guards against recorded calls that count as acts in a sandbox in which nobody asked for them."""
+    async with acting(tmp_path) as local:
+        first = await local.rollout(by_its_workspace(workspace, f"{FIRST}{SECOND}"))
+        request = by_its_workspace(workspace, BEHIND[ending])
+        again = going_on(first, request, timeout_seconds=2 if "hangs" in ending else request.timeout_seconds)
+        resumed = await local.rollout(again)
+    assert (first.reward, resumed.reward) == (0.0, None)
+    assert resumed.session.failure is not None
+    assert resumed.session.failure.kind == "diverged", "the sample begins again"
+    assert ("no memory" in resumed.session.failure.message) == ("no memory" in BEHIND[ending])
+    assert resumed.trajectory.fidelity.sampled_tokens >= first.trajectory.fidelity.sampled_tokens
+
+
+async def test_a_harness_that_comes_to_the_end_of_its_record_is_scored(tmp_path: Path, workspace: Workspace) -> None:
+    """Guards against a session that begins again because it asked for no title, or because it is a branch."""
+    async with acting(tmp_path) as local:
+        first = await local.rollout(by_its_workspace(workspace, f"{FIRST}{SECOND}{TITLE}"))
+        again = going_on(first, by_its_workspace(workspace, f"{FIRST}{SECOND}sys.exit(1)"))
+        resumed = await local.rollout(again)
+        branch = StartFrom(record=again.start_from.record, calls=2) if again.start_from else None
+        branched = await local.rollout(again.model_copy(update={"start_from": branch}))
+    assert resumed.trajectory.fidelity.excluded.keys() == {"abandoned"}, "the title"
+    for episode in (resumed, branched):
+        assert (episode.session.failure, episode.reward) == (None, 0.0)
+
+
+async def test_an_answer_that_an_earlier_attempt_cut_off_is_no_act(tmp_path: Path, workspace: Workspace) -> None:
+    """Guards against a harness that cannot start in its new sandbox, and whose policy is to blame for that."""
+    engine = Endless(EmbeddedOptions(scripts=[Script(final_message="word " * 20)]))
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state", streaming="real") as local:
+        first = await local.rollout(by_its_workspace(workspace, "ask()").model_copy(update={"timeout_seconds": 5}))
+        assert first.trajectory.fidelity.excluded.keys() == {"abandoned"}
+        resumed = await local.rollout(going_on(first, by_its_workspace(workspace, "sys.exit('no memory')")))
+    assert resumed.trajectory.fidelity.excluded.keys() == {"abandoned"}, "it stays in the books"
+    assert resumed.session.failure is not None
+    assert resumed.session.failure.kind == "harness_error"
 
 
 class Vanishing:

@@ -59,8 +59,13 @@ class SessionCapture:
     """Those of the record, and of the harness in their place."""
     clock: Callable[[], float] | None = None
     """Returns the agent's seconds so far, with those of its earlier attempts; None: the agent's time has not begun."""
+    heard: float = 0.0
+    """The agent's seconds when an engine sent the last part of an answer."""
     caught_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the record was given out, or when the engine was asked for a call."""
+    fell_behind: bool = False
+    """A resumed session ended in the middle of its record: before its harness had asked for the whole record, or for
+    anything new. Calls beside the work (`auxiliary`) do not count."""
     exhausted: asyncio.Future[Literal["calls", "tokens"]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -70,6 +75,8 @@ class SessionCapture:
     """How many calls were let in, with those that the record has and does not give out."""
     refused_fields: set[str] = field(default_factory=set)
     """The fields, without indices, for which a request was refused that cannot be translated."""
+    _kept: set[str] = field(default_factory=set)
+    """The ids of the calls that are in the books and were not asked for."""
     _passes: set[asyncio.Task[None]] = field(default_factory=set)
     _given_back: int = 0
     """How many of the calls that were let in do not count against the budget."""
@@ -100,6 +107,11 @@ class SessionCapture:
             yield self.admitted - 1, request
         finally:
             del self._in_flight[task]
+
+    @property
+    def asked(self) -> list[ModelCall]:
+        """Return the calls that the harness asked for: without the rest of the record of a session that goes on."""
+        return [call for call in self.calls if call.call_id not in self._kept]
 
     @property
     def agent_seconds(self) -> float | None:
@@ -160,6 +172,9 @@ class SessionCapture:
         if self.recording is not None:
             left = list(self.recording.waiting.values())
             self.recording.waiting.clear()
+            new = [call for call in self.calls if call.replayed is None]
+            if self.recording.owned and _has_work(left) and not _has_work(new):
+                self.fell_behind = True
             self._keep(left)
 
     def _refuse(self, reason: Literal["calls", "tokens"]) -> None:
@@ -182,6 +197,7 @@ class SessionCapture:
         for call in calls:
             outcome = "abandoned" if call.outcome == "delivered" else call.outcome
             how = Replayed(session_id=self.recording.session_id, owned=True)
+            self._kept.add(call.call_id)
             changes = {"session_id": self.session_id, "outcome": outcome, "replayed": call.replayed or how}
             self.record(call.model_copy(update={**changes, "messages": list(call.messages)}))
 
@@ -248,6 +264,10 @@ class SessionCapture:
         call.error = f"it could not be written to {self.journal.path}: {error}"
         self.stop(CaptureError(f"call {call.call_id}: {call.error}"))
         return CaptureError(call.error)
+
+
+def _has_work(calls: Iterable[ModelCall]) -> bool:
+    return any(call.kind != "auxiliary" for call in calls)
 
 
 def _is_spent(call: ModelCall) -> bool:

@@ -371,6 +371,7 @@ class Proxy:
         if isinstance(exchange.engine, Replicas):
             exchange.engine.heard(exchange.capture.session_id)
         exchange.take(delta)
+        exchange.capture.heard = exchange.capture.agent_seconds or 0.0
         if exchange.call is None:
             assert delta.prompt_ids is not None
             exchange.plan = self.splicer.confirm(exchange.plan, delta.prompt_ids)

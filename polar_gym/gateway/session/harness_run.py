@@ -28,6 +28,9 @@ PAUSES_SECONDS = 24 * 3600.0
 ENDING_SECONDS = 60.0
 """How long a runtime may take to end a command. After that the command is cancelled, and its output is lost."""
 
+SILENCE_SECONDS = 30.0
+"""How long a live engine may send nothing of an answer that it has begun."""
+
 SIGNALLED = 128
 """An exit code above it says that a signal ended the process."""
 
@@ -147,22 +150,31 @@ class HarnessRun:
         Exit codes lie in both directions, so the calls of the run decide. Once the agent has acted, it is to blame for
         every end: it can kill the harness, write to the harness's own files, and send requests that an engine refuses.
         The one exception is an engine that failed by itself (`_engine_failed`), or fell silent: the time ended while a
-        call had no token, and the engine does not answer another request. Before that, the agent is to blame
-        where a budget ended the run, where the run outgrew the context, and where a signal ended the harness. Where
-        the sandbox itself was lost, the diff cannot be read, and that is a failure.
+        call had no token, or no new one for long, and the engine does not answer another request. Before that, the
+        agent is to blame where a budget ended the run, where the run outgrew the context, and where a signal ended the
+        harness. Where the sandbox itself was lost, the diff cannot be read, and that is a failure.
+
+        A resumed run that ended in the middle of its record has diverged: its agent did the rest in another sandbox.
         """
-        silent = self._without_a_token()
-        if silent is not None and not await self.proxy.engine_answers(silent, self.capture.sampling):
-            message = "the time ended before the first token of a call, and the engine answers no other request"
-            return Failure(stage=Status.RUNNING, kind="engine_error", message=message)
-        answered = [call for call in self.capture.calls if call.outcome != "abandoned"]
-        outgrown = any(call.error_kind == "context_length" for call in answered)
-        acted = any(map(self._is_act, self.capture.calls))
-        engine_failed = bool(answered) and await self._engine_failed(answered[-1], acted)
-        if self.session.truncated_by is not None and not engine_failed:
-            return None
-        stderr = output.stderr.decode(errors="replace").strip()[-4000:]
+        calls, truncated_by = self.capture.asked, self.session.truncated_by
         name, code = self.request.agent.name, self.session.exit_code
+        stderr = output.stderr.decode(errors="replace").strip()[-4000:]
+        if self.capture.fell_behind:
+            message = f"{name} (exit code {code}) ended before it had asked again for the calls of its record: {stderr}"
+            return Failure(stage=Status.RUNNING, kind="diverged", message=message)
+        if not calls and truncated_by == "time":
+            message = f"the time of {name} ended before its first model call: {stderr}"
+            return Failure(stage=Status.RUNNING, kind="harness_error", message=message)
+        silent = self._left_waiting()
+        if silent is not None and not await self.proxy.engine_answers(silent, self.capture.sampling):
+            message = "the time ended while a call waited for tokens, and the engine answers no other request"
+            return Failure(stage=Status.RUNNING, kind="engine_error", message=message)
+        answered = [call for call in calls if call.outcome != "abandoned"]
+        outgrown = any(call.error_kind == "context_length" for call in answered)
+        acted = any(map(self._is_act, calls))
+        engine_failed = bool(answered) and await self._engine_failed(answered[-1], acted)
+        if truncated_by is not None and not engine_failed:
+            return None
         if not acted and not any(call.outcome == "delivered" for call in answered):
             reason = next((call.error for call in answered if call.error), None)
             said = reason or stderr or output.stdout.decode(errors="replace").strip()[-4000:]
@@ -180,12 +192,15 @@ class HarnessRun:
             return Failure(stage=Status.RUNNING, kind="harness_error", message=f"{name} exited with {code}: {stderr}")
         return None
 
-    def _without_a_token(self) -> ModelCall | None:
-        """Return a call that the end of the agent's time cut off before its first token."""
+    def _left_waiting(self) -> ModelCall | None:
+        """Return a call that the end of the agent's time cut off before its first token, or `SILENCE_SECONDS` or more
+        after the last token of any call."""
         if self.session.truncated_by != "time":
             return None
-        cut_off = itertools.takewhile(lambda call: call.outcome == "abandoned", reversed(self.capture.calls))
-        return next((call for call in cut_off if not len(call.response_ids)), None)
+        cut_off = itertools.takewhile(lambda call: call.outcome == "abandoned", reversed(self.capture.asked))
+        late = self.capture.heard + SILENCE_SECONDS
+        waited = (call for call in cut_off if not len(call.response_ids) or (call.agent_seconds or 0.0) >= late)
+        return next(waited, None)
 
     def _is_act(self, call: ModelCall) -> bool:
         """Return whether the harness may have acted on the answer of a call. A harness that hung up in the middle of an
