@@ -166,11 +166,13 @@ class Rollouts:
     async def _start(self) -> _Machinery:
         tasks = await asyncio.to_thread(load_tasks, self.configs[0])
         async with AsyncExitStack() as stack:
+            records = self._records
+            if records is not None:
+                stack.enter_context(await asyncio.to_thread(records.lock, "polar.rollout.state"))
             leftovers = await asyncio.to_thread(Leftovers, self.configs[0].runtime)
             stack.push_async_callback(asyncio.to_thread, leftovers.close)
             nodes = [make_node(config, tasks, scratch=leftovers.directory) for config in self.configs]
             started = [await stack.enter_async_context(node) for node in nodes]
-            records = self._records
             begun, day = ({}, None) if records is None else await asyncio.to_thread(_begun, records)
             by_id = {task.instance_id: task for task in tasks}
             return _Machinery(by_id, started, leftovers, begun, day, stack.pop_all())
@@ -201,7 +203,7 @@ class Rollouts:
 def _begun(records: StateDirectory) -> tuple[dict[tuple[str, int], list[Key]], date | None]:
     """Return the sessions that have not ended, and with whose record no other session went on; and the day that the
     first of all sessions was told."""
-    known = {key: records.read_manifest(key) for key in records.known()} if records.sessions.is_dir() else {}
+    known = {key: records.read_manifest(key) for key in records.known()}
     starts = [manifest.request.start_from for manifest in known.values()]
     used = {Path(start.record).name for start in starts if start is not None}
     begun: dict[tuple[str, int], list[Key]] = {}

@@ -83,3 +83,25 @@ async def test_a_row_goes_on_with_its_record_on_the_next_day(tmp_path: Path) -> 
     assert goes_on(records, first)
     assert records.read_manifest(again).request.agent.today == date(2026, 1, 5)
     assert [call.replayed is not None for call in read_journal(records.files(again).journal)] == [True]
+
+
+async def test_a_server_takes_no_row_of_a_live_server_for_its_own(tmp_path: Path) -> None:
+    """Guards against a sampled token that is trained twice: two servers had one directory of records."""
+    need_bubblewrap()
+    records, settings = StateDirectory(tmp_path), settings_of(tmp_path, "import time; ask(); time.sleep(3600)")
+    live, other, asked = Rollouts(settings), Rollouts(settings), row(BundledTasks(BundledTasks.Options()).load()[0])
+    running = asyncio.create_task(live.run(asked))
+    while not any(map(sampled, records.root.rglob("calls.jsonl"))):
+        assert not running.done(), running.result()
+        await asyncio.sleep(0.02)  # a journal has no event to wait for
+    async with asyncio.timeout(60):
+        refused = await other.run(asked)
+    said = f"polar.rollout.state={tmp_path}: another process serves it; stop that one, or set polar.rollout.state to"
+    assert refused["mask_sample"]
+    assert refused["failure_reason"].startswith(said)
+    assert len(list(records.known())) == 1
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    await live.close()
+    await other.close()

@@ -85,8 +85,8 @@ class StateDirectory:
         self.root = root
         self.sessions = root / "sessions"
 
-    def lock(self) -> IO[bytes]:
-        """Return a file that locks the directory until the file is closed.
+    def lock(self, key: str = "state") -> IO[bytes]:
+        """Return a file that locks the directory until the file is closed. `key`: the setting that names the directory.
 
         Raise `ConfigError` where another process serves the directory, or where the directory cannot be written.
         """
@@ -95,11 +95,11 @@ class StateDirectory:
             return durable.locked(self.root / "lock", wait=False, mode=0o600)
         except BlockingIOError as error:
             raise ConfigError(
-                f"state={self.root}: another gateway process serves it; stop that one, or set state= to a directory "
-                "of this one's own"
+                f"{key}={self.root}: another process serves it; stop that one, or set {key} to a directory of this "
+                "one alone"
             ) from error
         except OSError as error:
-            raise ConfigError(f"state={self.root}: {error.strerror}; name a directory that can be written") from error
+            raise ConfigError(f"{key}={self.root}: {error.strerror}; name a directory that can be written") from error
 
     def files(self, key: Key) -> SessionFiles:
         return SessionFiles(self.sessions / str(key))

@@ -52,7 +52,7 @@ def test_an_attempt_has_a_number_that_is_found_again(attempt: int) -> None:
 
 def test_one_process_serves_a_directory(tmp_path: Path) -> None:
     state, other = StateDirectory(tmp_path), StateDirectory(tmp_path)
-    in_use = r"another gateway process serves it; stop that one, or set state="
+    in_use = r"another process serves it; stop that one, or set state to a directory"
     with state.lock(), pytest.raises(ConfigError, match=in_use):
         other.lock()
     other.lock().close()
