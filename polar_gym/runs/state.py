@@ -1,6 +1,7 @@
 """The directory in which the runs of one output keep the journals of their sessions.
 
     outputs/demo.jsonl        the episodes of the last run
+    outputs/.demo.jsonl.lock  held by a run while it is live, wherever its state is, and by whichever link it writes
     outputs/demo.state/lock   held by a run while it is live; it names the output
     outputs/demo.state/1/     the state directory (`polar_gym.gateway.node.state`) of the first run, which holds
                               settings.json too (`polar_gym.runs.settings`)
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
+from polar_gym.episodes.output import DEVICES
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.state import StateDirectory
 from polar_gym.paths import check_writable
@@ -38,10 +40,31 @@ def own_state(config: RunConfig, *, resume: bool = False) -> Iterator[StateDirec
     journals belongs to another output, and where output or directory cannot be written.
     """
     output, root = config.rollout.output, state_of(config)
-    check_writable("rollout.output", output)
-    with _held(root, output.absolute()):
+    with _alone(output), _held(root, output.absolute()):
         last = max((int(each.name) for each in root.iterdir() if each.name.isdecimal()), default=0)
         yield StateDirectory(root / str(max(last, 1) if resume else last + 1))
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Hold the file that a path of episodes leads to: another run may name it by a link, or have another state."""
+    file = output.resolve()
+    device = DEVICES in output.absolute().parents  # runs may share it
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = nullcontext() if device else durable.locked(file.with_name(f".{file.name}.lock"), wait=False)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"rollout.output={str(output)!r}: a run that writes {file} is live; wait for its end, or set "
+            "rollout.output to another file"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"rollout.output={str(output)!r}: {error.strerror}; name a file that can be written"
+        ) from error
+    with lock:
+        check_writable("rollout.output", output)
+        yield
 
 
 @contextmanager
