@@ -24,7 +24,7 @@ from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import InstallError, install, place
-from polar_gym.runs.settings import begin, going_on
+from polar_gym.runs.settings import begin, check_episodes, going_on
 from polar_gym.runs.state import own_state
 from polar_gym.schema import Episode, StartFrom, TaskRequest
 from polar_gym.tasks import Task
@@ -47,7 +47,7 @@ async def roll_out(config: RunConfig, console: Console, *, resume: bool = False)
     A file of an earlier run is kept under another name. With `resume` it is continued: samples with an episode there
     are left out, and those that were under way go on from their journals. The settings must be those with which the run
     began (`polar_gym.runs.settings`). Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before
-    any sandbox starts, and before that file is touched.
+    any sandbox starts; by then a torn last line at most was cut from the file.
     """
     tasks = load_tasks(config)
     samples = list(_samples([make_request(config, task) for task in tasks]))
@@ -55,14 +55,16 @@ async def roll_out(config: RunConfig, console: Console, *, resume: bool = False)
     before = None
     with own_state(config, resume=resume) as state:
         if resume:
-            asked, config = config.harness.today, going_on(config, state)
+            before = remove_torn_line(config.rollout.output)
+            kept = [episode for episode in before if not _retried(episode)]
+            asked, config = config.harness.today, going_on(config, state, kept)
             if config.harness.today != asked:
                 told = f"harness.today={config.harness.today}: the harness is told the day on which the run began"
                 console.print(Text(told, "dim"), soft_wrap=True)
-            before = remove_torn_line(config.rollout.output)
-            done = {_sample_of(episode) for episode in before if not _retried(episode)}
-            samples = list(_samples([make_request(config, task) for task in tasks]))
-            samples, left = unfinished(samples, done, state)
+            requests = [make_request(config, task) for task in tasks]
+            check_episodes(config, requests, kept)
+            done = {_sample_of(episode) for episode in kept}
+            samples, left = unfinished(list(_samples(requests)), done, state)
             went_on = sum(sample.key is not None for sample in samples)
             said = f"{len(done)} episodes are there, {went_on} sessions go on, {len(samples) - went_on} begin"
             console.print(Text(said, "dim"))
@@ -90,7 +92,7 @@ async def run_samples(
         await _check_runtimes(node, requests)
         for harness in sorted({request.agent.name for request in requests}):
             await _install_harness(harness, node.cache, console)
-        begin(config, state, node.engine.info.model)
+        begin(config, state, node.engine.info.model, episodes)
         await reap(state, left or {}, node.runtime)
         if before is None and (kept := set_aside(output)):
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)

@@ -1,11 +1,14 @@
 """The settings with which a run began: a run that goes on has the same, or its file would mix two runs.
 
-They are in `settings.json` of the run's state directory. Settings that change nothing sampled may change (`FREE`).
+They are in `settings.json` of the run's state directory. Settings that change nothing sampled may change (`FREE`). The
+content of the tasks is in no settings, so the requests of the episodes in the file are compared, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,12 @@ from pydantic import ValidationError
 
 from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, in_one_line, shortened
+from polar_gym.errors import SHOWN, ConfigError, in_one_line, shortened
 from polar_gym.gateway.node.state import StateDirectory
+from polar_gym.harnesses import HARNESSES
 from polar_gym.record import Record
+from polar_gym.runtimes.image_names import DOCKERFILE
+from polar_gym.schema import Episode, TaskRequest
 
 _OF_ENGINE = {
     *("url", "api_key", "patience_seconds", "session_header", "data_parallel_size"),
@@ -33,12 +39,24 @@ FREE: dict[str, Any] = {
 """Which samples are run, where, how many at once, and which figures are logged. `scoring` says which calls are checked,
 not which logprobs pass. A file of settings holds no API key."""
 
+_REQUESTED = {
+    **{name: name for name in ("instruction", "runtime", "evaluator", "builder", "sampling", "budget")},
+    **{"agent": "harness", "timeout_seconds": "rollout.timeout_seconds"},
+}
+"""The fields of a request that are compared -> their keys in a config."""
+_OF_NO_TASK = ("harness", "builder", "sampling", "budget")
+"""The keys that no task changes."""
+_FILES = ("source", "image", "tests")
+"""Names of keys whose values may be paths of the tasks' files, which may be moved: only the last part is compared."""
+
 
 class Began(Record):
     """How a run began."""
 
     model: str
     """The name of the model that the engine served: `engine.model` may be null, and `engine.url` may change."""
+    harness_version: str | None = None
+    """None in files of earlier versions."""
     settings: dict[str, Any]
     """The config without the keys that are `FREE`."""
 
@@ -46,31 +64,56 @@ class Began(Record):
         return RunConfig.model_validate(self.settings)
 
 
-def going_on(config: RunConfig, state: StateDirectory) -> RunConfig:
+def going_on(config: RunConfig, state: StateDirectory, before: Sequence[Episode] = ()) -> RunConfig:
     """Return the config of a run that goes on: harnesses are told the day on which the run began. Raises `ConfigError`
-    naming each setting with which the run did not begin."""
-    if (began := _read(state)) is None:
-        return config
-    first = began.config()
-    config = config.on(first.harness.today)
-    others = "".join(
-        f"\n  {key}={shortened(now)}: the run began with {shortened(before)}"
-        for key, before, now in _differences(_settings(first), _settings(config))
-    )
-    if others:
-        raise ConfigError(_refused(config, f"give the settings of the first run again{_OR}:{others}"))
+    naming each setting with which the run did not begin, and another version of the harness. `before`: the episodes in
+    the file."""
+    beginnings = list(_beginnings(state, before))
+    if before and not beginnings:
+        config = config.on(before[0].request.agent.today)
+    for began in beginnings:
+        first = began.config()
+        config = config.on(first.harness.today)
+        others = "".join(
+            f"\n  {key}={shortened(now)}: the run began with {shortened(before)}"
+            for key, before, now in _differences(_settings(first), _settings(config))
+        )
+        if others:
+            raise ConfigError(_refused(config, f"give the settings of the first run again{_OR}:{others}"))
+        name, version = config.harness.name, _harness_version(config)
+        if began.harness_version not in (None, version):
+            problem = f"{name} has the version {version!r}, and the run began with {began.harness_version!r}"
+            raise ConfigError(_refused(config, f"{problem}; go on with a polar-gym that has that one{_OR}"))
     return config
 
 
-def begin(config: RunConfig, state: StateDirectory, model: str) -> None:
+def check_episodes(config: RunConfig, requests: Sequence[TaskRequest], before: Sequence[Episode]) -> None:
+    """Raise `ConfigError` naming the first difference between an episode in the file and the request of its task now:
+    samples of one task must have one prompt and one grading. `requests`: those of all tasks of the config."""
+    asked = {request.task_id: _requested(request) for request in requests}
+    common = {key: value for key, value in _requested(requests[0]).items() if key in _OF_NO_TASK}
+    for episode in before:
+        task_id, first = episode.request.task_id, _requested(episode.request)
+        for key, one, other in _differences(first, asked.get(task_id, {**first, **common})):
+            if not _moved(key, one, other):
+                was, now = _apart(one, other)
+                problem = f"{key}={now}: sample {episode.session.sample_index} of task {task_id!r} has {was}"
+                fix = "give the tasks and the settings of the first run again"
+                raise ConfigError(_refused(config, f"{problem}; {fix}{_OR}"))
+
+
+def begin(config: RunConfig, state: StateDirectory, model: str, before: Sequence[Episode] = ()) -> None:
     """Write down how a run begins; from now on, `--resume` means this run. Raises `ConfigError` where the run has begun
-    with another model. `model`: the engine's."""
-    if (began := _read(state)) is None:
-        durable.make_directory(state.root, mode=0o700)
-        durable.write(_file(state), Began(model=model, settings=_settings(config)).to_json(), mode=0o600)
-    elif began.model != model:
-        problem = f"the engine serves the model {model!r}, and the run began with {began.model!r}; serve that one again"
+    with another model. `model`: the engine's. `before`: the episodes of a run that goes on."""
+    began = _read(state.root)
+    models = [*([began.model] if began else []), *(episode.engine.model for episode in before)]
+    if (first := next((each for each in models if each != model), None)) is not None:
+        problem = f"the engine serves the model {model!r}, and the run began with {first!r}; serve that one again"
         raise ConfigError(_refused(config, f"{problem}{_OR}"))
+    if began is None:
+        durable.make_directory(state.root, mode=0o700)
+        own = Began(model=model, harness_version=_harness_version(config), settings=_settings(config))
+        durable.write(_file(state.root), own.to_json(), mode=0o600)
 
 
 _OR = ", or set rollout.output to another file for a run of its own"
@@ -80,13 +123,28 @@ def _refused(config: RunConfig, why: str) -> str:
     return f"--resume={str(config.rollout.output)!r}: {why}"
 
 
-def _file(state: StateDirectory) -> Path:
-    return state.root / "settings.json"
+def _harness_version(config: RunConfig) -> str:
+    return HARNESSES.get(config.harness.name).version
 
 
-def _read(state: StateDirectory) -> Began | None:
-    """Return how the run began; None: it has not begun, or it began with an earlier version, which did not say."""
-    if not (file := _file(state)).exists():
+def _beginnings(state: StateDirectory, before: Sequence[Episode]) -> Iterator[Began]:
+    """Yield how the run began, as its directory says, and the directories that hold the journals of its episodes: the
+    run may have had another `rollout.state`, or its file may have been set aside."""
+    journals = [episode.artifacts.journal for episode in before]
+    held = (Path(journal).parent.parent.parent for journal in journals if journal and os.access(journal, os.R_OK))
+    for root in dict.fromkeys([state.root, *held]):
+        if (began := _read(root)) is not None:
+            yield began
+
+
+def _file(root: Path) -> Path:
+    return root / "settings.json"
+
+
+def _read(root: Path) -> Began | None:
+    """Return how the run of a state directory began; None: it has not begun, or it began with an earlier version, which
+    did not say."""
+    if not (file := _file(root)).exists():
         return None
     try:
         began = Began.from_json(file.read_bytes())
@@ -100,6 +158,26 @@ def _read(state: StateDirectory) -> Began | None:
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude=FREE)
+
+
+def _requested(request: TaskRequest) -> dict[str, Any]:
+    """Return the fields of a request that are compared, by their keys in a config."""
+    fields = request.model_dump(mode="json", include={*_REQUESTED}, exclude={"evaluator": FREE["evaluator"]})
+    return {_REQUESTED[name]: value for name, value in fields.items()}
+
+
+def _moved(key: str, one: Any, other: Any) -> bool:
+    """Return whether two values name a file of the same name in two directories of the machine."""
+    first, now = (Path(str(value).removeprefix(DOCKERFILE)) for value in (one, other))
+    return key.rpartition(".")[2] in _FILES and first.is_absolute() and now.is_absolute() and first.name == now.name
+
+
+def _apart(one: Any, other: Any) -> tuple[str, str]:
+    """Return two values for an error; long texts from a few characters before the first that differs."""
+    if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) > SHOWN:
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+        one, other = (f"...{text[same - 20 :]}" if same > 20 else text for text in (one, other))
+    return shortened(one), shortened(other)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import shutil
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.state import SessionFiles, StateDirectory
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.gateway.session.starting import Manifest
+from polar_gym.harnesses import HARNESSES
 from polar_gym.runs.run import roll_out
 from polar_gym.runs.settings import begin as begin_settings
 from polar_gym.runtimes import agent, scratch_directory
@@ -143,6 +145,25 @@ async def test_a_run_is_refused_while_another_one_writes_its_file(tmp_path: Path
     assert episode.session.failure is None, "a run that was stopped holds nothing"
 
 
+@pytest.mark.parametrize("name", ["run.jsonl", "link.jsonl"])
+async def test_a_run_of_another_state_is_refused_while_its_file_is_written(tmp_path: Path, name: str) -> None:
+    """Guards against two runs that each truncate the file of the other, and lose all episodes of both: each had a
+    `rollout.state` of its own, or one wrote by a link."""
+    need_bubblewrap()
+    (tmp_path / "link.jsonl").symlink_to("run.jsonl")
+    live = await begin(config_of(tmp_path / "run.jsonl", "import time; ask(); time.sleep(3600)"))
+    other = config_of(tmp_path / name).with_rollout(state=tmp_path / "other")
+    refused = (
+        rf"^rollout\.output='{tmp_path}/{name}': a run that writes {tmp_path}/run\.jsonl is live; wait for its end,"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        async with asyncio.timeout(60):
+            await ended(other)
+    assert not live.done()
+    await stop(live)
+    assert not (tmp_path / "run.1.jsonl").exists(), "the file of the live run was not set aside"
+
+
 async def test_a_state_directory_belongs_to_one_output(tmp_path: Path) -> None:
     need_bubblewrap()
     config = config_of(tmp_path / "run.jsonl", rollout={"state": str(tmp_path / "journals")})
@@ -208,6 +229,63 @@ async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, changed:
     assert first.startswith(f"--resume='{output}': give the settings of the first run again, or set rollout.output to")
     assert [line[2 : 2 + len(said)] for line in others] == [said]
     assert output.read_bytes() == written
+
+
+@pytest.mark.parametrize("journals", ["there", "moved"])
+async def test_a_file_goes_on_with_the_settings_of_its_run_also_without_the_state(
+    tmp_path: Path, journals: str
+) -> None:
+    """Guards against a file that mixes two runs: without the `rollout.state` of the run, nothing was compared."""
+    need_bubblewrap()
+    output, state = tmp_path / "run.jsonl", tmp_path / "fast"
+    (first,) = await ended(config_of(output).with_rollout(state=state))
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"sampling": {"temperature": 0.25}}, "sampling.temperature=0.25: "),
+        ({"budget": {"max_calls": 1}}, "budget.max_calls=1: "),
+        ({"builder": "per_request", "tasks": {"instance_ids": ["polar__durations-1"]}}, "builder='per_request': "),
+    ]
+    if journals == "there":
+        refused.append(({"proxy": {"splice": "off"}}, "proxy.splice='off': the run began with 'auto'"))
+    else:
+        state.rename(tmp_path / "slow")
+    for changed, said in refused:
+        with pytest.raises(ConfigError, match=rf"^--resume='{output}': .*set rollout\.output to another file") as error:
+            await ended(config_of(output, **changed), resume=True, samples=2)
+        assert said in str(error.value)
+    again = await ended(config_of(output), resume=True, samples=2)
+    assert [episode.session.sample_index for episode in again] == [0, 1]
+    assert again[0].session == first.session
+
+
+async def test_a_run_does_not_go_on_with_another_task_or_harness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against one group of samples with two prompts: the file of tasks had changed, or the harness."""
+    need_bubblewrap()
+    for name in ("first", "moved"):
+        shutil.copytree(SUITE.parent, tmp_path / name)
+    (output := tmp_path / "outputs" / "run.jsonl").parent.mkdir()
+
+    def config(folder: str) -> RunConfig:
+        tasks = {"name": "jsonl", "path": SUITE.name, "limit": 1}
+        monkeypatch.chdir(tmp_path / folder)
+        return config_of(output, tasks=tasks)
+
+    await ended(config("first"))
+    run = await ended(config("moved"), resume=True, samples=2)
+    assert len({episode.request.runtime.workspace.source for episode in run}) == 2, "the files of tasks may be moved"
+    rows = tmp_path / "moved" / SUITE.name
+    whole = rows.read_text()
+    rows.write_text(whole.replace('"problem_statement":"', '"problem_statement":"ANOTHER TASK. ', 1))
+    with pytest.raises(
+        ConfigError, match=r"^--resume=.*: instruction=.\.\.\..*ANOTHER TASK\. .*; give the tasks and the"
+    ):
+        await ended(config("moved"), resume=True, samples=3)
+    rows.write_text(whole)
+    other = dataclasses.replace(HARNESSES.get("command"), version="2")
+    monkeypatch.setattr(HARNESSES, "get", lambda _: other)
+    with pytest.raises(ConfigError, match="command has the version '2', and the run began with ''; go on with a polar"):
+        await ended(config("moved"), resume=True, samples=3)
 
 
 async def test_a_run_goes_on_with_more_samples_more_places_and_another_key(tmp_path: Path) -> None:
