@@ -148,6 +148,25 @@ async def test_mounts_are_read_only(runtime: Runtime, tmp_path: Path):
     assert (tmp_path / "tool" / "file").read_text() == "tool"
 
 
+@pytest.mark.parametrize("make_runtime", ["bubblewrap"], indirect=True)
+@pytest.mark.parametrize("path", [f"{HOME}/a/repo", "/tmp/a/repo", "/opt"])
+async def test_no_link_above_a_mount_point_leads_bwrap_out_of_the_sandbox(runtime: Runtime, tmp_path: Path, path: str):
+    """Guards against directories of the machine's root: `bwrap` makes mount points, and sees the machine at `/oldroot`.
+
+    The workspace is below another directory of the agent, or a mount is below the workspace.
+    """
+    (outside := tmp_path / "outside").mkdir()
+    (tmp_path / "tool").mkdir()
+    mounts = [Mount(tmp_path / "tool", "/opt/a/tool/x")]
+    spec = RuntimeSpec(name="bubblewrap", workspace=Workspace(path=path))
+    above = "/opt/a" if path == "/opt" else str(Path(path).parent)
+    async with started(runtime, mounts=mounts, spec=spec) as sandbox:
+        moved = await sh(sandbox, f"cd /; mv {above} {above}-moved && ln -s /oldroot{outside} {above}")
+        assert (moved.exit_code, b"busy" in moved.stderr) == (1, True)
+        assert (await sh(sandbox, "pwd; ls /opt/a/tool")).stdout == f"{path}\nx\n".encode()
+    assert list(outside.iterdir()) == []
+
+
 async def test_the_tasks_environment_is_not_for_the_programs_that_start_the_command(runtime: Runtime):
     """Guards against an LD_PRELOAD of a request that root's programs load, in a sandbox without a user namespace."""
     told = {"LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": "/tmp/loader"}

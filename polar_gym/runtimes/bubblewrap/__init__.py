@@ -276,11 +276,15 @@ class BubblewrapSandbox:
             arguments += _mount("--ro-bind", self.scratch / "etc" / name, f"/etc/{name}")
         for path in agent.host_etc():
             arguments += _mount("--ro-bind", path, str(path))
-        arguments += _mount("--bind", self.scratch / "disk" / "tmp", "/tmp")
-        arguments += _mount("--bind", self.scratch / "disk" / "home", HOME)
-        arguments += _mount("--bind", self.scratch / "disk" / "workspace", workspace)
-        for mount in self.request.mounts:
-            arguments += _mount("--ro-bind", mount.host, mount.inside)
+        own = {"/tmp": "tmp", HOME: "home", workspace: "workspace"}
+        mounts = [("--bind", self.scratch / "disk" / name, inside) for inside, name in own.items()]
+        mounts += [("--ro-bind", mount.host, mount.inside) for mount in self.request.mounts]
+        ways: list[str] = []
+        for kind, host, inside in mounts:
+            new = [way for way in _ways(inside, own) if way not in ways]
+            arguments += [*(part for way in new for part in ("--tmpfs", way)), *_mount(kind, host, inside)]
+            ways += new
+        arguments += [part for way in ways for part in ("--remount-ro", way)]
         arguments += ["--setenv", "PATH", agent.PATH, "--setenv", agent.EXPORTS, agent.exports(environment)]
         return [*arguments, "--remount-ro", "/", "--chdir", command.workdir or workspace]
 
@@ -304,6 +308,17 @@ def _open_to_all(mounts: Sequence[Mount]) -> bool:
             f"sandboxes with {path} share a uid, because only its owner may read it: chmod -R o+rX it"
         )
     return not closed
+
+
+def _ways(inside: str, own: Collection[str]) -> list[str]:
+    """Return the directories right below the agent's `own` ones that lead to a mount point further down.
+
+    The agent could put a link in place of such a directory. The next `bwrap` would follow the link, as root, outside of
+    the sandbox. A mount point cannot be moved, so something must be mounted there too.
+    """
+    point = PurePosixPath(inside)
+    below = [(place, point.relative_to(place).parts) for place in own if point.is_relative_to(place)]
+    return [f"{place}/{parts[0]}" for place, parts in below if len(parts) > 1]
 
 
 def _mount(kind: str, host: Path, inside: str) -> list[str]:
