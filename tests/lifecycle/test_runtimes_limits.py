@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import docker
@@ -236,35 +237,39 @@ async def test_the_health_check_of_an_image_does_not_run(docker_host: str):
     await runtime.close()
 
 
-RUNNING = {"oom": ALLOCATE, "kill": "import time; time.sleep(1000)"}
-"""Python programs that run when their container dies; the first is the cause of the death."""
+@contextlib.asynccontextmanager
+async def docker_and_its_first_process(host: str) -> AsyncIterator[tuple[Sandbox, int]]:
+    need(os.geteuid() == 0, "root", "run the tests as root")
+    runtime = make("docker", host=host, memory_mb=256)
+    async with started(runtime, session_id="dying") as sandbox:
+        with contextlib.closing(docker.DockerClient(base_url=host)) as client:
+            (container,) = client.containers.list(filters={"label": f"{SESSION_LABEL}=dying"})
+        yield sandbox, container.attrs["State"]["Pid"]
+    await runtime.close()
 
 
-@pytest.mark.parametrize(
-    ("kill", "reason"),
-    [
-        ("oom", r"out of memory \(runtime.memory_mb=256\)"),
-        ("kill", "it was evicted: its container was ended with exit code 137"),
-    ],
-)
-async def test_a_command_in_a_container_that_dies_is_an_error(docker_host: str, kill: str, reason: str):
+async def test_a_command_in_a_container_that_dies_is_an_error(docker_host: str):
     """Docker gives a command in a dying container an exit code, 126 or 137, which once counted as the command's own: a
     harness that had lost its sandbox counted as one that had ended by itself."""
-    need(os.geteuid() == 0, "root", "run the tests as root")
-    runtime = make("docker", host=docker_host, memory_mb=256)
     for _ in range(5):
-        async with started(runtime, session_id="dying") as sandbox:
-            with contextlib.closing(docker.DockerClient(base_url=docker_host)) as client:
-                (container,) = client.containers.list(filters={"label": f"{SESSION_LABEL}=dying"})
-            first = container.attrs["State"]["Pid"]
-            Path(f"/proc/{first}/oom_score_adj").write_text("1000")  # the kernel's first choice
-            running = asyncio.create_task(sandbox.exec(Command(argv=["python3", "-c", RUNNING[kill]])))
-            if kill == "kill":
-                await asyncio.wait({running}, timeout=1)
-                os.kill(first, signal.SIGKILL)
-            with pytest.raises(SandboxError, match=f"the sandbox is gone: {reason}"):
+        async with docker_and_its_first_process(docker_host) as (sandbox, first):
+            waits = Command(argv=["python3", "-c", "import time; time.sleep(1000)"])
+            running = asyncio.create_task(sandbox.exec(waits))
+            await asyncio.wait({running}, timeout=1)
+            os.kill(first, signal.SIGKILL)
+            reason = "the sandbox is gone: it was evicted: its container was ended with exit code 137"
+            with pytest.raises(SandboxError, match=reason):
                 await running
-    await runtime.close()
+
+
+async def test_a_command_that_costs_a_container_its_memory_is_to_blame(docker_host: str):
+    """Guards against a mask: an agent whose processes are the smallest has the kernel kill the container's PID 1."""
+    for _ in range(5):
+        async with docker_and_its_first_process(docker_host) as (sandbox, first):
+            await sh(sandbox, "echo kept | tee kept > ~/kept")
+            Path(f"/proc/{first}/oom_score_adj").write_text("1000")  # the kernel's first choice
+            assert (await sandbox.exec(Command(argv=["python3", "-c", ALLOCATE]))).exit_code == 137
+            assert (await sh(sandbox, "cat kept ~/kept; id -u")).stdout.startswith(b"kept\nkept\n20")
 
 
 async def test_a_command_of_a_living_container_keeps_its_exit_code(docker_host: str):

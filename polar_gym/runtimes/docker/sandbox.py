@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
 import socket
 import threading
 import time
@@ -90,6 +91,10 @@ DYING = (126, 137)
 REMOVE_SECONDS = 30
 
 
+class OutOfMemoryError(SandboxError):
+    """The container's PID 1 was killed for lack of memory: where a command ran, that is the command's doing."""
+
+
 class DockerSandbox(LastingSandbox):
     """A running container."""
 
@@ -134,15 +139,25 @@ class DockerSandbox(LastingSandbox):
         argv = ["/bin/sh", "-c", agent.RUN, "sh", *command.argv]
         exec_id = await self._create_exec(argv, self._agent, str(command.workdir), command.environment)
         try:
-            await streams.communicate(self._daemon.host, exec_id, command.stdin, stdout, stderr)
+            code = await self._communicate(exec_id, command.stdin, stdout, stderr)
+        except OutOfMemoryError:
+            if not self._whole:  # `keep` needs no container that runs, and an agent that is root can prevent its start
+                await self._daemon.call(lambda client: client.api.start(self._name))
+            code = 128 + signal.SIGKILL
+        if code is not None:  # else the sandbox is stopped
+            await self._daemon.call(self._check_disk)
+        return code
+
+    async def _communicate(self, exec_id: str, stdin: bytes, stdout: Output, stderr: Output) -> int | None:
+        """Return the exit code of a command; None where the sandbox was stopped. Raises as `_check_life` does."""
+        try:
+            await streams.communicate(self._daemon.host, exec_id, stdin, stdout, stderr)
             code = await self._exit_code(exec_id)
         except SandboxError:
             await self._check_life()
             raise
         if code in DYING:
             await self._check_life()
-        if code is not None:  # else the sandbox is stopped
-            await self._daemon.call(self._check_disk)
         return code
 
     async def kill_agent(self) -> None:
@@ -359,7 +374,9 @@ class DockerSandbox(LastingSandbox):
         if state["ExitCode"] == 0:
             why = f"it expired after {self._request.lifetime_seconds:g} s, the sum of its session's budgets"
         elif state["OOMKilled"]:
-            why = f"out of memory (runtime.memory_mb={self._daemon.options.memory_mb})"
+            raise OutOfMemoryError(
+                f"the sandbox is gone: out of memory (runtime.memory_mb={self._daemon.options.memory_mb})"
+            )
         else:
             why = f"it was evicted: its container was ended with exit code {state['ExitCode']} {state['Error']}".strip()
         raise SandboxError(f"the sandbox is gone: {why}")
