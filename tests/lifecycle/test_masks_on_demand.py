@@ -5,6 +5,9 @@ A fault of the machinery itself is masked all the same."""
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
+import signal
 import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -23,10 +26,10 @@ from polar_gym.engines.vllm import ENGINE, VllmEngine, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.journal import Journal, read_journal
 from polar_gym.runtimes import Command, DiskFullError, SandboxError, SandboxRequest
-from polar_gym.runtimes.bubblewrap import Bubblewrap
+from polar_gym.runtimes.bubblewrap import Bubblewrap, BubblewrapSandbox
 from polar_gym.runtimes.kernel.disk import Disk
 from polar_gym.schema import Episode, EvaluatorSpec, RuntimeSpec, Workspace
-from tests.lifecycle.runtime_kinds import started
+from tests.lifecycle.runtime_kinds import Marked, started
 from tests.support.calls import make_call
 from tests.support.requirements import need, need_bubblewrap
 from tests.support.sessions import asking, node, task
@@ -292,6 +295,74 @@ async def test_a_pipe_in_place_of_a_file_that_git_reads_holds_nothing_up(
     assert (episode.session.failure, episode.reward) == (None, 1.0)
     assert episode.session.timing.building is not None
     assert episode.session.timing.building < 50
+
+
+@pytest.mark.parametrize("path", ["/home/agent/a/repo", "/tmp/a/repo"])
+async def test_a_directory_above_the_workspace_that_is_moved_holds_nothing_up(
+    tmp_path: Path, workspace: Workspace, path: str
+) -> None:
+    """No command could be started where a file had taken its place."""
+    above = Path(path).parent
+    rest = f"""
+open('made', 'w')
+os.chdir('/')
+try: os.rename('{above}', '{above}-moved')
+except OSError: pass
+else: open('{above}', 'w')
+"""
+    async with node(tmp_path) as local:
+        episode = await run(local, workspace.model_copy(update={"path": path}), rest)
+    assert (episode.session.failure, episode.reward) == (None, 1.0)
+
+
+# memory ---------------------------------------------------------------------------------------------------------------
+
+HOG = """
+import os, struct
+code = "b83f010000bf0000400031f60f0589c7be00004000ba00100000b8010000000f05ebf7"
+program = b"\\x7fELF\\2\\1\\1" + struct.pack("<9xHHIQQQIHHHHHH", 2, 62, 1, 0x400078, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+program += struct.pack("<IIQQQQQQ", 1, 5, 0, 0x400000, 0x400000, 4096, 4096, 4096) + bytes.fromhex(code)
+with open("/tmp/hog", "wb") as file: file.write(program.ljust(4096, b"\\0"))
+os.chmod("/tmp/hog", 0o700)
+os.execv("/tmp/hog", ["hog"])
+"""
+"""Becomes a program of one page, which writes to a `memfd_create` for ever: of all processes that the kernel may kill
+for lack of memory, it is the smallest."""
+
+
+@pytest.fixture
+def little_memory() -> Bubblewrap:
+    """A runtime that limits the memory of each sandbox as a whole, where `HOG` can run."""
+    need(platform.machine() == "x86_64", "a machine for the program of the test", "an x86-64 machine")
+    runtime = Bubblewrap(Bubblewrap.Options(memory_mb=256))
+    lacking = [caveat for caveat in runtime.caveats() if "control group" in caveat]
+    need(not lacking, f"control groups ({lacking})", "run the tests as root outside of a container")
+    return runtime
+
+
+@pytest.mark.usefixtures("little_memory")
+async def test_an_agent_that_fills_its_memory_is_scored_though_the_kernel_kills_bwrap(
+    tmp_path: Path, workspace: Workspace
+) -> None:
+    async with node(tmp_path) as local:
+        for before, reward in (("", 0.0), ("open('made', 'w')", 1.0)):
+            episode = await run(local, workspace, before + HOG, memory_mb=256)
+            assert (episode.session.failure, episode.session.exit_code, episode.reward) == (None, 137, reward)
+
+
+async def test_a_bwrap_that_is_killed_from_outside_masks(little_memory: Bubblewrap) -> None:
+    """Also after a command that the kernel killed for lack of memory."""
+    async with started(little_memory) as sandbox:
+        assert isinstance(sandbox, BubblewrapSandbox)
+        assert (await sandbox.exec(Command(argv=["python3", "-c", HOG]))).exit_code == 137
+        marked = Marked()
+        running = asyncio.create_task(sandbox.exec(Command(argv=["sh", "-c", f"{marked.command}; true"])))
+        await marked.until(alive=True)
+        assert sandbox.cgroup is not None
+        inside = (sandbox.cgroup.directories[0] / "cgroup.procs").read_text().split()
+        os.kill(min(map(int, inside)), signal.SIGKILL)
+        with pytest.raises(SandboxError, match="bwrap failed: exit code -9"):
+            await running
 
 
 # disk -----------------------------------------------------------------------------------------------------------------

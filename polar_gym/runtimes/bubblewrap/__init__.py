@@ -201,6 +201,7 @@ class BubblewrapSandbox:
         argv = [*before, "/bin/sh", "-c", START, "sh", *command.argv]
         space = self.view or self.disk  # the view's namespace has the disk's mounts too
         through = [part for each in (self.cgroup, space) if each is not None for part in each.enter]
+        memory_ends = self._memory_ends()
         process = await BwrapProcess.spawn([*through, self.bwrap], self._arguments(command), argv)
         gone = self._running[process] = asyncio.get_running_loop().create_future()
         stdout, stderr = Output(command.output_limit), Output(command.output_limit)
@@ -233,11 +234,12 @@ class BubblewrapSandbox:
                 gone.set_result(None)
         if self._stopped:
             raise SandboxError(f"the sandbox of session {self.request.session_id} was stopped during a command")
+        out_of_memory = self._memory_ends() > memory_ends
         await process.drain(stdout, stderr)
         if self.disk is not None:
             await sandbox_files.settle(self.disk)
         return ExecResult(
-            exit_code=None if limit.expired() else process.exit_code(stderr.value()),
+            exit_code=None if limit.expired() else process.exit_code(stderr.value(), out_of_memory=out_of_memory),
             stdout=stdout.value(),
             stderr=stderr.value(),
             timed_out=limit.expired(),
@@ -257,6 +259,9 @@ class BubblewrapSandbox:
                 await view.close()
         await to_its_end(sandbox_files.remove, self.scratch)
         self.claim.release()
+
+    def _memory_ends(self) -> int:
+        return 0 if self.cgroup is None else self.cgroup.memory_ends()
 
     def _arguments(self, command: Command) -> list[str]:
         """Return the options of `bwrap` for a command; a later mount lies on top of an earlier one."""

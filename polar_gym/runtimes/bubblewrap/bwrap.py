@@ -128,10 +128,15 @@ class BwrapProcess:
             self._exit_code = json.loads(report).get("exit-code")
         os.close(self._status)
 
-    def exit_code(self, stderr: bytes) -> int:
-        """Return the command's exit code. Raises `SandboxError` when `bwrap` failed before it started the command."""
+    def exit_code(self, stderr: bytes, *, out_of_memory: bool) -> int:
+        """Return the command's exit code. Raises `SandboxError` when `bwrap` failed before it started the command.
+
+        `out_of_memory`: whether the command used up the sandbox's memory. `bwrap` may be what the kernel killed then.
+        """
         if self._exit_code is not None:
             return self._exit_code
+        if out_of_memory and self._process.returncode == -signal.SIGKILL:
+            return 128 + signal.SIGKILL
         message = stderr.decode(errors="replace").strip()
         if message.startswith("bwrap: execvp"):
             return 127  # the exit code of a shell for a program that it does not find

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
@@ -21,6 +22,8 @@ PERIOD = 100_000
 """The period in microseconds over which the kernel shares out processor time."""
 SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 """Files that a kernel lacks if it was built without them."""
+_MEMORY_ENDS = {"memory.events": "oom", "memory.oom_control": "oom_kill"}
+"""Files of versions 2 and 1 -> the count of `Cgroup.memory_ends`."""
 REMOVE_SECONDS = 5.0
 
 
@@ -39,6 +42,14 @@ class Cgroup:
         """Return the argv prefix that puts a command, and all that it starts, under the limits."""
         script = 'for group in $0; do echo $$ > "$group/cgroup.procs"; done && exec "$@"'
         return ("/bin/sh", "-c", script, " ".join(map(str, self.directories)))
+
+    def memory_ends(self) -> int:
+        """Return how often the memory of the group ran out. In version 1 that is how many of its processes the kernel
+        killed, which it may also do where the memory of the machine ran out."""
+        for directory, (name, count) in product(self.directories, _MEMORY_ENDS.items()):
+            if (file := directory / name).exists():
+                return int(dict(line.split() for line in file.read_text().splitlines())[count])
+        return 0
 
     def remove(self) -> None:
         """Kill the processes that are left inside, and remove the group.
