@@ -107,6 +107,8 @@ class DockerSandbox(LastingSandbox):
         self._name = f"polar-gym-{uuid.uuid4().hex[:16]}"
         self._relay_directory: Path | None = None
         self._relay: asyncio.StreamWriter | None = None
+        self._labels = {SESSION_LABEL: request.session_id, NODE_LABEL: request.node}
+        """By which a node removes the containers of a process that died."""
         self._free: int | None = None
         """The bytes that were free on the daemon's disk at the start."""
         self._kept = ""
@@ -192,7 +194,7 @@ class DockerSandbox(LastingSandbox):
     def _is_slow(self, client: docker.DockerClient, seconds: float) -> bool:
         """Return whether the daemon does not even copy a container without files of the harness in time."""
         container = f"{self._name}-control"
-        client.api.create_container(self._image.id, ["true"], name=container)
+        client.api.create_container(self._image.id, ["true"], name=container, labels=self._labels)
         try:
             self._copy(container, f"{KEPT}:{container}", seconds)
             remove_image(client, f"{KEPT}:{container}")
@@ -284,7 +286,7 @@ class DockerSandbox(LastingSandbox):
             name=self._name,
             user="0:0",
             hostname="sandbox",
-            labels={SESSION_LABEL: self._request.session_id, NODE_LABEL: self._request.node},
+            labels=self._labels,
             network_mode=options.bridge if self._request.spec.network == "full" else "none",
             cap_drop=["ALL"],
             cap_add=[
