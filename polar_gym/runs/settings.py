@@ -80,7 +80,7 @@ def going_on(config: RunConfig, state: StateDirectory, before: Sequence[Episode]
         )
         if others:
             raise ConfigError(_refused(config, f"give the settings of the first run again{_OR}:{others}"))
-        name, version = config.harness.name, _harness_version(config)
+        name, version = config.harness.name, HARNESSES.get(config.harness.name).pinned
         if began.harness_version not in (None, version):
             problem = f"{name} has the version {version!r}, and the run began with {began.harness_version!r}"
             raise ConfigError(_refused(config, f"{problem}; go on with a polar-gym that has that one{_OR}"))
@@ -112,7 +112,7 @@ def begin(config: RunConfig, state: StateDirectory, model: str, before: Sequence
         raise ConfigError(_refused(config, f"{problem}{_OR}"))
     if began is None:
         durable.make_directory(state.root, mode=0o700)
-        own = Began(model=model, harness_version=_harness_version(config), settings=_settings(config))
+        own = Began(model=model, harness_version=HARNESSES.get(config.harness.name).pinned, settings=_settings(config))
         durable.write(_file(state.root), own.to_json(), mode=0o600)
 
 
@@ -121,10 +121,6 @@ _OR = ", or set rollout.output to another file for a run of its own"
 
 def _refused(config: RunConfig, why: str) -> str:
     return f"--resume={str(config.rollout.output)!r}: {why}"
-
-
-def _harness_version(config: RunConfig) -> str:
-    return HARNESSES.get(config.harness.name).version
 
 
 def _beginnings(state: StateDirectory, before: Sequence[Episode]) -> Iterator[Began]:
