@@ -91,6 +91,7 @@ def sentence(line: Line) -> str:
     if "cold_start" in line:
         return f"the start model is made ({line['cold_start_seconds']:.0f} s)"
     failed = f" ({line['masked']} without a reward, in no mean: {line['failures']})" if line["masked"] else ""
+    failed += f" ({line['truncated']} ended by a budget, with reward 0)" if line["truncated"] else ""
     if "evaluated" in line:
         low, high = line["interval"]
         how = "greedy" if line["greedy"] else "sampled"

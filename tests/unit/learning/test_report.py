@@ -70,6 +70,13 @@ def test_sessions_without_a_reward_are_told() -> None:
     assert "199 x engine_error, e.g. 'gone'" in sentence(line)
 
 
+def test_sessions_that_a_budget_ended_are_told() -> None:
+    """Guards against a mean of sessions that ran out of time, told as one of wrong answers."""
+    line = {"evaluated": 5, "greedy": False, "masked": 0, "tasks": 2, "sessions": 2, "truncated": 1}
+    told = sentence({**line, "reward": 0.5, "interval": (0.1, 0.9)})
+    assert "2 held-out tasks, sampled (1 ended by a budget, with reward 0): mean reward 0.500" in told
+
+
 def evaluation(step: int, reward: float, reach: float) -> dict[str, object]:
     ends = {"reward": reward, "interval": (reward - reach, reward + reach)}
     return {"evaluated": step, "greedy": False, "sessions": 1, "masked": 0, "truncated": 0, **ends}
