@@ -15,13 +15,15 @@ In every batch the names of a row are replaced by other names for training: name
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,22 @@ from numpy.typing import NDArray
 
 from polar_gym.durable import replacing
 from polar_gym.errors import ConfigError
+from polar_gym.learning import families, model
 from polar_gym.learning.families import UNITS, names
 from polar_gym.learning.model import Size, make_model, make_tokenizer
 
-NOISE = re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{6,40}\b|\b20\d\d-\d\d-\d\d\b")
-"""Parts of a prompt that differ between sessions for no reason: the ids that codex gives to tool results, the base
-commit's id in claude_code's prompt, and the date. A model must not know a row by its ids, and a run may last beyond
-midnight."""
+TIME = r"\b[0-9]+\.[0-9]+(?= seconds\b)"
+NOISE = re.compile(
+    rf"(?<=Chunk ID: )[0-9a-f]{{6}}\b|\b(?=[0-9a-f]*[0-9])[0-9a-f]{{6,40}}\b|\b20\d\d-\d\d-\d\d\b|{TIME}"
+)
+"""Parts of a prompt that differ between sessions for no reason: the ids that codex gives to tool results, and the times
+that commands took; the base commit's id in claude_code's prompt; and the date. A model must not know a row by its ids,
+a run may last beyond midnight, and commands take longer on a busy machine than on an idle one."""
+OTHER_TIMES = 0.5
+"""The share of the times that are not the usual one, in a variant with other times."""
 DAYS = (date(2020, 1, 1).toordinal(), date(2040, 1, 1).toordinal())
 VARIANTS = 12
-"""How often each row is tokenised, with other noise."""
+"""How often each row is tokenised, with other noise. In every second variant, all commands took the usual time."""
 BATCH = 24
 LISTS = 48
 SHORT, LONG = 4, 12
@@ -80,10 +88,12 @@ class Stage:
     """At one rate instead, until names are recalled with this probability."""
     choices_only: bool = False
     """Train on no words of a row but the careless agent's own choices."""
+    every: int = 1
+    """Train on one in so many of a row's variants: with 2, on those with the usual times."""
 
 
 STAGES = (
-    Stage("whole conversations", 600, 2e-3, until=RECALLED),
+    Stage("whole conversations", 1000, 2e-3, until=RECALLED, every=2),
     Stage("whole conversations, slower", 300, 2e-3),
     Stage("imitation", 150, 1e-3, choices_only=True),
 )
@@ -100,16 +110,23 @@ class ColdStart:
         self._torch: Any = importlib.import_module("torch")
         self._chance = random.Random(seed)
         self._progress = progress
-        rows = [self._noisy({**row, "messages": _said(row["messages"])}) for row in rows]
-        self.tokenizer = make_tokenizer(rows)
+        rows = [{**row, "messages": _said(row["messages"])} for row in rows]
+        usual = usual_time(rows)
+
+        def variant(number: int, place: int) -> dict[str, Any]:
+            return noisy(rows[place], random.Random(f"{seed} {place} {number}"), usual, other_times=number % 2 == 1)
+
+        places = range(len(rows))
+        self.tokenizer = make_tokenizer([variant(VARIANTS, place) for place in places])
         self.model = make_model(self.tokenizer, seed, size)
         self._scale = size.scale
         self._units = np.array(self.tokenizer.convert_tokens_to_ids(UNITS))
         self._is_unit = np.zeros(len(self.tokenizer), bool)
         self._is_unit[self._units] = True
-        self.examples = [[self._example(self._noisy(row)) for _ in range(VARIANTS)] for row in rows]
+        self.examples = [[self._example(variant(number, place)) for number in range(VARIANTS)] for place in places]
         self._optimizer = self._torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0, betas=(0.9, 0.98))
         self._kept = kept
+        self._program = program()
         self._done = (0, 0)
         """The stages that have ended, the lists being the first, and the steps of the next one."""
         self._length = SHORT
@@ -137,6 +154,7 @@ class ColdStart:
 
     def _keep(self) -> None:
         state = {
+            "program": self._program,
             "done": self._done,
             "length": self._length,
             "chance": self._chance.getstate(),
@@ -148,6 +166,9 @@ class ColdStart:
 
     def _restore(self) -> None:
         state = self._torch.load(self._kept, map_location=self.model.device, weights_only=True)
+        if state.get("program") != self._program:
+            self._progress("another polar-gym began the start model's training: it begins again")
+            return
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._chance.setstate(state["chance"])
@@ -171,7 +192,8 @@ class ColdStart:
     def _learn_rows(self, stage: Stage) -> None:
         """Train on rows and lists. Raises `ConfigError` where a stage does not get to its `until`."""
         for step in self._steps(stage.steps):
-            examples = [self._chance.choice(row) for row in self._chance.choices(self.examples, k=BATCH)]
+            rows = self._chance.choices(self.examples, k=BATCH)
+            examples = [self._chance.choice(row[:: stage.every]) for row in rows]
             batch = self._batch([self.labelled(example, stage.choices_only) for example in examples])
             loss = self._loss(*batch, NAME_WEIGHT)
             decay = 1 - 0.95 * step / stage.steps if stage.until is None else 1.0
@@ -213,14 +235,6 @@ class ColdStart:
             if header.endswith("\n"):
                 return header.strip(), place + 1
         return "", len(ids)
-
-    def _noisy(self, row: dict[str, Any]) -> dict[str, Any]:
-        def other(match: re.Match[str]) -> str:
-            if "-" in match[0]:
-                return str(date.fromordinal(self._chance.randrange(*DAYS)))
-            return "".join(self._chance.choices("0123456789abcdef", k=len(match[0])))
-
-        return {**row, "messages": [{**each, "content": NOISE.sub(other, each["content"])} for each in row["messages"]]}
 
     def labelled(self, example: Example, choices_only: bool) -> Labelled:
         """Return an example's ids with other names, and which of them are labels."""
@@ -281,6 +295,34 @@ class ColdStart:
             before = int(tokens[row, place])
             places[-1 if self._is_unit[before] else before].append(probabilities[row, place, tokens[row, place + 1]])
         return min(float(np.mean(sure)) for sure in places.values() if len(sure) >= RARE)
+
+
+@functools.cache
+def program() -> str:
+    """Return a digest of the program that makes a start model out of rows."""
+    files = (Path(__file__), *(Path(str(module.__file__)) for module in (families, model)))
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def usual_time(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the time that most commands took in the rows, as the harness writes it; empty where it writes none."""
+    texts = [message["content"] for row in rows for message in row["messages"]]
+    times = Counter(time for text in texts for time in re.findall(TIME, text))
+    return max(times, key=lambda time: times[time], default="")
+
+
+def noisy(row: Mapping[str, Any], chance: random.Random, usual: str, *, other_times: bool) -> dict[str, Any]:
+    """Return a row with other noise. Each time becomes the usual one; with `other_times`, about half become random ones
+    from a tenth of a millisecond to ten seconds, evenly by their logarithm."""
+
+    def other(noise: re.Match[str]) -> str:
+        if "-" in noise[0]:
+            return str(date.fromordinal(chance.randrange(*DAYS)))
+        if "." not in noise[0]:
+            return "".join(chance.choices("0123456789abcdef", k=len(noise[0])))
+        return f"{10 ** chance.uniform(-4, 1):.4f}" if other_times and chance.random() < OTHER_TIMES else usual
+
+    return {**row, "messages": [{**each, "content": NOISE.sub(other, each["content"])} for each in row["messages"]]}
 
 
 def _said(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from polar_gym.errors import ConfigError
 from polar_gym.learning import cold_start as cold_start_module
-from polar_gym.learning.cold_start import LONG, ColdStart, Stage
+from polar_gym.learning.cold_start import LONG, ColdStart, Stage, noisy, usual_time
 from polar_gym.learning.families import NAME, make_puzzles, split_of
 from polar_gym.learning.model import Size
 
@@ -124,6 +125,44 @@ def test_the_date_differs_between_the_variants_of_a_row(cold_start: ColdStart) -
     assert len({re.findall(r"Date: (20\d\d-\d\d-\d\d)", text)[0] for text in texts}) > 6
 
 
+def test_every_second_variant_has_other_times(cold_start: ColdStart) -> None:
+    """Guards against a model that is lost where commands take time: on a busy machine, codex tells of other times than
+    0.0000 seconds, and a policy that solved 71 % of held-out tasks solved none."""
+    times = [
+        re.findall(r"Wall time: (\S+) seconds", cold_start.tokenizer.decode(example.ids))
+        for example in cold_start.examples[0]
+    ]
+    assert {tuple(own) for own in times[::2]} == {("0.0000", "0.0000")}
+    assert {tuple(own) for own in times[1::2]} != {("0.0000", "0.0000")}
+
+
+def test_other_times_are_like_those_of_a_busy_machine() -> None:
+    """Guards against times whose digits are all alike: real ones are short, and one command in many has one."""
+    text = "Chunk ID: abcdef\nWall time: 0.0000 seconds\nChunk ID: 00ab12\nWall time: 0.0031 seconds"
+    row = {"messages": [{"content": text}]}
+    assert usual_time([row, {"messages": [{"content": "Wall time: 0.0000 seconds"}]}]) == "0.0000"
+    drawn = [
+        noisy(row, random.Random(seed), "0.0000", other_times=True)["messages"][0]["content"] for seed in range(99)
+    ]
+    times = [re.findall(r"Wall time: (\S+) seconds", each) for each in drawn]
+    assert {own.count("0.0000") for own in times} == {0, 1, 2}
+    short = [time for own in times for time in own if time.startswith("0.00") and time != "0.0000"]
+    assert len(short) > 20
+    same = noisy(row, random.Random(0), "0.0000", other_times=False)["messages"][0]["content"]
+    assert re.findall(r"Wall time: (\S+) seconds", same) == ["0.0000", "0.0000"]
+    assert "abcdef" not in same
+
+
+def test_a_training_that_another_program_began_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a start model of two programs' stages."""
+    stages = (Stage("one", 3, 1e-3),)
+    for name, value in {"STAGES": stages, "KEPT_STEPS": 1, "RECALLED": -1.0, "SHORT": LONG}.items():
+        monkeypatch.setattr(cold_start_module, name, value)
+    assert _train(_make(tmp_path), 3) == 3
+    monkeypatch.setattr(cold_start_module, "program", lambda: "another")
+    assert _train(_make(tmp_path)) == 1 + 3
+
+
 def test_every_unit_is_a_token(cold_start: ColdStart) -> None:
     text = make_puzzles("trail", "train", 0, 1)[0].issue
     pieces = [cold_start.tokenizer.decode([token]) for token in cold_start.tokenizer(text)["input_ids"]]
@@ -140,7 +179,7 @@ def _names(cold_start: ColdStart, ids: np.ndarray) -> set[str]:
 def _row(number: int) -> dict[str, Any]:
     puzzle = make_puzzles("trail", "train", 0, number + 1)[number]
     first, second, *_ = puzzle.files
-    result = f"Chunk ID: {number:06x}\nOutput:\n{puzzle.files[first]}"
+    result = f"Chunk ID: {number:06x}\nWall time: 0.0000 seconds\nOutput:\n{puzzle.files[first]}"
     return {
         "task_id": str(number),
         "harness": "codex",
@@ -151,7 +190,7 @@ def _row(number: int) -> dict[str, Any]:
             _call(f"cat {first}"),
             {"role": "tool", "content": result},
             _call(f"cat {second}"),
-            {"role": "tool", "content": "Chunk ID: 00ab12\nOutput:\n"},
+            {"role": "tool", "content": "Chunk ID: 00ab12\nWall time: 0.0000 seconds\nOutput:\n"},
             {"role": "assistant", "content": "done"},
         ],
     }
