@@ -28,7 +28,7 @@ from polar_gym.learning.report import evaluations
 from polar_gym.paths import cache_dir
 from tests.e2e.vllm_server import INSTALL, vllm_python
 from tests.learning.proofs import PROOFS, write_proofs
-from tests.learning.units import UNITS, Lines, Unit, play, play_quickly
+from tests.learning.units import UNITS, Lines, Unit, play, play_quickly, rises_quickly
 from tests.show.result import Result, make_parser, parse
 
 START = "a start model is right on at most 20 % of held-out tasks, and greedy on less than 2 %"
@@ -92,11 +92,10 @@ def check(result: Result, unit: Unit, lines: Lines) -> None:
     easy = [share >= 0.02 if line["greedy"] else share > 0.2 for share, line in zip(shares, starts, strict=True)]
     result.check(START, [f"{unit.name}: {[line['reward'] for line in starts]}"] if any(easy) else [])
     if result.options.quick:
-        little = last["reward"] < first["reward"] + 0.2
-        result.check(RISES_QUICKLY, [f"{unit.name}: {first['reward']:.3f} to {last['reward']:.3f}"] if little else [])
-        return
-    risen = last["reward"] >= 0.9 and last["interval"][0] > first["interval"][1]
-    result.check(RISES, [] if risen else [f"{unit.name}: {first['reward']:.3f} to {last['reward']:.3f}"])
+        law, risen = RISES_QUICKLY, rises_quickly(lines)
+    else:
+        law, risen = RISES, last["reward"] >= 0.9 and last["interval"][0] > first["interval"][1]
+    result.check(law, [] if risen else [f"{unit.name}: {first['reward']:.3f} to {last['reward']:.3f}"])
 
 
 def check_control(result: Result, unit: Unit, lines: Lines, base: Lines | None) -> None:
