@@ -36,7 +36,7 @@ def figures(episodes: Sequence[Episode]) -> dict[str, Any]:
         "tasks": len({task_id for task_id, _ in found}),
         "masked": sum(reward is None for _, reward in found),
         "failures": failures(episodes),
-        "truncated": sum(episode.truncated for episode in episodes),
+        "truncated": sum(episode.truncated and episode.reward is not None for episode in episodes),
         "reward": fmean(reward for own in rewards.values() for reward in own),
         "interval": interval(list(rewards.values())),
         "sampled": sum(episode.trajectory.fidelity.sampled_tokens for episode in episodes),
@@ -152,12 +152,14 @@ def _axis(rewards: Iterable[float]) -> tuple[float, float]:
 
 def cpu(line: Line) -> tuple[float, float, float, float]:
     """Return the CPU seconds of sandboxes (harness, git, grading; on a machine with no other work), of sampling, of
-    training, and of the rest, which is the gateway and the environment."""
+    training, and of the rest, which is the gateway and the environment. Where sessions run during an update, what the
+    gateway takes then counts as training."""
 
     def total(kind: str) -> float:
         return sum(line.get(f"{part}_{kind}", 0.0) for part in ("rollout", "training"))
 
-    sampling, training = total("sampling_cpu"), line.get("training_cpu", 0.0)
+    sampling = total("sampling_cpu")
+    training = line.get("training_cpu", 0.0) - line.get("training_sampling_cpu", 0.0)
     return total("machine_cpu") - total("cpu"), sampling, training, total("cpu") - sampling - training
 
 

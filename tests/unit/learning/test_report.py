@@ -11,7 +11,18 @@ from rich.console import Console
 from polar_gym.episodes.pass_at_k import wilson
 from polar_gym.errors import ConfigError
 from polar_gym.learning.files import read_rows
-from polar_gym.learning.report import BAR, HEIGHT, MARGIN, check_scored, curve, figures, interval, print_run, sentence
+from polar_gym.learning.report import (
+    BAR,
+    HEIGHT,
+    MARGIN,
+    check_scored,
+    cpu,
+    curve,
+    figures,
+    interval,
+    print_run,
+    sentence,
+)
 from polar_gym.schema import Episode, Failure, Status
 from tests.learning.proofs import PROOFS
 from tests.support.episodes import make_episode
@@ -75,6 +86,20 @@ def test_sessions_that_a_budget_ended_are_told() -> None:
     line = {"evaluated": 5, "greedy": False, "masked": 0, "tasks": 2, "sessions": 2, "truncated": 1}
     told = sentence({**line, "reward": 0.5, "interval": (0.1, 0.9)})
     assert "2 held-out tasks, sampled (1 ended by a budget, with reward 0): mean reward 0.500" in told
+
+
+def test_a_session_without_a_reward_has_not_the_reward_0() -> None:
+    """Guards against a session whose time ended before its first call, told as one of reward 0 and as one of none."""
+    late = make_episode("s1", None)
+    late.session.truncated_by = "time"
+    found = figures([make_episode("s0", 1.0, task_id="0"), late])
+    assert (found["masked"], found["truncated"]) == (1, 0)
+
+
+def test_sampling_during_an_update_counts_once() -> None:
+    """Guards against columns that add up to more than all: with `--overlap`, sessions run during the update."""
+    line = {"training_cpu": 5.0, "training_sampling_cpu": 2.0, "rollout_cpu": 4.0, "rollout_sampling_cpu": 1.0}
+    assert cpu(line)[1:] == (3.0, 3.0, 3.0)
 
 
 def evaluation(step: int, reward: float, reach: float) -> dict[str, object]:
