@@ -3,7 +3,7 @@
 The files of a run, in its directory:
 
     plan.json                  the arguments, and the versions of the harnesses; a run goes on only with the same ones
-    tasks/                     the tasks for training, and the held-out ones
+    tasks/                     the tasks for training, and the held-out ones; of your own, their ids
     demonstrations.jsonl, sft/ the careless agent's episodes, and their rows
     start/                     the start model
     episodes/                  every episode, a file for each step and each evaluation
@@ -127,6 +127,7 @@ class Run:
         in_order = list(before.get("configs", {})) == list(again)  # the first harness is that of the evaluations
         now = json.loads(_plan(self.plan, again))
         versions = now.pop("versions")
+        before.setdefault("timeouts", now["timeouts"])  # nor did they write timeouts
         if before != now or not in_order:
             raise ConfigError(f"--out={self.directory}: a run with other arguments is there ({path}); choose another")
         for harness, then in began_with.items():
@@ -150,11 +151,15 @@ class Run:
         with lock, tracked(config.rollout.metrics, self.directory.name, self.directory, parameters) as self._log:
             return self._go()
 
-    def _go(self) -> list[dict[str, Any]]:
+    def prepare(self) -> tuple[Tasks, Path]:
+        """Make the tasks and the start model where they are missing. Return the tasks, and the model's directory."""
         tasks = self._tasks()
+        importlib.import_module("transformers").utils.logging.disable_progress_bar()
+        return tasks, self._start_model()
+
+    def _go(self) -> list[dict[str, Any]]:
+        tasks, start = self.prepare()
         transformers: Any = importlib.import_module("transformers")
-        transformers.utils.logging.disable_progress_bar()
-        start = self._start_model()
         # In another dtype small updates are lost.
         model = on_gpu(transformers.AutoModelForCausalLM.from_pretrained(start, dtype="float32"))
         tokenizer = transformers.AutoTokenizer.from_pretrained(start)
@@ -259,12 +264,24 @@ class Run:
                     f"tasks={config.tasks.name}: found {len(ids)}, which is held out, and none is left for training; "
                     "name at least two tasks (check tasks.limit and tasks.instance_ids)"
                 )
+            self._keep_ids({"train": train, "held_out": held_out})
             return Tasks(config.tasks.model_dump(mode="json"), train, held_out)
         train = self._write_tasks("train", self.plan.train_tasks)
         held_out = self._write_tasks("held_out", self.plan.final)
         both = self.directory / "tasks" / "all.jsonl"
         durable.write(both, train.read_bytes() + held_out.read_bytes())
         return Tasks({"name": "jsonl", "path": str(both)}, _ids(train), _ids(held_out))
+
+    def _keep_ids(self, ids: dict[str, list[str]]) -> None:
+        """Write the ids of the user's tasks. Raises `ConfigError` where the run began with others."""
+        path = self.directory / "tasks" / "ids.json"
+        if path.exists() and json.loads(path.read_bytes()) != ids:
+            raise ConfigError(
+                f"--out={self.directory}: the run there began with other tasks ({path}), and may have trained on tasks "
+                "that are held out now; choose another directory, or name the tasks of before"
+            )
+        path.parent.mkdir(exist_ok=True)
+        durable.write(path, json.dumps(ids).encode())
 
     def _write_tasks(self, split: Split, count: int) -> Path:
         assert self.plan.family is not None
@@ -327,8 +344,10 @@ class Run:
 def _plan(plan: Plan, configs: Mapping[str, RunConfig]) -> str:
     """Return the text of `plan.json`."""
     settings = {harness: config.model_dump(mode="json", exclude={"rollout"}) for harness, config in configs.items()}
+    timeouts = {harness: config.rollout.timeout_seconds for harness, config in configs.items()}
     versions = {harness: HARNESSES.get(harness).pinned for harness in configs}
-    return json.dumps({"plan": asdict(plan), "configs": settings, "versions": versions}, indent=1) + "\n"
+    text = {"plan": asdict(plan), "configs": settings, "timeouts": timeouts, "versions": versions}
+    return json.dumps(text, indent=1) + "\n"
 
 
 def _version(step: int) -> str:

@@ -30,9 +30,9 @@ from tests.support.task_files import ROW
 from tests.support.tiny_model import write_tiny_model
 
 
-def _run(directory: Path, day: str, seed: int = 0) -> Run:
+def _run(directory: Path, day: str, seed: int = 0, settings: Sequence[str] = ()) -> Run:
     pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
-    config = load_config("learn", ["harness=pi", f"harness.today={day}"])
+    config = load_config("learn", ["harness=pi", f"harness.today={day}", *settings])
     return Run(directory, Plan(family="trail", seed=seed), {"pi": config}, lambda line: None)
 
 
@@ -178,6 +178,31 @@ def test_a_run_that_began_before_versions_were_written_goes_on(tmp_path: Path) -
     path.write_text(json.dumps(plan))
     _run(tmp_path, "2026-02-01")
     assert json.loads(path.read_text())["versions"] == versions == {"pi": HARNESSES.get("pi").version}
+
+
+def test_a_run_with_another_limit_of_time_is_refused(tmp_path: Path) -> None:
+    """Guards against a curve of sessions with two limits: a session that time ended has the reward 0."""
+    _run(tmp_path, "2026-01-31")
+    with pytest.raises(ConfigError, match="a run with other arguments is there"):
+        _run(tmp_path, "2026-01-31", settings=["rollout.timeout_seconds=5"])
+
+
+def test_a_run_with_other_tasks_of_ones_own_is_refused(tmp_path: Path) -> None:
+    """Guards against an evaluation on tasks that were trained on: one task more in the file moved all others."""
+    pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
+    file = tmp_path / "tasks.jsonl"
+    rows = [json.dumps({**ROW, "instance_id": f"t{number}"}) + "\n" for number in range(7)]
+    own = ["tasks=jsonl", f"tasks.path={file}", f"engine.model_path={tmp_path}"]
+
+    def prepare() -> None:
+        Run(tmp_path / "run", Plan(family=None), {"codex": load_config("learn", own)}, lambda line: None).prepare()
+
+    file.write_text("".join(rows[1:]))
+    prepare()
+    prepare()
+    file.write_text("".join(rows))
+    with pytest.raises(ConfigError, match=r"began with other tasks \(.*ids\.json\)"):
+        prepare()
 
 
 def test_a_run_whose_first_harness_was_another_one_is_refused(tmp_path: Path) -> None:
