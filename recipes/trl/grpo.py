@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""Train the start model of `polar-gym learn` with TRL's GRPOTrainer, on sessions of the same harness and tasks.
+"""Train the start model of `polar-gym learn` with TRL's GRPOTrainer, on the same tasks and with the same settings.
 
     polar-gym learn --steps 1 --out outputs/learn/start      # makes the start model and the tasks
     python recipes/trl/grpo.py outputs/learn/start --steps 25
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polar_gym
 from polar_gym.learning.grpo import Settings, roll_out
+from polar_gym.learning.model import Size
 from polar_gym.learning.report import check_scored, figures
 from polar_gym.schema import Episode
 from polar_gym.training.batch import regarded
@@ -35,7 +37,7 @@ SETTINGS, PLACES = Settings(), 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run's directory, with its start model and its tasks")
+    parser.add_argument("run", type=Path, help="a run's directory, with its plan, its start model and its tasks")
     parser.add_argument("--out", type=Path, default=Path("outputs/learn/trl"), help="for the trainer's files")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--held-out", type=int, default=200, help="tasks of an evaluation")
@@ -45,13 +47,10 @@ def main() -> None:
     train = [task_id for task_id in ids if "-train-" in task_id]
     held_out = [task_id for task_id in ids if "-held_out-" in task_id][: options.held_out]
     start = str(options.run / "start")
-    envs: Any = gym.make_vec(
-        "polar/swe",
-        num_envs=PLACES,
-        recipe="learn",
-        engine={"name": "embedded", "policy": "transformers", "model_path": start},
-        tasks={"name": "jsonl", "path": str(tasks)},
-    )
+    plan, config = planned(options.run)
+    engine = {"policy": "transformers", "model_path": start, "slots": PLACES, "dtype": "float32"}
+    own = {"engine": {**config["engine"], **engine}, "tasks": {"name": "jsonl", "path": str(tasks)}}
+    envs: Any = gym.make_vec("polar/swe", num_envs=PLACES, **{**config, **own})
 
     def rollout_func(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         envs.set_weights(trainer.model.state_dict(), f"step-{trainer.state.global_step // SETTINGS.epochs}")
@@ -71,11 +70,12 @@ def main() -> None:
             per_device_train_batch_size=SETTINGS.groups * SETTINGS.samples,
             num_generations=SETTINGS.samples,
             num_iterations=SETTINGS.epochs,
-            learning_rate=SETTINGS.learning_rate,
+            learning_rate=SETTINGS.learning_rate * Size(**plan["size"]).scale,
             epsilon=SETTINGS.clip_below,
             epsilon_high=SETTINGS.clip_above,
             beta=0.0,
             loss_type="grpo",
+            scale_rewards="none",
             temperature=1.0,
             report_to="none",
             save_strategy="no",
@@ -89,6 +89,19 @@ def main() -> None:
     envs.set_weights(trainer.model.state_dict(), "last")
     say(evaluated=options.steps, greedy=False, **figures(play(envs, held_out)))
     envs.close()
+
+
+def planned(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a run's plan, and the settings of its harness. Ends the program where the run has several harnesses."""
+    written = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    if len(written["configs"]) > 1:
+        sys.exit(f"{run}: a mixture of {', '.join(written['configs'])}; name a run of one harness")
+    if "timeouts" not in written:
+        sys.exit(f"{run}: an earlier polar-gym wrote its plan.json; go on with the run first, by polar-gym learn")
+    (config,), (timeout,) = written["configs"].values(), written["timeouts"].values()
+    if config["sampling"]["seed"] is None:
+        config["sampling"]["seed"] = written["plan"]["seed"]
+    return written["plan"], {**config, "rollout": {"timeout_seconds": timeout}}
 
 
 def play(envs: Any, task_ids: Sequence[str]) -> list[Episode]:
