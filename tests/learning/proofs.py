@@ -11,7 +11,7 @@ from polar_gym.learning.report import cpu, curve, evaluations
 from tests.learning.units import QUICK, UNITS, Lines, Unit
 
 HEADS = (
-    *("unit", "start, greedy", "start", "end (95 %)", "sessions", "masked"),
+    *("unit", "start, greedy", "start", "end (95 %)", "sessions", "masked", "cut off"),
     *("tokens sampled", "trained", "forward", "s: sessions", "training", "places busy"),
     *("CPU s: sampling", "training", "the rest of the process", "MiB"),
 )
@@ -21,10 +21,12 @@ PAGE = """# Proofs that a policy learns
 
 Written by `make show-learning` (tests/show/learning.py), which trains each unit with `polar-gym learn`'s loop through
 the real harness, and goes on where it was. A unit's name is harness, family, seed and control; the file of this name
-has the lines of its run. Evaluations: 200 held-out tasks at the start and at the end, 32 on the way, sampled at
-temperature 1, with 95 % intervals. Seconds, tokens and CPU seconds are those of the steps, without evaluations; some
-units shared the machine with other work. Places busy: the share of the 16 places' time, while a step's sessions ran, in
-which a harness worked. [Train your first agent](../learn.md) explains the tasks and the controls.
+has the lines of its run. Evaluations: 200 held-out tasks at the start and at the end (100 in each of several
+harnesses), 32 on the way, sampled at temperature 1, with 95 % intervals. Sessions that a budget cut off have the
+reward 0. Where a control's start model was evaluated for another unit, those sessions count for that unit. Seconds,
+tokens and CPU seconds are those of the steps, without evaluations; some units shared the machine with other work.
+Places busy: the share of the 16 places' time, while a step's sessions ran, in which a harness worked. [Train your first
+agent](../learn.md) explains the tasks and the controls.
 """
 
 
@@ -81,7 +83,7 @@ def _cells(unit: Unit, lines: Lines) -> list[object]:
     them, and say nothing of places."""
     points, steps = evaluations(lines), [line for line in lines if "step" in line]
     greedy = [f"{line['reward']:.3f}" for line in lines if line.get("greedy")]
-    played = [line for line in lines if "sessions" in line]
+    own = [line for line in lines if not line.get("copied")]
     low, high = points[-1]["interval"]
 
     def total(name: str) -> float:
@@ -91,10 +93,10 @@ def _cells(unit: Unit, lines: Lines) -> list[object]:
         *(greedy or [""]),
         f"{points[0]['reward']:.3f}",
         f"{points[-1]['reward']:.3f} ({low:.3f} to {high:.3f})",
-        *(sum(line[name] for line in played) for name in ("sessions", "masked")),
+        *(sum(line.get(name, 0) for line in own) for name in ("sessions", "masked", "truncated")),
         *(total(name) for name in ("sampled", "trained", "forward")),
         *(round(total(name)) for name in ("rollout_seconds", "training_seconds")),
         f"{total('run_seconds') / max(1.0, total('rollout_seconds') * QUICK.places):.0%}" * (unit.control != "overlap"),
         *(round(sum(cpu(line)[part] for line in steps)) for part in (1, 2, 3)),
-        max(line.get("peak_mib", 0) for line in lines),
+        max(line.get("peak_mib", 0) for line in own),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -22,7 +23,9 @@ import numpy as np
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.durable import remove_tree
-from polar_gym.learning import cold_start, families, model
+from polar_gym.harnesses import HARNESSES as KNOWN
+from polar_gym.learning import cold_start, families
+from polar_gym.learning import start as start_program
 from polar_gym.learning.files import read_rows
 from polar_gym.learning.grpo import LogprobsDifferError, MakeRows, Settings, rows_of
 from polar_gym.learning.meter import Meter
@@ -139,7 +142,10 @@ UNITS = (
 def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
     """Run a unit to its end. A control begins with the start model of the unit that it controls."""
     if unit.control == "trl":
-        return play_trl(start_model(unit, directory, say).parent, directory / unit.name, say)
+        base = directory / dataclasses.replace(unit, control="").name
+        run = Run(base, Plan(family=unit.family, seed=unit.seed), configs((unit.harness,), []), say)
+        run.prepare()
+        return play_trl(base, directory / unit.name, say)
     harnesses = HARNESSES if unit.control == TRANSFER or unit.harness == MIXTURE else (unit.harness,)
     first = sorted(harnesses, key=lambda harness: harness != unit.harness)
     more = list(CONTROL_SETTINGS.get(unit.control, []))
@@ -175,7 +181,7 @@ def refuse(directory: Path, plan: Plan, own: dict[str, RunConfig], say: Callable
         try:
             Run(Path(name), plan, own, say, shifted).go()
         except LogprobsDifferError as error:
-            copy_start([Path(name)], directory)
+            copy_start([Path(name)], directory, copied=False)
             with written.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"refused": str(error)}) + "\n")
             say(f"refused before the first update: {error}")
@@ -183,22 +189,24 @@ def refuse(directory: Path, plan: Plan, own: dict[str, RunConfig], say: Callable
     raise AssertionError("the loop did not refuse shifted logprobs")
 
 
-def copy_start(others: Sequence[Path], target: Path) -> None:
-    """Give a run that has not begun the evaluations of its start model, where another of the runs has both."""
+def copy_start(others: Sequence[Path], target: Path, *, copied: bool = True) -> None:
+    """Give a run that has not begun the evaluations of its start model, where another of the runs has both. `copied`
+    ones count for that run."""
     if (target / "steps.jsonl").exists():
         return
     for other in others:
         lines = read_rows(other / "steps.jsonl") if (other / "steps.jsonl").exists() else []
         if len(evaluated := [line for line in lines if line.get("evaluated") == 0]) == 2:
             target.mkdir(exist_ok=True)
-            text = "".join(json.dumps(line) + "\n" for line in evaluated)
+            mark = {"copied": True} if copied else {}
+            text = "".join(json.dumps(line | mark) + "\n" for line in evaluated)
             (target / "steps.jsonl").write_text(text, encoding="utf-8")
             return
 
 
 def start_model(unit: Unit, directory: Path, say: Callable[[str], None]) -> Path:
     """Return the start model of a unit, and of its controls; it is made where it is missing."""
-    base = dataclasses.replace(unit, control="", harness=MIXTURE if unit.control == TRANSFER else unit.harness)
+    base = base_of(unit)
     (directory / base.name).mkdir(parents=True, exist_ok=True)
     if unit.family == relay.FAMILY:
         return relay.make_start(directory / base.name, unit.seed, DEMONSTRATIONS, say)
@@ -207,6 +215,11 @@ def start_model(unit: Unit, directory: Path, say: Callable[[str], None]) -> Path
     settings = FAMILY_SETTINGS.get(unit.family, [])
     own = configs(HARNESSES if base.harness == MIXTURE else (base.harness,), settings)
     return make_start_model(directory / base.name, own, unit.family, unit.seed, DEMONSTRATIONS, Meter(), say)
+
+
+def base_of(unit: Unit) -> Unit:
+    """Return the unit whose start model a unit begins with."""
+    return dataclasses.replace(unit, control="", harness=MIXTURE if unit.control == TRANSFER else unit.harness)
 
 
 def configs(harnesses: Sequence[str], settings: Sequence[str]) -> dict[str, RunConfig]:
@@ -219,9 +232,10 @@ def play_trl(base: Path, directory: Path, say: Callable[[str], None]) -> Lines:
     """Train a unit's start model on its tasks with TRL, by the recipe, in a program of its own."""
     directory.mkdir(exist_ok=True)
     command = [sys.executable, "recipes/trl/grpo.py", str(base), "--out", str(directory / "trainer")]
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # the interpreter that has trl may not have polar-gym
     with (
         (directory / "steps.jsonl").open("w", encoding="utf-8") as file,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
@@ -235,21 +249,29 @@ def play_trl(base: Path, directory: Path, say: Callable[[str], None]) -> Lines:
     return lines
 
 
-def play_quickly(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
-    """Run a unit for a few steps. Its start model is made once on a machine, and again when its sources change. The
-    files of a run that fails, or does not rise, are kept."""
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in (cold_start, families, model))
-    start = directory / f"start-{unit.name}-{sha256(sources).hexdigest()[:16]}"
+def play_quickly(unit: Unit, start: Path, say: Callable[[str], None]) -> tuple[Lines, Path]:
+    """Run a unit for a few steps, from a start model that is made where it is missing. Return the unit's lines and its
+    directory."""
+    directory = start.parent
     settings = [f"harness={unit.harness}", *([f"engine.model_path={start}"] if start.exists() else [])]
     directory.mkdir(parents=True, exist_ok=True)
     played = Path(tempfile.mkdtemp(prefix=f"quick-{unit.name}-", dir=directory))
     say(f"plays in {played}")
-    lines = Run(played, QUICK, {unit.harness: load_config("learn", settings)}, say).go()
+    return Run(played, QUICK, {unit.harness: load_config("learn", settings)}, say).go(), played
+
+
+def put_away(played: Path, start: Path) -> None:
+    """Keep the start model of a quick run, and remove the run's other files."""
     if not start.exists():
         (played / "start").rename(start)
-    if rises_quickly(lines):
-        remove_tree(played)
-    return lines
+    remove_tree(played)
+
+
+def quick_start(unit: Unit, directory: Path) -> Path:
+    """Return the directory of a quick run's start model. The model is made once on a machine, and again where its
+    program or the harness has changed: the directory's name tells both."""
+    about = f"{cold_start.program()} {Path(start_program.__file__).read_text()} {KNOWN.get(unit.harness).pinned}"
+    return directory / f"start-{unit.name}-{sha256(about.encode()).hexdigest()[:16]}"
 
 
 def rises_quickly(lines: Lines) -> bool:

@@ -28,7 +28,7 @@ from polar_gym.learning.report import evaluations
 from polar_gym.paths import cache_dir
 from tests.e2e.vllm_server import INSTALL, vllm_python
 from tests.learning.proofs import PROOFS, write_proofs
-from tests.learning.units import UNITS, Lines, Unit, play, play_quickly, rises_quickly
+from tests.learning.units import UNITS, Lines, Unit, base_of, play, play_quickly, put_away, quick_start, rises_quickly
 from tests.show.result import Result, make_parser, parse
 
 START = "a start model is right on at most 20 % of held-out tasks, and greedy on less than 2 %"
@@ -82,7 +82,8 @@ def check(result: Result, unit: Unit, lines: Lines) -> None:
     points = evaluations(lines)
     first, last = points[0], points[-1]
     result.figures[unit.name] = {line["evaluated"]: [line["reward"], *line["interval"]] for line in points}
-    masked, sessions = (sum(line.get(name, 0) for line in lines) for name in ("masked", "sessions"))
+    own = [line for line in lines if not line.get("copied")]
+    masked, sessions = (sum(line.get(name, 0) for line in own) for name in ("masked", "sessions"))
     result.check(SCORED, [f"{unit.name}: {masked} of {sessions}"] if masked > 0.02 * sessions else [])
     if unit.control:
         return
@@ -118,16 +119,19 @@ def finished(unit: Unit, directory: Path) -> Lines | None:
 
 
 def forget(unit: Unit, directory: Path) -> None:
-    """Remove a finished unit from the cache. One that was stopped stays, and goes on."""
-    if (directory / unit.name / "curve.svg").exists():
-        remove_tree(directory / unit.name)
+    """Remove a finished unit from the cache, or one that has taken no step, and the controls that begin with its start
+    model. A unit that was stopped after a step stays, and goes on."""
+    kept = directory / unit.name
+    if kept.exists() and ((kept / "curve.svg").exists() or not (kept / "last.pt").exists()):
+        for each in (unit, *(each for each in UNITS if each != unit and base_of(each) == unit)):
+            remove_tree(directory / each.name)
 
 
 def main() -> int:
     parser = make_parser("learning", __doc__, quick="all units but one, whose run is short")
     parser.add_argument("--directory", type=Path, default=cache_dir() / "learning", help="where units are kept")
     parser.add_argument("--units", nargs="*", default=[], help="only these, by name, e.g. codex-trail-0")
-    parser.add_argument("--anew", action="store_true", help="play finished units again")
+    parser.add_argument("--anew", action="store_true", help="begin again, but for units that were stopped")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no unit after so many minutes")
     options = parse(parser, quick={"units": ["codex-repair-0"]})
     if importlib.util.find_spec("torch") is None:
@@ -142,18 +146,24 @@ def main() -> int:
 def show(options: argparse.Namespace, units: Sequence[Unit]) -> int:
     begun, console = time.monotonic(), make_console()
     result = Result("learning", QUICK_LAWS if options.quick else laws_of(units), options)
-    missing, done = [], {}
+    missing, done, start, played = [], {}, None, None
     for unit in units:
         lines = None if options.quick or options.anew else finished(unit, options.directory)
         if lines is None and time.monotonic() - begun < options.minutes * 60:
             if options.anew and not options.quick:
                 forget(unit, options.directory)
             say = partial(console.print, markup=False, highlight=False)
-            lines = (play_quickly if options.quick else play)(unit, options.directory, say)
+            if options.quick:
+                start = quick_start(unit, options.directory)
+                lines, played = play_quickly(unit, start, say)
+            else:
+                lines = play(unit, options.directory, say)
         if lines is None:
             missing.append(f"{unit.name} is not finished")
             continue
         check(result, unit, lines)
+        if start and played and not any(map(result.of, QUICK_LAWS[:-1])):
+            put_away(played, start)
         if unit.control in CONTROLS:
             base = replace(unit, control="")
             check_control(result, unit, lines, done.get(base.name) or finished(base, options.directory))

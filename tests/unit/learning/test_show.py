@@ -76,6 +76,16 @@ def test_a_finished_unit_stays_where_no_time_is_left_to_play_it_again(
 
 
 def test_a_unit_that_was_stopped_goes_on(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    (options.directory / UNIT.name / "curve.svg").unlink()
+    (options.directory / UNIT.name / "curve.svg").rename(options.directory / UNIT.name / "last.pt")
     _show(options, monkeypatch, anew=True)
     assert (options.directory / UNIT.name / "start").exists()
+
+
+def test_a_start_model_without_a_step_is_made_again_on_demand(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a proof that is said to be new, and begins with a start model that an earlier program made for a
+    control."""
+    (options.directory / UNIT.name / "curve.svg").unlink()
+    _show(options, monkeypatch, anew=True)
+    assert not (options.directory / UNIT.name / "start").exists()
