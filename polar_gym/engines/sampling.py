@@ -27,8 +27,7 @@ def truncating_fields(sampling: Mapping[str, Any]) -> list[str]:
 def logprobs_problem(mode: Literal["raw", "processed"] | None, sampling: Sampling) -> str | None:
     """Return why logprobs taken in `mode` are not those of the distribution that `sampling` samples from, or None where
     they are."""
-    shaped = Sampling.shaping(sampling.model_dump())
-    if mode == "processed" or not shaped:
+    if mode == "processed" or not (shaped := Sampling.shaping(sampling.model_dump())):
         return None
     how = "raw: taken before" if mode == "raw" else "taken in an unknown way, which may be before"
     return f"the engine's logprobs are {how} {', '.join(shaped)}"
