@@ -66,12 +66,14 @@ def compare(earlier: Path, rounds: int, seconds: float) -> list[tuple[str, int, 
 
 
 async def _ratios(subjects: list[Subject], connections: int, rounds: int, seconds: float) -> list[float]:
+    """Return the CPU of the second subject over that of the first, for each round. They take turns in being first."""
     ratios = []
-    for _ in range(rounds):
-        cpu = [
-            (await measure(each.port, [each.request(i) for i in range(connections)], each.pids, seconds=seconds)).cpu_ms
-            for each in subjects
-        ]
+    for number in range(rounds):
+        cpu: dict[int, float] = {}
+        for place in (0, 1) if number % 2 else (1, 0):
+            each = subjects[place]
+            requests = [each.request(connection) for connection in range(connections)]
+            cpu[place] = (await measure(each.port, requests, each.pids, seconds=seconds)).cpu_ms
         ratios.append(cpu[1] / cpu[0])
     return ratios
 

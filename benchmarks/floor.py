@@ -2,8 +2,9 @@
 
 A handler that does nothing else parses the request's JSON, parses the JSON of an engine's answer (the bytes in FILE,
 received long before), appends these bytes to a file by one `write()`, and answers. It looks nothing up and checks
-nothing. With `--engine URL` it also asks an engine twice, as a spliced call does: to template the new messages, and to
-sample from ids. The bodies were made long before, and the streamed answer is read as bytes. It prints its port.
+nothing. With `--engine URL` it asks an engine twice instead, as a spliced call does: to template the new messages, and
+to sample from ids. The bodies were made long before, the streamed answer is read as bytes and not parsed, and a tenth
+of it is written, as a spliced call's journal has no prompt. It prints its port.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def asked(answer: bytes) -> tuple[tuple[str, bytes], ...]:
         "messages": NEW,
         "prompt_token_ids": orjson.loads(answer)["prompt_token_ids"],
         "stream": True,
-        "stream_interval": 8,
+        "stream_interval": 64,
     }
     return ("/tokenize", orjson.dumps({"messages": NEW})), ("/v1/chat/completions", orjson.dumps(sampled))
 
@@ -45,8 +46,9 @@ async def serve(answer: bytes, journal: Path, engine: str | None) -> None:
         for path, body in requests:
             async with client.post(f"{engine}{path}", data=body) as answered:
                 await answered.read()
-        orjson.loads(answer)
-        os.write(file, answer)
+        if not requests:
+            orjson.loads(answer)
+        os.write(file, answer[: len(answer) // 10] if requests else answer)
         return web.Response(body=SAID, content_type="application/json")
 
     server = web.Server(handle, **SERVER_OPTIONS)  # pyright: ignore[reportArgumentType]

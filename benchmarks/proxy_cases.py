@@ -80,7 +80,7 @@ def _headline(section: Section, pace: Pace, mock: Engine, default: Gateway, conn
         figures.table(
             "Chat Completions, a prompt of 8k tokens, whole answers, journal on; c: connections. *floor*: an aiohttp "
             "handler that parses request and answer, and writes the answer to a file (`benchmarks/floor.py`). *floor, "
-            "asking*: the same, and it asks the engine twice, as a spliced call does."
+            "asking*: it asks the engine twice, as a spliced call does, and reads the answers as bytes."
         )
     )
     for count, most in DIRECT.items():
