@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -201,6 +202,23 @@ async def test_missing_mount_is_named_if_bwrap_has_ended_when_it_is_looked_at(
     runtime = make("bubblewrap")
     need(not runtime.check(), "a working bubblewrap", "; ".join(runtime.check()))
     monkeypatch.setattr(os, "pidfd_open", find_too_late)
+    await test_missing_mount_is_named(runtime, tmp_path)
+
+
+async def test_missing_mount_is_named_if_bwrap_ends_while_its_limits_are_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On a busy machine the error said "No such process", and not why."""
+
+    def set_too_late(pid: int, *_: object) -> None:
+        descriptor = os.pidfd_open(pid)
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+    runtime = make("bubblewrap")
+    need(not runtime.check(), "a working bubblewrap", "; ".join(runtime.check()))
+    monkeypatch.setattr(resource, "prlimit", set_too_late)
     await test_missing_mount_is_named(runtime, tmp_path)
 
 

@@ -208,6 +208,7 @@ class BubblewrapSandbox:
         server: asyncio.Server | None = None
         limit = asyncio.timeout(command.timeout_seconds)
         ending = asyncio.create_task(_expire(limit, command.end)) if command.end is not None else None
+        broken: OSError | None = None
         try:
             async with limit:
                 pid = await process.pid()
@@ -221,7 +222,7 @@ class BubblewrapSandbox:
             if not limit.expired():
                 raise
         except OSError as error:
-            raise SandboxError(f"bwrap started, but its sandbox could not be set up: {error}") from error
+            broken = error
         finally:
             if ending is not None:
                 ending.cancel()
@@ -236,6 +237,10 @@ class BubblewrapSandbox:
             raise SandboxError(f"the sandbox of session {self.request.session_id} was stopped during a command")
         out_of_memory = self._memory_ends() > memory_ends
         await process.drain(stdout, stderr)
+        if broken is not None:  # bwrap may have ended meanwhile, and says why
+            said = stderr.value().decode(errors="replace").strip()
+            reason = f"bwrap failed: {said}" if said else f"bwrap's sandbox could not be set up: {broken}"
+            raise SandboxError(reason) from broken
         if self.disk is not None:
             await sandbox_files.settle(self.disk)
         return ExecResult(
