@@ -29,7 +29,7 @@ from polar_gym.learning import start as start_program
 from polar_gym.learning.files import read_rows
 from polar_gym.learning.grpo import LogprobsDifferError, MakeRows, Settings, rows_of
 from polar_gym.learning.meter import Meter
-from polar_gym.learning.report import curve, evaluations
+from polar_gym.learning.report import curve
 from polar_gym.learning.run import Plan, Run
 from polar_gym.learning.start import make_start_model
 from polar_gym.schema import Episode
@@ -142,7 +142,7 @@ UNITS = (
 def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
     """Run a unit to its end. A control begins with the start model of the unit that it controls."""
     if unit.control == "trl":
-        base = directory / dataclasses.replace(unit, control="").name
+        base = directory / base_of(unit).name
         run = Run(base, Plan(family=unit.family, seed=unit.seed), configs((unit.harness,), []), say)
         run.prepare()
         return play_trl(base, directory / unit.name, say)
@@ -190,8 +190,8 @@ def refuse(directory: Path, plan: Plan, own: dict[str, RunConfig], say: Callable
 
 
 def copy_start(others: Sequence[Path], target: Path, *, copied: bool = True) -> None:
-    """Give a run that has not begun the evaluations of its start model, where another of the runs has both. `copied`
-    ones count for that run."""
+    """Give a run that has not begun the evaluations of its start model, where another of the runs has both. `copied`:
+    they count for the other run alone."""
     if (target / "steps.jsonl").exists():
         return
     for other in others:
@@ -272,9 +272,3 @@ def quick_start(unit: Unit, directory: Path) -> Path:
     program or the harness has changed: the directory's name tells both."""
     about = f"{cold_start.program()} {Path(start_program.__file__).read_text()} {KNOWN.get(unit.harness).pinned}"
     return directory / f"start-{unit.name}-{sha256(about.encode()).hexdigest()[:16]}"
-
-
-def rises_quickly(lines: Lines) -> bool:
-    """Return whether the reward on held-out tasks rises by 20 points."""
-    first, *_, last = evaluations(lines)
-    return last["reward"] >= first["reward"] + 0.2

@@ -28,7 +28,7 @@ from polar_gym.learning.report import evaluations
 from polar_gym.paths import cache_dir
 from tests.e2e.vllm_server import INSTALL, vllm_python
 from tests.learning.proofs import PROOFS, write_proofs
-from tests.learning.units import UNITS, Lines, Unit, base_of, play, play_quickly, put_away, quick_start, rises_quickly
+from tests.learning.units import UNITS, Lines, Unit, base_of, play, play_quickly, put_away, quick_start
 from tests.show.result import Result, make_parser, parse
 
 START = "a start model is right on at most 20 % of held-out tasks, and greedy on less than 2 %"
@@ -93,7 +93,7 @@ def check(result: Result, unit: Unit, lines: Lines) -> None:
     easy = [share >= 0.02 if line["greedy"] else share > 0.2 for share, line in zip(shares, starts, strict=True)]
     result.check(START, [f"{unit.name}: {[line['reward'] for line in starts]}"] if any(easy) else [])
     if result.options.quick:
-        law, risen = RISES_QUICKLY, rises_quickly(lines)
+        law, risen = RISES_QUICKLY, last["reward"] >= first["reward"] + 0.2
     else:
         law, risen = RISES, last["reward"] >= 0.9 and last["interval"][0] > first["interval"][1]
     result.check(law, [] if risen else [f"{unit.name}: {first['reward']:.3f} to {last['reward']:.3f}"])
@@ -123,8 +123,9 @@ def forget(unit: Unit, directory: Path) -> None:
     model. A unit that was stopped after a step stays, and goes on."""
     kept = directory / unit.name
     if kept.exists() and ((kept / "curve.svg").exists() or not (kept / "last.pt").exists()):
-        for each in (unit, *(each for each in UNITS if each != unit and base_of(each) == unit)):
-            remove_tree(directory / each.name)
+        for each in UNITS:
+            if unit in (each, base_of(each)):
+                remove_tree(directory / each.name)
 
 
 def main() -> int:
@@ -162,7 +163,7 @@ def show(options: argparse.Namespace, units: Sequence[Unit]) -> int:
             missing.append(f"{unit.name} is not finished")
             continue
         check(result, unit, lines)
-        if start and played and not any(map(result.of, QUICK_LAWS[:-1])):
+        if start and played and not any(result.breaches[law] for law in QUICK_LAWS[:-1]):
             put_away(played, start)
         if unit.control in CONTROLS:
             base = replace(unit, control="")

@@ -70,10 +70,6 @@ class Result:
         """The breaches of each law. A law that was never checked does not hold."""
         return {law: self._breaches.get(law, [NOT_CHECKED]) for law in self.laws}
 
-    def of(self, law: str) -> list[str]:
-        """Return the breaches of a law that were found so far."""
-        return self._breaches.get(law, [])
-
     def check(self, law: str, breaches: Iterable[str]) -> None:
         """Add these breaches, which may be none, to those of the law."""
         if law not in self.laws:
