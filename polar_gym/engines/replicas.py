@@ -76,6 +76,20 @@ class Replica:
     """Whether it is being given new weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The server of a session, to template and to decode for it: a server that is slow holds up its own sessions."""
+
+    replicas: Replicas
+    session_id: str
+
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        return await self.replicas.ask(lambda engine: engine.template(messages, tools), self.session_id)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        return await self.replicas.ask(lambda engine: engine.decode(ids), self.session_id)
+
+
 @dataclass(slots=True)
 class Seat:
     """The place of a session."""
@@ -160,22 +174,22 @@ class Replicas:
         self.name_weights(version)
 
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
-        return await self._ask(lambda engine: engine.chat(request, sampling, on_delta))
+        return await self.ask(lambda engine: engine.chat(request, sampling, on_delta))
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
-        return await self._ask(lambda engine: engine.template(messages, tools))
+        return await self.ask(lambda engine: engine.template(messages, tools))
 
     async def decode(self, ids: Sequence[int]) -> str:
-        return await self._ask(lambda engine: engine.decode(ids))
+        return await self.ask(lambda engine: engine.decode(ids))
 
     async def score(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        return await self._ask(lambda engine: engine.score(ids))
+        return await self.ask(lambda engine: engine.score(ids))
 
-    async def _ask(self, ask: Callable[[Server], Awaitable[T]]) -> T:
-        """Ask the replica with the least load, and another one where that one is away."""
+    async def ask(self, ask: Callable[[Server], Awaitable[T]], session_id: str | None = None) -> T:
+        """Ask the replica of a session, else the one with the least load, and another one where that one is away."""
         while True:
             await self.ready()
-            engine = self._least().engine
+            engine = self._least().engine if session_id is None else self.of(session_id)
             try:
                 return await ask(engine)
             except EngineError as error:
@@ -184,7 +198,7 @@ class Replicas:
 
     # Sessions ---------------------------------------------------------------------------------------------------------
 
-    def of(self, session_id: str) -> Engine:
+    def of(self, session_id: str) -> Server:
         """Return the engine of a session, which gets a place if it has none."""
         seat = self._seats.get(session_id)
         if seat is None or not seat.replica.up:

@@ -17,7 +17,7 @@ from polar_gym.chat.ids import EngineIds
 from polar_gym.engines import Engine
 from polar_gym.schema import Message, ModelCall
 from polar_gym.splicing.conversation import Conversations, identities_of_long
-from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
+from polar_gym.splicing.prompt import Learned, NoSplice, Templater, spliced_prompt
 from polar_gym.splicing.recording import Recording
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,16 @@ class Splicer:
         self._learned = Learned()
 
     async def prepare(
-        self, memory: SessionMemory, request: ChatRequest, asked: ChatRequest, recording: Recording | None = None
+        self,
+        memory: SessionMemory,
+        request: ChatRequest,
+        asked: ChatRequest,
+        recording: Recording | None = None,
+        templater: Templater | None = None,
     ) -> Plan:
         """Return how `asked`, which is `request` in the engine's terms, is put to the engine. `recording`: the record
-        that the session started from, whose messages the model has seen."""
+        that the session started from, whose messages the model has seen. `templater`: the session's server of the
+        engine; None: the engine has one."""
         long = await identities_of_long(request.messages)
         continuation = memory.conversations.continuation(request.messages, request.tools, request.origins, long)
         parent = continuation.parent
@@ -86,7 +92,7 @@ class Splicer:
             new_messages = recording.with_notices(asked.messages, parent, new_messages)
             asked = replace(asked, messages=[*parent.messages, answer, *new_messages])
         try:
-            prompt_ids = await self._spliced(parent, asked.messages, new_messages)
+            prompt_ids = await self._spliced(templater or self._engine, parent, asked.messages, new_messages)
         except NoSplice as problem:
             return replace(plan, cause=problem.cause)
         if self._engine.takes_prefix_only and any(message["role"] == "assistant" for message in new_messages):
@@ -96,10 +102,12 @@ class Splicer:
         spliced = replace(asked, prompt_ids=prompt_ids, prefix_length=prefix_length, routed_positions=routed)
         return replace(plan, request=spliced, continuation="spliced", cause=None)
 
-    async def _spliced(self, parent: ModelCall, messages: list[Message], new_messages: list[Message]) -> np.ndarray:
+    async def _spliced(
+        self, templater: Templater, parent: ModelCall, messages: list[Message], new_messages: list[Message]
+    ) -> np.ndarray:
         if not self._keep_reasoning and _has_reasoning(parent):
             raise NoSplice("template")
-        return await spliced_prompt(self._engine, parent, messages, new_messages, self._learned)
+        return await spliced_prompt(templater, parent, messages, new_messages, self._learned)
 
     def confirm(self, plan: Plan, prompt_ids: np.ndarray) -> Plan:
         """Return the plan as it was carried out: the engine says that it conditioned on `prompt_ids`.

@@ -142,6 +142,38 @@ async def test_a_session_goes_on_where_its_server_has_gone(tmp_path: Path, monke
     await servers[1].down()
 
 
+async def test_a_call_that_ends_before_its_plan_names_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a reward of 0 where a frozen server took the session's time to template: without a name, any
+    healthy server's answer counted for it."""
+    without_templates(monkeypatch)
+    servers, asked = (LeavingServer(), LeavingServer()), asyncio.Event()
+
+    async def frozen(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    for each in servers:
+        await each.up()
+    engine = ENGINE(VllmOptions(url=[each.url for each in servers]))
+    async with Node(engine, cache=tmp_path / "cache") as node, node.session(task()) as life:
+        life.capture.running = True
+        sdk = openai.AsyncOpenAI(base_url=f"{node.url}/v1", api_key=life.capture.key, max_retries=0)
+        said = await sdk.chat.completions.create(model="policy", messages=ASK)
+        monkeypatch.setattr(engine.replicas[0].engine, "template", frozen)
+        turn = {"role": "assistant", "content": said.choices[0].message.content}
+        more = [*ASK, turn, {"role": "user", "content": "And now?"}]
+        call = asyncio.create_task(sdk.chat.completions.create(model="policy", messages=more))  # pyright: ignore
+        await asyncio.wait_for(asked.wait(), 60)
+        await life.capture.end()
+        await asyncio.wait({call})
+        assert [each.engine_url for each in life.capture.calls] == [servers[0].url] * 2
+        assert life.capture.calls[1].outcome == "abandoned"
+    for each in servers:
+        await each.down()
+
+
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks for an engine at the start follow at once; this one has no templates."""

@@ -31,8 +31,7 @@ from rich.table import Table
 from polar_gym.chat import ChatRequest
 from polar_gym.config.loading import load_config
 from polar_gym.console import make_console
-from polar_gym.engines import Engine
-from polar_gym.engines.replicas import Replicas
+from polar_gym.engines.replicas import Replicas, Server
 from polar_gym.episodes.reading import read_calls
 from polar_gym.episodes.reuse import CAUSES, Reuse, block_size, lost_tokens
 from polar_gym.episodes.verify import verify
@@ -95,7 +94,7 @@ class ScatteredReplicas(SteeredReplicas):
         super().__init__(options)
         self._turns = cycle(range(len(self.replicas)))
 
-    def of(self, session_id: str) -> Engine:
+    def of(self, session_id: str) -> Server:
         return self.replicas[next(self._turns)].engine
 
 

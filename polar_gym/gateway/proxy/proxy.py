@@ -27,7 +27,7 @@ from polar_gym.chat.received import whole_delta
 from polar_gym.engines import Engine, EngineError
 from polar_gym.engines.context_length import check_space
 from polar_gym.engines.probe import probe
-from polar_gym.engines.replicas import Replicas
+from polar_gym.engines.replicas import Replicas, Seated
 from polar_gym.engines.weights import spans
 from polar_gym.gateway.proxy import mcp
 from polar_gym.gateway.proxy.capture import MAX_TOOL_CALLS, SessionCapture
@@ -41,6 +41,7 @@ from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes
 from polar_gym.schema import ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Splicer
+from polar_gym.splicing.prompt import Templater
 from polar_gym.splicing.recording import DivergenceError
 from polar_gym.splicing.terms import Terms
 
@@ -214,10 +215,11 @@ class Proxy:
             raise CallRefusedError(404, "not_found", "this API has no token counting")
         request = replace(request, messages=capture.handles.from_harness(request.messages))
         asked = self._terms[self.engine].of(capture.memory.engine_ids, request)
-        plan = await self.splicer.prepare(capture.memory, request, asked, capture.recording)
+        templater = _templater(self.engine, capture.session_id)
+        plan = await self.splicer.prepare(capture.memory, request, asked, capture.recording, templater)
         prompt_ids = plan.request.prompt_ids
         if prompt_ids is None:
-            prompt_ids = await self.engine.template(asked.messages, asked.tools)
+            prompt_ids = await templater.template(asked.messages, asked.tools)
         return web.json_response(provider.token_count(len(prompt_ids)))
 
     async def _chat(
@@ -282,9 +284,12 @@ class Proxy:
             async with self.generation.call():
                 asked = self._asked(exchange)
                 exchange.plan = Plan(request=asked)  # for the record of a call that ends before the plan is made
+                if isinstance(exchange.engine, Replicas):
+                    exchange.server = exchange.engine.of(exchange.capture.session_id)  # for the same record
                 if not exchange.frozen:
+                    capture, templater = exchange.capture, _templater(exchange.engine, exchange.capture.session_id)
                     exchange.plan = await self.splicer.prepare(
-                        exchange.capture.memory, exchange.request, asked, exchange.capture.recording
+                        capture.memory, exchange.request, asked, capture.recording, templater
                     )
                 check_space(exchange.plan.request, exchange.engine.info.max_model_len)
                 completion = await self._ask(exchange)
@@ -392,6 +397,10 @@ class Proxy:
         self.sampled_tokens += len(call.response_ids)
         exchange.call = call
         exchange.capture.record(call)
+
+
+def _templater(engine: Engine, session_id: str) -> Templater:
+    return Seated(engine, session_id) if isinstance(engine, Replicas) else engine
 
 
 def _given_up(reason: str) -> EngineError:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from polar_gym.engines import UNREACHABLE, EngineError, http, probe, replicas
 from polar_gym.engines.addresses import addresses
-from polar_gym.engines.replicas import Replicas
+from polar_gym.engines.replicas import Replicas, Seated
 from polar_gym.engines.vllm import ENGINE, VllmOptions
 from polar_gym.schema import Sampling
 from tests.support.vllm_stand_in import REQUEST, LeavingServer, SickServer, answer, streamed
@@ -117,6 +118,16 @@ async def test_sessions_spread_and_stay() -> None:
         engine.release("a")
         assert places(engine, "ebcd") == [0, 1, 1, 1]
         assert places(engine, "f") == [0], "a session is expected to need what the one that ended needed"
+
+
+async def test_a_session_is_templated_by_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one slow server that holds up the sessions of all: any of them asked the one with the least load,
+    and each of these requests looped over all sessions."""
+    async with started(LeavingServer(), LeavingServer()) as engine:
+        assert places(engine, "ab") == [0, 1]
+        for place, each in enumerate(engine.replicas):
+            monkeypatch.setattr(each.engine, "decode", AsyncMock(return_value=str(place)))
+        assert [await Seated(engine, session).decode([1]) for session in "abba"] == ["0", "1", "1", "0"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "note", "end"]), st.integers(0, 9), st.integers(1, 9999))))
