@@ -143,15 +143,15 @@ def engine(*options: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def floor(mock: Engine, tokens: int, *, asks: bool = False) -> Iterator[Subject]:
-    """Run `benchmarks.floor` with the mock engine's answer to a prompt. `asks`: it also asks the engine."""
-    direct = mock.direct(tokens)
+def floor(mock: Engine, tokens: int, name: str = "floor") -> Iterator[Subject]:
+    """Run `benchmarks.floor` with the mock engine's answer to a prompt, as the name says."""
+    direct, asks = mock.direct(tokens), ("--engine", mock.url)
     with tempfile.TemporaryDirectory(prefix="polar-gym-bench-") as state:
         answer = Path(state, "answer")
         answer.write_bytes(asyncio.run(_answer(direct)))
-        more = ("--engine", mock.url) if asks else ()
+        more = {"floor": (), "floor, asking": asks, "floor, recording": (*asks, "--records")}[name]
         with server("benchmarks.floor", "--answer", str(answer), "--state", state, *more) as process:
-            yield Subject("floor, asking" if asks else "floor", int(process.said), [process.pid], direct.request)
+            yield Subject(name, int(process.said), [process.pid], direct.request)
 
 
 async def _answer(subject: Subject) -> bytes:

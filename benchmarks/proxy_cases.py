@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from benchmarks import proxy
@@ -13,6 +14,7 @@ from benchmarks.wires import CHAT, WIRES
 COLUMNS = ("case", "c", "p50 ms", "added ms", "x direct", "p99 ms", "req/s", "x direct", "CPU ms per call", "x direct")
 DIRECT = {1: 6.0, 32: 4.0}
 """The goal by connections: at most so many times the CPU of a direct call."""
+FLOORS = ("floor", "floor, asking", "floor, recording")
 TURNS = 50
 OPENING = 1024
 """Prompt tokens at the beginning of the long session."""
@@ -73,14 +75,16 @@ def _headline(section: Section, pace: Pace, mock: Engine, default: Gateway, conn
     figures = Figures(pace)
     direct, first = mock.direct(HEADLINE), default.first(CHAT, HEADLINE)
     spliced = default.following(CHAT, HEADLINE, sessions=max(connections))
-    with floor(mock, HEADLINE) as least, floor(mock, HEADLINE, asks=True) as asking:
+    with ExitStack() as stack:
+        floors = [stack.enter_context(floor(mock, HEADLINE, name)) for name in FLOORS]
         for count in connections:
-            figures.compare(direct, first, spliced, least, asking, connections=count)
+            figures.compare(direct, first, spliced, *floors, connections=count)
     section.tables.append(
         figures.table(
             "Chat Completions, a prompt of 8k tokens, whole answers, journal on; c: connections. *floor*: an aiohttp "
             "handler that parses request and answer, and writes the answer to a file (`benchmarks/floor.py`). *floor, "
-            "asking*: it asks the engine twice, as a spliced call does, and reads the answers as bytes."
+            "asking*: it asks the engine twice, as a spliced call does, and reads the answers as bytes. *floor, "
+            "recording*: it parses them, too, and writes the tokens."
         )
     )
     for count, most in DIRECT.items():
