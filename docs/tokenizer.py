@@ -1,6 +1,6 @@
-"""Maintainers' script: trains `tokenizer.json` on the standard library's sources and on our chat template.
+"""Train the embedded engine's `tokenizer.json` on the standard library's sources and on our chat template.
 
-    python -m polar_gym.engines.embedded.make_tokenizer
+    python docs/tokenizer.py
 
 The result is deterministic for one Python version, `TRAINED_WITH`: the corpus is read in sorted order. Byte-level BPE
 knows every byte, so any text survives encoding and decoding unchanged. The tags of thinking and tool calls are added
