@@ -9,7 +9,6 @@ chat templates want them. Arguments that are not a JSON object stay the text tha
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
@@ -34,41 +33,28 @@ MOST_NUMBERS = 2**30
 SAMPLING = {**dict.fromkeys(SHAPING, "float64"), "top_k": "int64", "logprobs_mode": "string"}
 
 
-def nested_feature(dtype: str, depth: int) -> dict[str, Any]:
-    """Return the name of a `nested_list` in `datasets`."""
-    if not depth:
-        return {"dtype": dtype, "_type": "Value"}
-    return {"feature": nested_feature(dtype, depth - 1), "_type": "List"}
-
-
-COLUMNS: dict[str, tuple[pa.DataType, dict[str, Any]]] = {
-    "trace_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
-    "session_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
-    "task_id": (pa.string(), {"dtype": "string", "_type": "Value"}),
-    "repo": (pa.string(), {"dtype": "string", "_type": "Value"}),
-    "harness": (pa.string(), {"dtype": "string", "_type": "Value"}),
-    "model": (pa.string(), {"dtype": "string", "_type": "Value"}),
-    "scripted": (pa.bool_(), {"dtype": "bool", "_type": "Value"}),
-    "kind": (pa.string(), {"dtype": "string", "_type": "Value"}),
-    "reward": (pa.float64(), {"dtype": "float64", "_type": "Value"}),
-    "messages": (JSON_LIST, {"feature": {"_type": "Json"}, "_type": "List"}),
-    "tools": (JSON_LIST, {"feature": {"_type": "Json"}, "_type": "List"}),
-    "input_ids": (pa.list_(pa.int32()), {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"}),
-    "assistant_masks": (pa.list_(pa.int8()), {"feature": {"dtype": "int8", "_type": "Value"}, "_type": "List"}),
-    "sampling": (
-        pa.struct({name: pa.type_for_alias(kind) for name, kind in SAMPLING.items()}),
-        {name: {"dtype": kind, "_type": "Value"} for name, kind in SAMPLING.items()},
-    ),
-    "routed_experts": (nested_list(pa.int16(), 3), nested_feature("int16", 3)),
-    "kept_ids": (nested_list(pa.int32(), 2), nested_feature("int32", 2)),
-}
-"""Column -> its Arrow type, and the name of that type in `datasets`. Messages and tools are JSON: where rows have
-different fields, no field is added or lost."""
-
 SCHEMA = pa.schema(
-    [(name, kind) for name, (kind, _) in COLUMNS.items()],
-    metadata={"huggingface": json.dumps({"info": {"features": {name: said for name, (_, said) in COLUMNS.items()}}})},
+    {
+        "trace_id": pa.string(),
+        "session_id": pa.string(),
+        "task_id": pa.string(),
+        "repo": pa.string(),
+        "harness": pa.string(),
+        "model": pa.string(),
+        "scripted": pa.bool_(),
+        "kind": pa.string(),
+        "reward": pa.float64(),
+        "messages": JSON_LIST,
+        "tools": JSON_LIST,
+        "input_ids": pa.list_(pa.int32()),
+        "assistant_masks": pa.list_(pa.int8()),
+        "sampling": pa.struct({name: pa.type_for_alias(kind) for name, kind in SAMPLING.items()}),
+        "routed_experts": nested_list(pa.int16(), 3),
+        "kept_ids": nested_list(pa.int32(), 2),
+    }
 )
+"""The columns, from whose types `datasets` makes its features. Messages and tools are JSON: where rows have different
+fields, no field is added or lost."""
 
 
 def to_row(episode: Episode, trace: Trace) -> Row:
