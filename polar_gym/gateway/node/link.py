@@ -159,18 +159,25 @@ class Link:
             await asyncio.sleep(SHIP_SECONDS)
             sizes = {key: sizes.get(key, 0) for key in self._service.running}
             wanted = {key: size for key, size in sizes.items() if size is not None}
+            keys: list[Key] = []
             try:
                 pieces = await asyncio.to_thread(self._service.state.news, wanted)
                 if not pieces:
                     continue
-                answer = await self._post(http, JOURNALS, Journals(pieces=pieces).to_json())
                 keys = [Key(piece.session_id, piece.attempt) for piece in pieces]
+                answer = await self._post(http, JOURNALS, Journals(pieces=pieces).to_json())
                 sizes |= {key: answer.sizes.get(str(key)) for key in keys}
+                continue
             except UnreachableError as error:
                 log.debug("journals are not sent: %s", error)
+                continue
             except (ServerRefusedError, OSError) as error:
                 log.warning("journals are not sent: %s", error)
-                await asyncio.sleep(REFUSED_AGAIN_SECONDS)
+                if isinstance(error, RefusedForGoodError) and not error.patience:  # a line longer than the server takes
+                    sizes |= dict.fromkeys(keys)
+            except Exception:
+                log.exception("journals are not sent")
+            await asyncio.sleep(REFUSED_AGAIN_SECONDS)
 
     # Deliveries -------------------------------------------------------------------------------------------------------
 

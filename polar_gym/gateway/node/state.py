@@ -139,7 +139,7 @@ class StateDirectory:
                     data += journal.readline()
             data = data[: data.rfind(b"\n") + 1]
             if data:
-                left -= len(data)
+                left = max(0, left - len(data))
                 manifest = None if size else files.manifest.read_text(encoding="utf-8")
                 lines = data.decode(errors="replace")
                 told = {"session_id": key.session_id, "attempt": key.attempt, "start": size, "lines": lines}

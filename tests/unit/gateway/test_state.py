@@ -132,7 +132,8 @@ def test_news_of_a_journal_are_its_next_whole_lines(state: StateDirectory) -> No
 def test_a_line_that_is_longer_than_a_round_of_news_is_told_whole(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a session whose journal is never sent again after a long line, such as one with an image."""
+    """Guards against a session whose journal is never sent again after a long line, such as one with an image, and
+    against a link that broke where another session came after such a line."""
     monkeypatch.setattr("polar_gym.gateway.node.state.PIECES_BYTES", 8)
     small, large = Key("small", 0), Key("large", 0)
     for key, text in ((small, b"a\n"), (large, b"longer than that\nb\n")):
@@ -140,6 +141,7 @@ def test_a_line_that_is_longer_than_a_round_of_news_is_told_whole(
         state.files(key).journal.write_bytes(text)
     assert [piece.lines for piece in state.news({small: 0, large: 0})] == ["a\n"], "next round"
     assert [piece.lines for piece in state.news({small: 2, large: 0})] == ["longer than that\n"]
+    assert [piece.lines for piece in state.news({large: 0, small: 0})] == ["longer than that\n"]
     assert [piece.lines for piece in state.news({small: 2, large: 17})] == ["b\n"]
 
 
