@@ -9,6 +9,7 @@ def is_http_url(text: str) -> bool:
     """Return whether a text is an absolute http or https URL with a host, and with a valid port if it has one."""
     try:
         parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")  # raises ValueError where no name has this form
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False

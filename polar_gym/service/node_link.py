@@ -98,7 +98,7 @@ class NodeLink:
                 route.method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 return response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a host that is no name
             raise NodeUnreachableError(f"{url}: {reason(error)}") from error
 
 

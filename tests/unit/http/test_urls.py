@@ -13,7 +13,11 @@ def test_a_url_with_a_host_is_taken(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "foo", "host:8000", "http:/host", "http:///v1", "http://:80", "ftp://h", "http://["]
+    "text",
+    [
+        *("", "foo", "host:8000", "http:/host", "http:///v1", "http://:80", "ftp://h", "http://["),
+        *("http://a..b", f"http://{'a' * 64}"),
+    ],
 )
 def test_any_other_text_is_not(text: str) -> None:
     assert not is_http_url(text)
