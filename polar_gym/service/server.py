@@ -30,7 +30,7 @@ from polar_gym.http.urls import engine_url
 from polar_gym.protocol import Delivery, Generation, Heartbeat, Journals, TaskPage, TaskStatus, Weights
 from polar_gym.schema import TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
-from polar_gym.service.bounds import OverloadedError
+from polar_gym.service.bounds import OPEN_SAMPLES, OverloadedError
 from polar_gym.service.callbacks import check_url
 from polar_gym.service.episode_files import DamagedError
 from polar_gym.service.fleet import ReplacedError
@@ -135,6 +135,8 @@ class _Handlers:
     async def submit(self, http: web.Request) -> web.Response:
         request = await read_record(http, TaskRequest)
         check_identifier("task_id", request.task_id)
+        if request.num_samples > OPEN_SAMPLES:
+            raise AnswerError(422, f"num_samples={request.num_samples}: the server takes at most {OPEN_SAMPLES}")
         if request.callback_url is not None:
             if problem := check_url(request.callback_url) or await self._addresses.refuse_url(request.callback_url):
                 raise AnswerError(422, f"callback_url: {problem}")

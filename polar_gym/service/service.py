@@ -102,9 +102,9 @@ class RolloutService:
                         "choose another task_id, or send the same request"
                     )
                 return known.state(), False
-            task = Task.new(request, time.time())
-            submitted = [event(task, "task.submitted")]
             with self._bounds.room_for(request):
+                task = Task.new(request, time.time())
+                submitted = [event(task, "task.submitted")]
                 await self.book.write(Change(task, new=True, samples=list(task.samples.values()), events=submitted))
             self.book.add(task)
         return task.state(), True
