@@ -118,6 +118,8 @@ class Dispatch(Record):
     """True: a node died while it ran the last attempt. The session goes on with its record, if its node finds that."""
     records: list[JournalPiece] = Field(default_factory=list)
     """With `resume`: the journals of earlier attempts that the server has, for a node that finds none."""
+    record_from: int = Field(default=0, ge=0)
+    """The first attempt whose record counts: those before it failed, or could not go on with their record."""
 
 
 class Heartbeat(Record):

@@ -24,7 +24,7 @@ from polar_gym.service.node_link import (
     RequestRefusedError,
 )
 from polar_gym.service.scheduler import Assignment, plan
-from polar_gym.service.task import Placement, Task
+from polar_gym.service.task import Placement, Sample, Task
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ class Dispatcher:
                 sample_index=sample.session.sample_index,
                 request=task.request,
                 resume=sample.record_at is not None,
-                records=await self._records(session_id) if sample.record_at is not None else [],
+                records=await self._records(sample) if sample.record_at is not None else [],
+                record_from=sample.record_from,
             )
             await self._link.dispatch(member.heartbeat.url, order)
         except (NodeUnreachableError, NodeBusyError, RequestRefusedError) as error:
@@ -148,10 +149,12 @@ class Dispatcher:
         self._book.counts.dispatched += 1
         return None
 
-    async def _records(self, session_id: str) -> list[JournalPiece]:
-        """Return the journals of a session's earlier attempts; none where they cannot be read."""
+    async def _records(self, sample: Sample) -> list[JournalPiece]:
+        """Return the journals of a sample's earlier attempts that count; none where they cannot be read."""
+        session_id = sample.session.session_id
         try:
-            return await asyncio.to_thread(self._book.store.journals.of, session_id)
+            pieces = await asyncio.to_thread(self._book.store.journals.of, session_id)
+            return [piece for piece in pieces if piece.attempt >= sample.record_from]
         except OSError as error:
             log.error("session %s goes on without the server's record, which cannot be read: %s", session_id, error)
             return []

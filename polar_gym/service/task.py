@@ -57,6 +57,8 @@ class Sample(Record):
     failures: int = 0
     record_at: str | None = None
     """The node that died while it ran the last attempt, and that has the record of it; None: the sample begins."""
+    record_from: int = 0
+    """See `Dispatch.record_from`."""
 
     @property
     def placement(self) -> Placement | None:
@@ -289,6 +291,8 @@ class Task:
     def _again(self, sample: Sample, record_at: str | None = None) -> None:
         old = sample.session
         sample.record_at = record_at if self.request.retries.resume else None
+        if sample.record_at is None:
+            sample.record_from = old.attempt + 1
         sample.session = Session(
             session_id=old.session_id,
             task_id=old.task_id,

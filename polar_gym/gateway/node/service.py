@@ -33,7 +33,6 @@ from polar_gym.schema import (
     Failure,
     Fidelity,
     Session,
-    StartFrom,
     Status,
     TaskRequest,
     Trajectory,
@@ -165,7 +164,8 @@ class NodeService:
         plugins = await asyncio.to_thread(self._check, order.request)
         request = order.request
         if order.resume and request.start_from is None:
-            request = request.model_copy(update={"start_from": await asyncio.to_thread(self._record, order)})
+            found = await asyncio.to_thread(self.state.record_for, order, self.settings.records, self._work)
+            request = request.model_copy(update={"start_from": found})
         if key in self._held:
             return self._held[key].session, False
         life = self.node.open_session(request, order.sample_index, lambda _: self.changed.set(), key, plugins)
@@ -196,23 +196,6 @@ class NodeService:
     def _check(self, request: TaskRequest) -> Plugins:
         check_request(request, self.allowed)
         return self.node.find_plugins(request)
-
-    def _record(self, order: Dispatch) -> StartFrom | None:
-        """Return the record of the last attempt of an order to resume, which must have been interrupted; None: the
-        session begins."""
-        sent = StateDirectory(self.state.files(Key(order.session_id, order.attempt)).record)
-        for piece in order.records:
-            sent.put(piece)
-        states = (self.state, *map(StateDirectory, self.settings.records), sent)
-        for attempt in reversed(range(order.attempt)):
-            key = Key(order.session_id, attempt)
-            for files in (state.files(key) for state in states):
-                if not files.journal.is_file():
-                    continue
-                if key in self._work or files.ending() not in (None, "interrupted"):
-                    return None
-                return StartFrom(record=str(files.directory.absolute()), owned=True)
-        return None
 
     def cancel(self, key: Key) -> None:
         """Cancel a session. Its episode holds the calls until then. A session that has ended stays as it is, and an

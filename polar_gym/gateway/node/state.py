@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,9 +27,9 @@ import orjson
 from polar_gym import durable
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.session.starting import JOURNAL, MANIFEST, Manifest
-from polar_gym.protocol import DeliveryAnswer, JournalPiece
+from polar_gym.protocol import DeliveryAnswer, Dispatch, JournalPiece
 from polar_gym.record import Record
-from polar_gym.schema import Episode
+from polar_gym.schema import Episode, StartFrom
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIRECTORY = re.compile(rf"({SESSION_ID.pattern})\.([0-9]{{1,9}})")
@@ -125,6 +125,24 @@ class StateDirectory:
         durable.make_directory(files.directory, mode=0o700)
         files.manifest.write_text(piece.manifest or "", encoding="utf-8")
         files.journal.write_text(piece.lines, encoding="utf-8")
+
+    def record_for(self, order: Dispatch, others: Iterable[Path], at_work: Container[Key]) -> StartFrom | None:
+        """Keep the journals that came with an order to resume, and return the record of the last attempt that counts,
+        which must have been interrupted; None: the session begins. `others`: the state directories of other nodes.
+        `at_work`: the attempts that run here."""
+        sent = StateDirectory(self.files(Key(order.session_id, order.attempt)).record)
+        for piece in order.records:
+            sent.put(piece)
+        states = (self, *map(StateDirectory, others), sent)
+        for attempt in reversed(range(order.record_from, order.attempt)):
+            key = Key(order.session_id, attempt)
+            for files in (state.files(key) for state in states):
+                if not files.journal.is_file():
+                    continue
+                if key in at_work or files.ending() not in (None, "interrupted"):
+                    return None
+                return StartFrom(record=str(files.directory.absolute()), owned=True)
+        return None
 
     def news(self, sizes: Mapping[Key, int]) -> list[JournalPiece]:
         """Return what journals have after their first bytes (`sizes`): whole lines, `PIECES_BYTES` at most in all,

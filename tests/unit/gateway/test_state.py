@@ -10,7 +10,7 @@ import pytest
 
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.state import MAX_ATTEMPT, Key, Manifest, StateDirectory
-from polar_gym.protocol import DeliveryAnswer, JournalPiece
+from polar_gym.protocol import DeliveryAnswer, Dispatch, JournalPiece
 from polar_gym.schema import Episode
 from tests.support.episodes import make_episode
 
@@ -152,3 +152,20 @@ def test_a_journal_that_ran_elsewhere_goes_with_the_session_that_needs_it(state:
     assert state.files(key).bytes() > 500
     assert state.evict([key], 40.0, keep_seconds=1000, keep_bytes=400) == [key]
     assert not state.files(key).directory.exists()
+
+
+def test_a_session_goes_on_with_no_record_of_an_attempt_that_was_given_up(state: StateDirectory) -> None:
+    """Guards against a failed attempt that is replayed as the sample's own: its journal is on the server, and its end
+    is not, because another node had it. The next attempt began anew there and was lost while it waited."""
+    order = Dispatch(
+        session_id="s",
+        attempt=2,
+        sample_index=0,
+        request=EPISODE.request,
+        resume=True,
+        records=[JournalPiece(session_id="s", attempt=0, lines="{}\n", manifest=manifest().to_json().decode())],
+    )
+    found = state.record_for(order, (), ())
+    assert found is not None
+    assert found.owned
+    assert state.record_for(order.model_copy(update={"record_from": 1}), (), ()) is None

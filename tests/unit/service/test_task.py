@@ -165,4 +165,22 @@ class AnyLife(RuleBasedStateMachine):
             assert self.task.ended
 
 
+def test_an_attempt_that_begins_anew_leaves_the_earlier_records_behind() -> None:
+    """Guards against records of attempts that failed, or that could not go on with a record of their own."""
+    task = Task.new(make_request("t", retries=Retries(node_death=2)), 0.0)
+    ((session_id, sample),) = task.samples.items()
+
+    def lost() -> tuple[str | None, int]:
+        task.place(session_id, "a", "i")
+        assert task.lose(session_id, "dead") is None
+        return sample.record_at, sample.record_from
+
+    assert lost() == ("a", 0)
+    task.place(session_id, "a", "i")
+    order = Dispatch(session_id=session_id, attempt=1, sample_index=0, request=task.request)
+    task.judge(episode_of(order, reward=None, failure=failed("diverged")))
+    assert (sample.record_at, sample.record_from) == (None, 2)
+    assert lost() == ("a", 2), "what the second attempt could not go on with counts no more"
+
+
 TestAnyLife = AnyLife.TestCase
