@@ -40,10 +40,10 @@ from polar_gym.engines import EngineError
 from polar_gym.record import common_prefix
 from polar_gym.schema import Message, ModelCall, ToolDefinition
 
-SpliceProblem = Literal["cut", "multimodal", "template", "suffix"]
+SpliceProblem = Literal["cut", "multimodal", "template", "suffix", "engine"]
 """Why the engine templates a continuation after all. `cut`: the parent's answer was cut inside reasoning or a tool
 call. `multimodal`: the conversation has an image. `template`: the template's end of turn cannot be found. `suffix`: the
-text of the new ids is not the text of the new messages."""
+text of the new ids is not the text of the new messages. `engine`: the engine failed to template."""
 
 DUMMY_ANSWERS = ("Apple 1", "Bread 2")
 """The two end in different tokens, so that their renderings agree only after them."""
@@ -226,19 +226,30 @@ async def _common_ending(
     conversations = [[{"role": "user", "content": "Hello."}, turn, *new_messages] for turn in turns]
     called = tuple(call["function"]["name"] for call in turns[0].get("tool_calls") or [])
     opening = learned.openings.get(called)
-    try:
-        if opening is not None:
-            first = await engine.template(conversations[0], [])
-            if np.array_equal(first[: len(opening)], opening):
-                return first[len(opening) :]
-            learned.learn(called, None)
-        first, second = await asyncio.gather(*(engine.template(messages, []) for messages in conversations))
-    except EngineError:
+    if opening is not None:
+        first = await _ids_of(engine, conversations[0])
+        if first is None or np.array_equal(first[: len(opening)], opening):
+            return None if first is None else first[len(opening) :]
+        learned.learn(called, None)
+    first, second = await asyncio.gather(*(_ids_of(engine, messages) for messages in conversations))
+    if first is None or second is None:
         return None
     ending = _common_suffix(first, second)
     if len(ending) and called not in learned.openings:
         learned.learn(called, first[: len(first) - len(ending)])
     return ending
+
+
+async def _ids_of(engine: Templater, messages: Sequence[Message]) -> NDArray[np.int32] | None:
+    """Return the ids of a dummy conversation; None where the template refuses it. An engine that fails is asked once
+    more: its failure says nothing of the template. Raises `NoSplice`."""
+    for _ in range(2):
+        try:
+            return await engine.template(messages, [])
+        except EngineError as error:
+            if error.status in (400, 422):
+                return None
+    raise NoSplice("engine")
 
 
 def _common_suffix(first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from polar_gym.engines import EngineError
 from polar_gym.engines.embedded.answers import TAGS
 from polar_gym.engines.embedded.chatml import TURN_TOKENS
-from polar_gym.schema import Message, ModelCall
-from polar_gym.splicing.prompt import Learned, spliced_prompt
+from polar_gym.schema import Message, ModelCall, ToolDefinition
+from polar_gym.splicing.prompt import Learned, NoSplice, spliced_prompt
 from tests.support.calls import make_call
 from tests.unit.splicing.template_families import FAMILIES, Family, FamilyEngine, Said
 
@@ -97,3 +101,29 @@ async def test_a_result_without_words_is_not_left_out() -> None:
     (glm,) = [family for family in FAMILIES if family.name == "glm"]
     parent = answered(replace(glm, end_of_calls="<|user|>"), ENGINES["glm"][0], Said(commands=(MARK,)))
     await compare(glm, parent, new_messages(glm, parent, [""], "Go on."))
+
+
+class Failing(FamilyEngine):
+    """An engine whose first requests to template fail, and not because of the template."""
+
+    def __init__(self, family: Family, failures: int) -> None:
+        super().__init__(family)
+        self._left = failures
+
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        self._left -= 1
+        if self._left >= 0:
+            raise EngineError(500, "Already borrowed", kind="server")
+        return await super().template(messages, tools)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+async def test_an_engine_that_fails_says_nothing_of_its_template(family: Family) -> None:
+    """Guards against the prompt of a turn without tool calls after one with: where the template ends the two with
+    different tokens, the policy went on after a prompt that no template makes."""
+    parent = answered(family, ENGINES[family.name][0], Said(commands=(MARK,)))
+    new = new_messages(family, parent, ["a result"], None)
+    wanted = await spliced_prompt(ENGINES[family.name][0], parent, [*ASKED, *new], new)
+    assert (await spliced_prompt(Failing(family, 1), parent, [*ASKED, *new], new)).tolist() == wanted.tolist()
+    with pytest.raises(NoSplice, match="engine"):
+        await spliced_prompt(Failing(family, 99), parent, [*ASKED, *new], new)
