@@ -13,6 +13,9 @@ from polar_gym.schema import WeightVersion
 INITIAL = "initial"
 """The name of the engine's weights until the first update."""
 
+BEGUN_ANEW = "unknown (the server may have begun anew)"
+"""The name of the weights of a server that came back and that no trainer has named again."""
+
 
 def after_failure(version: str) -> str:
     """Return the name of the weights after an update to `version` that failed or was cancelled: any of them may be old
@@ -28,8 +31,9 @@ def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, t
     are known by their place. A label only confirms this, because two counters may use the same numbers for different
     weights.
     """
-    if ended is None or not tokens:
+    if not tokens or (began is None and ended is None):
         return list(told)
+    ended = ended if ended is not None else BEGUN_ANEW
     told = told or [WeightVersion(version=INITIAL, start=0, end=tokens)]
     first = began if began is not None else told[0].version
     labels = [span.engine_version for span in told]

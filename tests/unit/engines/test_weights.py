@@ -7,7 +7,7 @@ import pytest
 
 from polar_gym.builders.trace import merge_path
 from polar_gym.engines.vllm.stream import weight_versions
-from polar_gym.engines.weights import spans
+from polar_gym.engines.weights import BEGUN_ANEW, spans
 from polar_gym.schema import ModelCall, WeightVersion
 from tests.support.calls import make_call
 
@@ -26,6 +26,7 @@ def engine_says(*labels: str) -> list[WeightVersion]:
         ("1", "1", 3, [("1", None)]),
         ("1", "2", 3, [("1", "2")]),
         (None, "1", 3, [("initial", "1")]),
+        ("1", None, 3, [("1", BEGUN_ANEW)]),  # the server is back, and no trainer has named its weights yet
     ],
 )
 def test_without_a_label_of_the_engine_an_estimate_is_one_span(
@@ -44,6 +45,7 @@ def test_without_a_label_of_the_engine_an_estimate_is_one_span(
         (["default"], "A", "A", [("A", True, None)]),
         (["default"], "A", "B", [("A", True, "B")]),
         (["default"], None, "A", [("default", True, "A")]),
+        (["default"], "A", None, [("A", True, BEGUN_ANEW)]),
         (["A"], "A", "A", [("A", False, None)]),
         (["A"], "A", "B", [("A", False, None)]),
         (["B"], "A", "B", [("B", False, None)]),
