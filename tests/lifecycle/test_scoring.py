@@ -100,6 +100,23 @@ async def test_a_pass_during_which_the_weights_change_is_void_and_made_up_for(tm
     assert episode.session.failure is None
 
 
+async def test_a_pause_is_not_settled_before_the_passes_have_ended(tmp_path: Path) -> None:
+    """Guards against new weights that are loaded while the engine computes a pass: no call was under way."""
+    engine = ScoredEngine()
+    engine.go_on.clear()
+    async with session(engine, tmp_path) as (node, life, ask):
+        await ask()
+        await engine.asked.wait()
+        node.proxy.generation.pause()
+        assert node.proxy.generation.in_flight == 1
+        engine.go_on.set()
+        await node.proxy.generation.idle(60)
+        assert node.proxy.generation.in_flight == 0
+        life.capture.score(make_call(0, [1] * 9, [2] * 20, sampling=NEUTRAL), 0, engine)
+        assert engine.passes == 1, "none begins in a pause"
+        await life.finish(None)
+
+
 async def test_a_pass_that_a_cancelled_session_cuts_off_says_so_and_is_made_up_for(tmp_path: Path) -> None:
     engine = ScoredEngine()
     engine.go_on.clear()

@@ -95,8 +95,10 @@ class Scoring:
         tokens = len(call.prompt_ids) + len(call.response_ids)
         scores = [Score(by="engine", read=tokens, problem="cancelled")]
         try:
-            asked = {"engine": engine, **self.references}
-            scores = [await self._pass(by, each, call) for by, each in asked.items()]
+            if not self._gate.paused:
+                async with self._gate.call():  # a pause is settled when the engine does no work
+                    own = await self._pass("engine", engine, call)
+                scores = [own, *[await self._pass(by, each, call) for by, each in self.references.items()]]
             if self._gate.paused or engine.weight_version != version:
                 scores = [Score(by="engine", read=tokens, problem="weights_changed")]
         finally:
