@@ -156,6 +156,8 @@ class HeartbeatAnswer(Record):
     """The trainer's last order: a node that has just started, or that missed the order, follows it now."""
     weight_version: str | None = None
     """The version that the trainer last set; None: the trainer has set none."""
+    engines: dict[str, str] = Field(default_factory=dict)
+    """The versions of servers, by their URLs, that the trainer has updated alone since: a rolling update."""
     draining: bool = False
     """True: begin to drain."""
 

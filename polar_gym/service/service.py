@@ -14,6 +14,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from polar_gym.background_loop import cancel_all
+from polar_gym.http.urls import engine_url
 from polar_gym.protocol import (
     Delivery,
     DeliveryAnswer,
@@ -63,6 +64,8 @@ class RolloutService:
         self.book = Book(store, self.fleet)
         self.generation = Generation()
         self.weights = WeightHistory()
+        self._rolling: dict[str, str] = {}
+        """See `Store.rolling`."""
         self._link = link
         self._bounds = Bounds(self.book, limits)
         self._dispatcher = Dispatcher(self.book, link)
@@ -73,6 +76,9 @@ class RolloutService:
     async def __aenter__(self) -> RolloutService:
         self.generation = await self.store.generation()
         self.weights = WeightHistory(await self.store.weights())
+        self._rolling = await self.store.rolling()
+        for version in self._rolling.values():
+            self.weights.begin(version)
         self.book.stored_bytes = await self.store.stored_bytes()
         deadline = time.monotonic() + self.limits.lease_seconds
         for task in await self.store.live_tasks():
@@ -132,13 +138,17 @@ class RolloutService:
 
     async def set_weights(self, order: Weights) -> GenerationState:
         """Record that the engine's weights were updated, tell the nodes, and cancel the sessions that are too stale
-        now. An order for one server of an engine is not written down."""
+        now. An order for one server of an engine holds until the next one for all."""
         async with self._lock("weights"):
+            rolling = {} if order.engine is None else {**self._rolling, engine_url(order.engine): order.version}
             if order.engine is not None:
                 self.weights.begin(order.version)
             elif order.version != self.weights.current:
                 step = await self.book.guard(self.store.add_weights(order.version))
                 self.weights.add(step, order.version)
+            if rolling != self._rolling:
+                await self.book.guard(self.store.set_rolling(rolling))
+                self._rolling = rolling
         state = await self._tell_all(lambda url: self._link.weights(url, order))
         for task in list(self.book.live.values()):
             await self._cancel_stale(task)
@@ -167,6 +177,7 @@ class RolloutService:
             cancel=unwanted,
             generation=self.generation,
             weight_version=self.weights.current,
+            engines=self._rolling,
             draining=member.draining,
         )
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import queue
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -304,6 +304,14 @@ class Store:
 
     async def set_generation(self, generation: Generation) -> None:
         await self._execute("INSERT OR REPLACE INTO settings VALUES ('generation', ?)", generation.to_json())
+
+    async def rolling(self) -> dict[str, str]:
+        """Return the version of each server, by its URL, that was updated alone since the last update of all."""
+        rows = await self._execute("SELECT value FROM settings WHERE name = 'rolling'")
+        return orjson.loads(rows[0]["value"]) if rows else {}
+
+    async def set_rolling(self, versions: Mapping[str, str]) -> None:
+        await self._execute("INSERT OR REPLACE INTO settings VALUES ('rolling', ?)", orjson.dumps(dict(versions)))
 
     # Bounds -----------------------------------------------------------------------------------------------------------
 

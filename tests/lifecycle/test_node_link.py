@@ -13,8 +13,7 @@ import pytest
 from aiohttp import web
 
 from polar_gym.gateway.node import link, process
-from polar_gym.gateway.node.state import Key
-from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer, JournalPiece
+from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.nodes import KEY, node_here, order
 from tests.support.listening import listen, stop_listening
@@ -275,19 +274,19 @@ async def test_an_episode_in_hand_is_sent_by_the_link_that_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against an episode that is not sent before the node's next start, where an error ended the link."""
-    monkeypatch.setattr(link, "SHIP_SECONDS", 0.05)
     monkeypatch.setattr(process, "RESTART_SECONDS", 0.0)
     server = Server(stuck=(stuck := asyncio.Event()))
     async with server.up(), node_here(tmp_path, server=server.url) as (gateway, node):
         await node.put(order())
         await server.until(lambda: server.stuck is None)
 
-        def fail_once(sizes: dict[Key, int]) -> list[JournalPiece]:
+        def fail_once(url: str) -> Heartbeat:
             patch.undo()
             raise ZeroDivisionError("an error of the link")
 
         with monkeypatch.context() as patch:
-            patch.setattr(gateway.service.state, "news", fail_once)
+            patch.setattr(gateway.service, "heartbeat", fail_once)
+            gateway.service.changed.set()
             await server.until(lambda: server.deliveries)
         stuck.set()
     assert server.deliveries[0].episode.session.session_id == "s"
@@ -306,6 +305,29 @@ async def test_a_node_follows_what_the_answers_to_its_heartbeats_say(tmp_path: P
         assert server.deliveries[0].episode.session.status is Status.CANCELLED
         await server.until(lambda: server.heartbeats[-1].draining)
         assert not service.generation().paused
+
+
+async def test_a_node_that_begins_in_a_rolling_update_names_each_servers_weights(tmp_path: Path) -> None:
+    """Guards against calls of a server with new weights that are recorded under the version before."""
+    server = Server()
+    async with server.up(), node_here(tmp_path, server=server.url) as (gateway, _):
+        named: list[tuple[str, str | None]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                gateway.service.node, "set_weight_version", lambda version, url=None: named.append((version, url))
+            )
+            server.answer.weight_version, server.answer.engines = "5", {"http://a:8000": "6"}
+            gateway.service.changed.set()
+            await server.until(lambda: len(named) > 1)
+            assert named[:2] == [("5", None), ("6", "http://a:8000")]
+            server.answer.weight_version = None  # the first update of a run has no version for all yet
+            server.answer.engines = {"http://a:8000": "7"}
+            gateway.service.changed.set()
+            await server.until(lambda: ("7", "http://a:8000") in named)
+            before = len(server.heartbeats)
+            gateway.service.changed.set()
+            await server.until(lambda: len(server.heartbeats) > before + 1)
+            assert named.count(("7", "http://a:8000")) == 1
 
 
 async def test_a_heartbeat_that_tells_no_new_version_changes_nothing(tmp_path: Path) -> None:

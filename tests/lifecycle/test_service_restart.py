@@ -59,6 +59,29 @@ async def test_no_result_is_lost_or_doubled_when_server_and_nodes_are_killed(tmp
             assert sorted(arrived) == sorted(session.session_id for session in state.sessions)
 
 
+async def test_a_restarted_server_knows_the_servers_that_were_updated_alone(tmp_path: Path) -> None:
+    """Guards against the freshest sessions that count as the stalest, and against a node that names the weights of
+    such a server by the version before, because the server was restarted in the middle of a rolling update."""
+    async with (
+        server_process(tmp_path / "state", "cluster=none", "lease_seconds=30") as server,
+        RolloutClient(server.url, SERVICE_KEY) as client,
+        PeerNode(server.url, NODE_KEY) as node,
+    ):
+        node.engines = {"http://a:8000": "1", "http://b:8000": "1"}
+        await node.beat()
+        await client.set_weights("1")
+        await client.submit(make_request("t"))
+        (order,) = await node.take()
+        await client.set_weights("2", engine="http://A:8000/v1")
+        await server.stop(signal.SIGKILL)
+        await server.start()
+        assert (await node.beat()).engines == {"http://a:8000": "2"}
+        assert await node.finish(order, weight_version="2")
+        assert (await client.episode(order.session_id)).session.staleness == 0
+        await client.set_weights("2")
+        assert (await node.beat()).engines == {}
+
+
 async def test_a_restarted_server_keeps_running_sessions_where_they_are(tmp_path: Path) -> None:
     async with (
         server_process(tmp_path / "state", "cluster=none", "lease_seconds=30") as server,

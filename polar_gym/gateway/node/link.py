@@ -88,6 +88,8 @@ class Link:
         """Fences the node when the lease of its last answered heartbeat is over."""
         self._refused: dict[Key, float] = {}
         """Session -> when the server first refused its episode for good, or when it could first not be read."""
+        self._rolling: dict[str, str] = {}
+        """The versions of single servers that the last answer to a heartbeat told."""
         self._server = server
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
@@ -146,6 +148,10 @@ class Link:
             return  # an order came while this answer was under way: the answer may be older than the order
         if answer.weight_version not in (None, service.generation().weight_version):
             service.set_weights(answer.weight_version)
+        told, self._rolling = self._rolling, answer.engines
+        for url, version in answer.engines.items():  # once: a server that began anew since then has other weights
+            if version not in (told.get(url), service.generation().engines.get(url)):
+                service.set_weights(version, url)
         if answer.generation.paused != service.generation().paused:
             await service.set_generation(answer.generation.model_copy(update={"running": "keep"}))
 
@@ -173,8 +179,8 @@ class Link:
                 continue
             except (ServerRefusedError, OSError) as error:
                 log.warning("journals are not sent: %s", error)
-                if isinstance(error, RefusedForGoodError) and not error.patience:  # a line longer than the server takes
-                    sizes |= dict.fromkeys(keys)
+                if isinstance(error, RefusedForGoodError) and not error.patience and len(keys) == 1:
+                    sizes |= dict.fromkeys(keys)  # of a line that is longer than the server takes
             except Exception:
                 log.exception("journals are not sent")
             await asyncio.sleep(REFUSED_AGAIN_SECONDS)
