@@ -18,15 +18,17 @@ import errno
 import os
 import tempfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import orjson
+from pydantic import model_validator
 
 from polar_gym.builders.fidelity import first_difference
 from polar_gym.durable import json_lines
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.shared_prompts import SharedPrompts
+from polar_gym.record import Logprobs, Record, TokenIds
 from polar_gym.schema import ModelCall
 
 LOOK_BACK = 8
@@ -163,16 +165,14 @@ def read_journal(path: Path) -> list[ModelCall]:
 
     Raises `JournalError` naming the file and line of any other damage.
     """
-    calls: list[ModelCall] = []
-    index: dict[str, int] = {}
-    prompts = SharedPrompts()
+    reading = _Reading()
     try:
         with path.open("rb") as lines:
             for place, line in json_lines(lines, path, may_be_cut=True):
-                _decode(place, line, calls, index, prompts)
+                reading.add(place, line)
     except ConfigError as error:
-        raise JournalError(str(error), calls) from error
-    return calls
+        raise JournalError(str(error), reading.whole_calls()) from error
+    return reading.whole_calls()
 
 
 def _encode(call: ModelCall, base_index: int | None, base: ModelCall | None, keep: int) -> dict[str, Any]:
@@ -194,38 +194,74 @@ def _shared_messages(base: ModelCall, call: ModelCall) -> int:
     return next(i for i in range(most) if base.messages[i] != call.messages[i])
 
 
-def _decode(
-    place: str, line: dict[str, Any], calls: list[ModelCall], index: dict[str, int], prompts: SharedPrompts
-) -> None:
-    """Add the call of a line, or amend the one that the line names. Raises `ConfigError` naming the place."""
-    try:
-        if "amend" in line:
-            place_of = index[line.pop("amend")]
-            calls[place_of] = _amended(calls[place_of], line)
-        else:
-            index[line["call_id"]] = len(calls)
-            calls.append(_call(line, calls, prompts))
-    except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{place}: not a line of a journal: {error!r}") from error
+class _Piece(Record):
+    """The next sampled tokens of a call."""
+
+    response_ids: TokenIds
+    logprobs: Logprobs
+
+    @model_validator(mode="after")
+    def _one_logprob_per_token(self) -> Self:
+        if len(self.response_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.response_ids)} sampled ids but {len(self.logprobs)} logprobs")
+        return self
 
 
-def _amended(call: ModelCall, fields: dict[str, Any]) -> ModelCall:
-    for name in SAMPLED & fields.keys():
-        fields[name] = [*getattr(call, name).tolist(), *fields[name]]
-    return ModelCall.model_validate({**dict(call), **fields})
+class _Reading:
+    """The calls of a journal, line by line. The pieces of an answer are joined when all of them are wanted, so that the
+    time grows with the answer's length, not with its square."""
 
+    def __init__(self) -> None:
+        self._calls: list[ModelCall] = []
+        self._index: dict[str, int] = {}
+        """Call id -> the call's place in `_calls`."""
+        self._pieces: dict[int, list[_Piece]] = {}
+        """Place of a call -> what comes after the tokens that the call has."""
+        self._prompts = SharedPrompts()
 
-def _call(line: dict[str, Any], calls: list[ModelCall], prompts: SharedPrompts) -> ModelCall:
-    for name in ("messages", "tools"):
-        part = line[name]
-        kept = getattr(calls[part["from"]], name)[: part["keep"]] if part["from"] is not None else []
-        line[name] = [*kept, *part["new"]]
-    part = line["prompt_ids"]
-    new = np.asarray(part["new"], dtype=np.int32)
-    if part["from"] is not None:
-        base = calls[part["from"]]
-        new = np.concatenate([np.concatenate([base.prompt_ids, base.response_ids])[: part["keep"]], new])
-    line["prompt_ids"] = new
-    call = ModelCall.model_validate(line)
-    call.prompt_ids = prompts.add(call.prompt_ids, part["from"], part["keep"])
-    return call
+    def add(self, place: str, line: dict[str, Any]) -> None:
+        """Add the call of a line, or amend the one that the line names. Raises `ConfigError` naming the place."""
+        try:
+            if "amend" in line:
+                self._amend(self._index[line.pop("amend")], line)
+            else:
+                call = self._call(line)
+                self._index[call.call_id] = len(self._calls)
+                self._calls.append(call)
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(f"{place}: not a line of a journal: {error!r}") from error
+
+    def whole_calls(self) -> list[ModelCall]:
+        """Return the calls, each with all of its tokens so far."""
+        return [self._whole(index) for index in range(len(self._calls))]
+
+    def _whole(self, index: int) -> ModelCall:
+        call, pieces = self._calls[index], self._pieces.pop(index, None)
+        if pieces is not None:
+            call.response_ids = np.concatenate([call.response_ids, *(piece.response_ids for piece in pieces)])
+            call.logprobs = np.concatenate([call.logprobs, *(piece.logprobs for piece in pieces)])
+        return call
+
+    def _amend(self, index: int, fields: dict[str, Any]) -> None:
+        if fields.keys() == SAMPLED and self._calls[index].sampling_mask is None:
+            self._pieces.setdefault(index, []).append(_Piece.model_validate(fields))
+            return
+        call = self._whole(index)
+        for name in SAMPLED & fields.keys():
+            fields[name] = [*getattr(call, name).tolist(), *fields[name]]
+        self._calls[index] = ModelCall.model_validate({**dict(call), **fields})
+
+    def _call(self, line: dict[str, Any]) -> ModelCall:
+        for name in ("messages", "tools"):
+            part = line[name]
+            kept = getattr(self._calls[part["from"]], name)[: part["keep"]] if part["from"] is not None else []
+            line[name] = [*kept, *part["new"]]
+        part = line["prompt_ids"]
+        new = np.asarray(part["new"], dtype=np.int32)
+        if part["from"] is not None:
+            base = self._whole(part["from"])
+            new = np.concatenate([np.concatenate([base.prompt_ids, base.response_ids])[: part["keep"]], new])
+        line["prompt_ids"] = new
+        call = ModelCall.model_validate(line)
+        call.prompt_ids = self._prompts.add(call.prompt_ids, part["from"], part["keep"])
+        return call

@@ -134,3 +134,38 @@ def test_an_amended_call_is_read_as_amended(tmp_path: Path) -> None:
     journal.amend("call0", outcome="abandoned")
     journal.close()
     assert [call.outcome for call in read_journal(path)] == ["abandoned"]
+
+
+def piecewise(path: Path, tokens: int) -> Path:
+    """Write the journal of a call whose answer came in pieces of two tokens, and of one that continues it."""
+    journal = Journal(path)
+    call = make_call(0, [1], [])
+    journal.append(call)
+    for start in range(0, tokens, 2):
+        journal.amend("call0", response_ids=[start, start + 1], logprobs=[-0.1, -1.0])
+    call.response_ids = np.arange(tokens, dtype=np.int32)
+    call.logprobs = np.full(tokens, -1.0, np.float32)
+    journal.append(call)
+    journal.append(make_call(1, [1, *range(tokens), 7], [8], parent_id="call0"))
+    journal.close()
+    return path
+
+
+def test_a_line_of_an_answer_costs_the_same_whatever_stands_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against reading an answer in time with the square of its length: each line of sampled tokens made the
+    call anew, with all its tokens so far. A call is made for its first line and for its end only."""
+    made: list[object] = []
+    validate = ModelCall.model_validate
+
+    def counted(values: object) -> ModelCall:
+        made.append(values)
+        return validate(values)
+
+    monkeypatch.setattr(ModelCall, "model_validate", counted)
+    first, second = read_journal(piecewise(tmp_path / "s.jsonl", 400))
+    assert len(made) == 3
+    assert first.response_ids.tolist() == list(range(400))
+    assert first.logprobs.tolist() == np.array([-0.1, -1.0] * 200, np.float32).tolist()
+    assert second.prompt_ids.tolist() == [1, *range(400), 7]

@@ -63,6 +63,34 @@ def test_a_line_that_is_no_call_is_named(tmp_path: Path, line: str) -> None:
         read_journal(path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"amend": "call0", "response_ids": [6, 7], "logprobs": [-1.0]}',
+        '{"amend": "call0", "response_ids": ["a"], "logprobs": [-1.0]}',
+        '{"amend": "call0", "response_ids": [4294967296], "logprobs": [-1.0]}',
+        '{"amend": "call0", "response_ids": [6], "logprobs": [null]}',
+        '{"amend": "call0", "response_ids": [6], "logprobs": [-1.0], "outcome": "lost"}',
+        '{"amend": "call0", "response_ids": [6]}',
+    ],
+)
+def test_damage_in_an_answer_is_named_and_the_tokens_before_it_are_kept(tmp_path: Path, line: str) -> None:
+    """Guards against tokens that are lost, or noticed at the file's end only, because their lines are joined late."""
+    journal = Journal(tmp_path / "s.jsonl")
+    journal.append(make_call(0, [1], [2]))
+    for token in (3, 4, 5):
+        journal.amend("call0", response_ids=[token], logprobs=[-float(token)])
+    journal.close()
+    whole = journal.path.read_text()
+    journal.path.write_text(whole + line + "\n" + '{"amend": "call0", "outcome": "abandoned"}\n')
+    with pytest.raises(JournalError, match=r"s\.jsonl:5: ") as damage:
+        read_journal(journal.path)
+    (call,) = damage.value.calls
+    assert (call.response_ids.tolist(), call.logprobs.tolist()) == ([2, 3, 4, 5], [-1.0, -3.0, -4.0, -5.0])
+    journal.path.write_text(whole + line)
+    assert read_journal(journal.path)[0].response_ids.tolist() == [2, 3, 4, 5], "a torn last line"
+
+
 def test_a_trace_of_a_call_without_a_record_fails_the_exact_test() -> None:
     """Guards against a traceback where the journal's last line was torn."""
     calls = [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4])]
