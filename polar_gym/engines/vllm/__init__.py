@@ -120,6 +120,7 @@ class VllmEngine:
         self._base: str | None = None
         self._model_root: str | None = None
         self._warned = False
+        self._warned_of_reading = False
         self._tokenizer: Tokenizer | None = None
 
     async def start(self) -> None:
@@ -226,7 +227,11 @@ class VllmEngine:
         completion = answer.completion(fields)
         if request.stream or self.own_grammar is None or not uncertain_call(completion):
             return completion
-        return await read_again(self.http, body, answer, completion)
+        try:
+            return await read_again(self.http, body, answer, completion)
+        except EngineError as error:  # some of vLLM's parsers break at what the policy wrote
+            self._warn_of_reading(error)
+            return completion
 
     def _affinity(self, request: ChatRequest) -> dict[str, str]:
         """Return the headers by which routers, and vLLM's ranks, keep a session's calls together."""
@@ -272,6 +277,12 @@ class VllmEngine:
         if problem and not self._warned:
             self._warned = True
             log.warning("%s: %s; start vLLM with --logprobs-mode processed_logprobs", self.url, problem)
+
+    def _warn_of_reading(self, error: EngineError) -> None:
+        if not self._warned_of_reading:
+            self._warned_of_reading = True
+            told = "%s could not read a broken tool call again, whose text stays as it was streamed: %s"
+            log.warning(told, self.url, error.message)
 
     # What the server can do ---------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from polar_gym.chat import Completion
-from polar_gym.engines import EngineError
+from polar_gym.engines import UNREACHABLE, EngineError
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import message_of
@@ -77,7 +77,7 @@ def _put_prompt(asked: Body, prompt: Sent, max_tokens: int | None, max_model_len
 
 async def read_message(http: Http, body: Body, answer: StreamedAnswer) -> Message:
     """Return the message that the server's parsers read from the ids of a whole answer. Where they refuse (a lone
-    surrogate in a tool call's JSON), the message is the plain text."""
+    surrogate in a tool call's JSON) or fail, the message is the plain text."""
     stop = answer.stop_sequence
     shown = answer.response_ids[:-1] if answer.finish_reason != "length" and stop is None else answer.response_ids
     if not shown:
@@ -87,7 +87,7 @@ async def read_message(http: Http, body: Body, answer: StreamedAnswer) -> Messag
     try:
         message = (await http.post(DERENDER, asked))["choices"][0]["message"]
     except EngineError as error:
-        if not 400 <= error.status < 500:
+        if error.kind == UNREACHABLE:
             raise
         message = {"content": (await http.post("/detokenize", {"model": body["model"], "tokens": shown}))["prompt"]}
     return _cut_at(message, stop) if stop else message
