@@ -11,6 +11,7 @@ stop token is not given to it, and a stop string is cut off here. The finish rea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,13 +21,15 @@ import orjson
 from numpy.typing import NDArray
 
 from polar_gym.chat import Completion
-from polar_gym.engines import UNREACHABLE, EngineError
+from polar_gym.engines import EngineError
 from polar_gym.engines.context_length import no_space
 from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import message_of
 from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.stream import GENERATE, StreamedAnswer, ask
 from polar_gym.schema import Message, ReplayRecord
+
+log = logging.getLogger(__name__)
 
 RENDER = "/v1/chat/completions/render"
 DERENDER = "/v1/chat/completions/derender"
@@ -44,11 +47,12 @@ async def answer_by_ids(
     *,
     headers: Mapping[str, str],
     routed_positions: int = 0,
+    alone: bool = True,
 ) -> None:
     """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`.
 
     `headers`: of the request that samples. `routed_positions`: at how many of the prompt's ids the routed experts are
-    known, and not told again.
+    known, and not told again. `alone`: see `read_message`.
     """
     if answer.sent is None:
         asked = await http.post(RENDER, body)
@@ -63,7 +67,7 @@ async def answer_by_ids(
     await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort, headers)
     reason = answer.finish_reason
     if reason in ("stop", "length"):
-        message = message_of(await read_message(http, body, answer))
+        message = message_of(await read_message(http, body, answer, alone=alone))
         answer.say(message, finish_reason(body, message, reason))
 
 
@@ -75,20 +79,25 @@ def _put_prompt(asked: Body, prompt: Sent, max_tokens: int | None, max_model_len
         asked["reasoning_ended"] = None  # the engine finds the value from the ids
 
 
-async def read_message(http: Http, body: Body, answer: StreamedAnswer) -> Message:
+async def read_message(http: Http, body: Body, answer: StreamedAnswer, *, alone: bool) -> Message:
     """Return the message that the server's parsers read from the ids of a whole answer. Where they refuse (a lone
-    surrogate in a tool call's JSON) or fail, the message is the plain text."""
+    surrogate in a tool call's JSON), the message is the plain text, and also where they fail, if the answer has no
+    other reading (`alone`)."""
     stop = answer.stop_sequence
     shown = answer.response_ids[:-1] if answer.finish_reason != "length" and stop is None else answer.response_ids
     if not shown:
         return {"content": ""}
     choice = {"index": 0, "token_ids": shown, "finish_reason": "length" if answer.finish_reason == "length" else "stop"}
-    asked = {"model": body["model"], "generate_response": {"choices": [choice]}, "chat_request": body}
+    told = {"prompt_token_ids": answer.prompt_ids, "choices": [choice]}
+    asked = {"model": body["model"], "generate_response": told, "chat_request": body}
     try:
         message = (await http.post(DERENDER, asked))["choices"][0]["message"]
     except EngineError as error:
-        if error.kind == UNREACHABLE:
+        fails = alone and error.kind == "server"
+        if not (fails or 400 <= error.status < 500):
             raise
+        if fails:
+            log.warning("an answer could not be read, and is passed on as plain text: %s", error.message)
         message = {"content": (await http.post("/detokenize", {"model": body["model"], "tokens": shown}))["prompt"]}
     return _cut_at(message, stop) if stop else message
 
@@ -110,7 +119,7 @@ def uncertain_call(completion: Completion) -> bool:
 async def read_again(http: Http, body: Body, answer: StreamedAnswer, completion: Completion) -> Completion:
     """Return an answer with the message that the server's parsers read from all of its ids. While ids come, the parsers
     tell of a call before they know that it is broken, or that its arguments stand before its name."""
-    message = message_of(await read_message(http, body, answer))
+    message = message_of(await read_message(http, body, answer, alone=False))
     ended = "length" if completion.finish_reason == "length" else "stop"
     return replace(completion, message=message, finish_reason=finish_reason(body, message, ended))
 
@@ -140,7 +149,7 @@ async def unusable(
     does not give the wanted records."""
     answer = StreamedAnswer(http, lambda _: None, Sent(prompt_ids), records)
     try:
-        await answer_by_ids(http, body, max_model_len, answer, None, headers={})
+        await answer_by_ids(http, body, max_model_len, answer, None, headers={}, alone=False)
     except EngineError as error:
         if not 400 <= error.status < 500:
             raise

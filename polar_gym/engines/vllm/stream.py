@@ -177,6 +177,11 @@ class StreamedAnswer:
         return self._received.prompt_ids is not None
 
     @property
+    def prompt_ids(self) -> np.ndarray | None:
+        """Return the ids that the engine conditioned on; None before the first event."""
+        return self._received.prompt_ids
+
+    @property
     def response_ids(self) -> list[int]:
         return self._received.response_ids
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from aiohttp import web
 
 from polar_gym.chat import ChatRequest
+from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
 from polar_gym.schema import Sampling
-from tests.exactness.stand_in import StandIn
+from tests.exactness.stand_in import StandIn, template
 from tests.support.tools import BASH
 
 CALL = '<tool_call>{"name": "bash", "arguments": {"command": "echo 123456789"}}</tool_call>'
@@ -68,3 +71,43 @@ async def test_an_answer_stands_as_it_came_where_it_cannot_be_read_again(caplog:
         f"{server.url} could not read a broken tool call again, whose text stays as it was streamed: "
         f"{server.url}/v1/chat/completions/derender answered 500: 'NoneType' object is not iterable"
     ], "said once"
+
+
+async def test_an_answer_that_was_not_read_before_is_its_text_where_the_parsers_fail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Guards against the same where the ids alone came."""
+    async with started("generate") as (engine, server):
+        server.broken = True
+        answer = await engine.chat(CUT, Sampling())
+    assert answer.engine_tokens == len(answer.response_ids) == CUT.max_tokens
+    assert answer.message["content"]
+    assert not answer.message.get("tool_calls")
+    assert "'NoneType' object" in caplog.text
+
+
+async def test_a_server_that_can_read_no_answer_is_refused_at_the_start() -> None:
+    """Guards against harnesses that get all tool calls as text, for which the policy has the reward 0."""
+    server = Parsing()
+    server.broken = True
+    await server.start()
+    engine = VllmEngine(VllmOptions(url=server.url, path="generate"))
+    try:
+        with pytest.raises(EngineError, match="'NoneType' object"):
+            await engine.start()
+    finally:
+        await engine.close()
+        await server.stop()
+
+
+@pytest.mark.parametrize("spliced", [True, False])
+@pytest.mark.parametrize("path", ["chat", "generate"])
+async def test_the_parsers_are_told_the_prompt(path: Literal["chat", "generate"], spliced: bool) -> None:
+    """Guards against a first token without its leading space (SentencePiece), and against parsers that read an answer
+    as if nothing stood before it: some go on from what the prompt has opened."""
+    ids = np.asarray(template(CUT.messages, None), np.int32) if spliced else None
+    async with started(path) as (engine, server):
+        answer = await engine.chat(replace(CUT, prompt_ids=ids), Sampling())
+    (asked,) = server.asked
+    assert asked["generate_response"]["prompt_token_ids"] == answer.prompt_ids.tolist()
+    assert ids is None or answer.prompt_ids.tolist() == ids.tolist()
