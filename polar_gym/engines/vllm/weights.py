@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import orjson
@@ -15,17 +15,17 @@ from polar_gym.engines.http import Http
 @asynccontextmanager
 async def paused(http: Http) -> AsyncIterator[None]:
     """Have vLLM hold its calls until the context ends. Raises `EngineError`."""
-    try:
-        await http.post_raw("/pause?mode=keep", {}, long=True)
-    except EngineError as error:
-        if error.status != 404:
-            raise
-        problem = f"{http.url} has no routes for new weights; start vLLM with VLLM_SERVER_DEV_MODE=1"
-        raise EngineError(400, problem) from error
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(http.post_raw, "/resume", {})  # a pause whose answer is lost may hold all the same
+        try:
+            await http.post_raw("/pause?mode=keep", {}, long=True)
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            stack.pop_all()
+            problem = f"{http.url} has no routes for new weights; start vLLM with VLLM_SERVER_DEV_MODE=1"
+            raise EngineError(400, problem) from error
         yield
-    finally:
-        await http.post_raw("/resume", {})
 
 
 async def reload(http: Http, directory: Path, version: str) -> bool:

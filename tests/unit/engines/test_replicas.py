@@ -18,6 +18,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar_gym.background_loop import cancel_all
 from polar_gym.engines import UNREACHABLE, EngineError, http, probe, replicas
 from polar_gym.engines.addresses import addresses
 from polar_gym.engines.replicas import Replicas, Seated
@@ -591,6 +592,29 @@ async def test_an_order_to_read_weights_has_an_end_and_leaves_no_server_paused(
         finally:
             release.set()
         assert "/resume" in [path for path, _ in server.orders]
+
+
+async def test_a_server_whose_pause_was_cancelled_goes_on(tmp_path: Path) -> None:
+    """Guards against a vLLM that holds its calls for ever: it was paused, and nobody was left to read the answer."""
+    server, release = TroubledServer(), asyncio.Event()
+    async with started(server) as engine:
+        server.held["/pause"] = release
+        updating = asyncio.create_task(engine.set_weights(tmp_path, "1"))
+        await until(lambda: "/pause" not in server.held)
+        await cancel_all([updating])
+        release.set()
+        assert [path for path, _ in server.orders] == ["/pause", "/resume"]
+
+
+@pytest.mark.parametrize(("status", "orders"), [(500, ["/pause", "/resume"]), (404, ["/pause"])])
+async def test_a_server_that_may_be_paused_goes_on(tmp_path: Path, status: int, orders: list[str]) -> None:
+    """Guards against a vLLM that holds its calls for ever: it was paused, and the answer was an error or lost."""
+    server = TroubledServer()
+    async with started(server) as engine:
+        server.refusals["/pause"] = web.Response(status=status, text="no answer")
+        with pytest.raises(EngineError, match="no answer" if status == 500 else "no routes for new weights"):
+            await engine.set_weights(tmp_path, "1")
+        assert [path for path, _ in server.orders] == orders
 
 
 async def test_servers_of_a_list_must_be_alike() -> None:
