@@ -94,10 +94,16 @@ class EmbeddedEngine:
         thinking = opens_thinking(policy.pieces(prompt_ids[-OPENING:].tolist()))
         speech = None
         if on_delta is not None:
-            speech = Speech(on_delta, prompt_ids, policy.pieces, stop=stop, calls=calls, thinking=thinking)
+            live = request.stream
+            speech = Speech(on_delta, prompt_ids, policy.pieces, stop=stop, calls=calls, thinking=thinking, live=live)
         on_ids = speech.add if speech else None
         asked = replace(request, prompt_ids=prompt_ids, max_tokens=longest)
-        generation = await policy.generate(asked, sampling, on_ids)
+        try:
+            generation = await policy.generate(asked, sampling, on_ids)
+        except BaseException:
+            if speech:
+                speech.cut_off()
+            raise
         pieces = policy.pieces(generation.ids)
         message = parse_answer(cut_at_stop(pieces, stop), calls=calls, thinking=thinking)
         stopped = first_stop(pieces, stop)

@@ -32,7 +32,7 @@ class Generation:
 
 
 TOKENS_AT_ONCE = 4
-"""How many sampled tokens are told together: each time, the whole answer is decoded again."""
+"""How many sampled tokens are told together: each time, the whole answer is decoded again where text is read along."""
 
 OnIds = Callable[[list[int], list[float]], None]
 """Takes the ids sampled since its last call, with their logprobs. Called in the event loop's thread."""

@@ -2,7 +2,7 @@
 
 These parts are held back: an unfinished character, text that may become a tag or a stop string, and everything from the
 first `<tool_call>` on. One broken call makes all calls text. Calls are therefore told when the answer is complete, each
-one whole.
+one whole. Where nobody reads along, ids come as they are sampled, and all text at the end.
 """
 
 from __future__ import annotations
@@ -33,19 +33,26 @@ class Speech:
         stop: list[str],
         calls: bool,
         thinking: bool,
+        live: bool,
     ) -> None:
-        """Begin an answer. `pieces` is the policy's method; `stop`, `calls` and `thinking` are those of the parser."""
+        """Begin an answer. `pieces` is the policy's method; `stop`, `calls` and `thinking` are those of the parser.
+        `live`: whether text is read along. The whole answer is decoded for each piece of it."""
         self._on_delta = on_delta
         self._prompt_ids: NDArray[np.int32] | None = prompt_ids
         self._pieces = pieces
-        self._stop, self._calls, self._thinking = stop, calls, thinking
+        self._stop, self._calls, self._thinking, self._live = stop, calls, thinking, live
         self._ids: list[int] = []
         self._told = ("", "")
 
     def add(self, ids: list[int], logprobs: list[float]) -> None:
         """Tell the next sampled ids. The delta may hold no text."""
         self._ids += ids
-        self._tell(self._certain(), response_ids=ids, logprobs=logprobs)
+        self._tell(self._certain() if self._live else self._told, response_ids=ids, logprobs=logprobs)
+
+    def cut_off(self) -> None:
+        """Tell the certain text of an answer that does not come to its end, where ids came without text."""
+        if self._ids and not self._live:
+            self._tell(self._certain())
 
     def finish(self, message: Message) -> None:
         """Tell the rest of the answer, all of whose ids were added."""

@@ -118,7 +118,7 @@ async def test_a_streamed_answer_is_the_same_answer(engine: EmbeddedEngine, fiel
         told += bool(delta.content)
         received.add(delta)
 
-    streamed = await engine.chat(request(**fields), Sampling(seed=2), take)
+    streamed = await engine.chat(request(**fields, stream=True), Sampling(seed=2), take)
     assert received.message() == streamed.message == whole.message
     assert received.response_ids == streamed.response_ids.tolist() == whole.response_ids.tolist()
     assert np.asarray(received.logprobs, np.float32).tolist() == streamed.logprobs.tolist()
