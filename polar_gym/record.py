@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 import os
 import re
+from hashlib import blake2b
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -41,6 +43,11 @@ TokenIds = Annotated[
     WithJsonSchema({"type": "array", "items": {"type": "integer"}}),
 ]
 """Token ids, shape (n,), int32."""
+
+
+def digest(*values: Any) -> str:
+    """Return a short name of these JSON values: in all processes the same for the same values, in any order of keys."""
+    return blake2b(json.dumps(_without_surrogates(values), sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def common_prefix(one: NDArray[np.integer[Any]], other: NDArray[np.integer[Any]]) -> int:

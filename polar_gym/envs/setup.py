@@ -15,6 +15,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.assemble import load_tasks, make_request, plays_tasks
+from polar_gym.record import digest
 from polar_gym.schema import TaskRequest, Workspace
 from polar_gym.tasks import Task
 from polar_gym.workspaces.repository import WorkspaceError, not_at_head
@@ -48,7 +49,7 @@ def task_setup(
     workspace: str | Path | Mapping[str, Any] | None = None,
     evaluator: str | Mapping[str, Any] = "session_completion",
     harness: str | Mapping[str, Any] | None = None,
-    task_id: str = "task",
+    task_id: str | None = None,
     recipe: str | None = None,
     **settings: Any,
 ) -> Setup:
@@ -57,6 +58,7 @@ def task_setup(
     `instruction` is what the harness is told. `workspace` is the directory that the harness works on a copy of (None:
     an empty one), or the fields of `polar_gym.schema.Workspace`. `evaluator` says what the result is worth, e.g.
     `{"name": "test_on_output", "command": "python3 -m unittest"}`. `harness` and `settings` are those of `swe_setup`.
+    `task_id` (None: made of instruction, image, workspace and evaluator) and instruction name the samples of one task.
     """
     config = load_config(recipe, settings=_with_harness(harness, {"evaluator": evaluator, **settings}))
     if plays_tasks(config.engine):
@@ -66,13 +68,18 @@ def task_setup(
         )
     check_plugin("evaluator", EVALUATORS, config.evaluator)  # no row completes its options
     try:
-        request = config.request(task_id, instruction)
+        request = config.request("task" if task_id is None else task_id, instruction)
     except ValidationError as error:
         raise ConfigError(explain(error, TaskRequest)) from error
     if workspace is not None:
         chosen = _workspace(workspace, request.runtime.workspace)
         request.runtime = request.runtime.model_copy(update={"workspace": chosen})
-    return Setup(config, [], {task_id: request})
+    if task_id is None:  # tasks of several environments are told apart
+        told = (request.runtime.workspace, request.evaluator)
+        request.task_id = (
+            f"task-{digest(instruction, request.runtime.image, *(each.model_dump(mode='json') for each in told))}"
+        )
+    return Setup(config, [], {request.task_id: request})
 
 
 def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,10 +34,11 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "trace_id": (pa.string(), "the trace; unique in a session"),
     "session_id": (pa.string(), "the session; its traces share a reward"),
     "attempt": (pa.int32(), "the attempt of the session, from 0"),
+    "task_id": (pa.string(), "the task's id"),
     "group": (
         pa.string(),
-        "the task's id, or the state from which a session branched: advantages are over the sessions of a group "
-        "by one harness and profile, never over its rows",
+        "task or state that the session was sampled from, harness, profile, and a digest of instruction and harness "
+        "settings: advantages are over the sessions of a group, never over its rows",
     ),
     "sample_index": (pa.int32(), "the number of the session in its group"),
     "repo": (pa.string(), "the task's repository, else the task's id"),
@@ -129,7 +130,7 @@ def to_row(episode: Episode, trace: Trace) -> Row:
     return {
         **trace.model_dump(include={"trace_id", "session_id", "kind", "finish_reason", "call_ids", "messages"}),
         **trace.model_dump(include={"turns", "weight_versions", "tools", "branched_from", "shared_prefix"}),
-        **session.model_dump(include={"attempt", "sample_index", "harness", "truncated_by", "staleness"}),
+        **session.model_dump(include={"attempt", "task_id", "sample_index", "harness", "truncated_by", "staleness"}),
         "profile": episode.request.agent.profile,
         **episode.engine.model_dump(include={"model", "scripted"}),
         "group": episode.group,

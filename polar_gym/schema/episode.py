@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from polar_gym.record import Record
+from polar_gym.record import Record, digest
 from polar_gym.schema.request import StartFrom, TaskRequest
 from polar_gym.schema.trajectory import Trace, Trajectory
 
@@ -182,18 +182,22 @@ class Episode(Record):
 
     @property
     def group(self) -> str:
-        """Return the name of the state that the session was sampled from: its task, or a state of another session.
+        """Return the name of the sessions that an advantage compares with this one: those that were sampled from the
+        same state by the same harness.
 
-        Advantages compare sessions of one group. The reward of a branch depends on what was done before its state. A
+        The state is a task, or a state of another session: the reward of a branch depends on what was done before it. A
         branch with `when_divergent=live` that did not ask for all of its recorded calls left that state, and is alone;
-        with `calls=null`, too, for how many these are is not known.
+        with `calls=null`, too, for how many these are is not known. No policy chooses its harness or its instruction,
+        so the name ends with a digest of the instruction and of the harness's settings. The date is no part of it.
         """
-        start, task_id = self.branch_point, self.session.task_id
-        if start is None:
-            return task_id
-        left = start.when_divergent == "live" and self.trajectory.branched not in (None, start.calls)
-        state = f"{task_id}, {start.calls} calls of {PurePath(start.record).name}"
-        return f"{state}, left by {self.session.session_id}" if left else state
+        start, agent = self.branch_point, self.request.agent
+        state = self.session.task_id
+        if start is not None:
+            state = f"{state}, {start.calls} calls of {PurePath(start.record).name}"
+            if start.when_divergent == "live" and self.trajectory.branched not in (None, start.calls):
+                state = f"{state}, left by {self.session.session_id}"
+        told = digest(self.request.instruction, agent.model_dump(mode="json", exclude={"today"}))
+        return f"{state}, {self.session.harness} {agent.profile} {told}"
 
     def sampled_with(self, trace: Trace) -> dict[str, Any]:
         """Return how the tokens of a trace were sampled, for a trainer that computes their logprobs again: the trace's

@@ -19,7 +19,7 @@ import numpy as np
 
 from polar_gym.schema import Episode, Trace
 from polar_gym.training.advantage import Scale, advantages, call_advantages, without_variance
-from polar_gym.training.row import Row, first_tokens, group_of, inert_row, parents_of, row_of
+from polar_gym.training.row import Row, first_tokens, inert_row, parents_of, row_of
 from polar_gym.training.turn_values import state_values, turn_advantages
 
 Overlong = Literal["drop", "truncate", "mask"]
@@ -95,7 +95,7 @@ def make_batch(
     turn_values: bool = False,
     allow_scripted: bool = False,
 ) -> Batch:
-    """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by `group_of`.
+    """Return the rows of a GRPO step. Pass every session of the step: they are grouped here, by `Episode.group`.
 
     `max_tokens`: the longest sequence that the trainer takes, prompt included. `multiple_of`: the number of
     data-parallel ranks; inert rows fill the batch up to a multiple. `turn_reward_weight`: the weight of
@@ -198,7 +198,7 @@ def _of_values(episodes: Sequence[Episode]) -> list[dict[str, float]]:
 
 def rewards_and_groups(episodes: Sequence[Episode]) -> tuple[list[float | None], list[str]]:
     """Return the reward and the group of each episode."""
-    return [episode.reward for episode in episodes], [group_of(episode) for episode in episodes]
+    return [episode.reward for episode in episodes], [episode.group for episode in episodes]
 
 
 def begin_counts(rewards: Sequence[float | None], groups: Sequence[str]) -> BatchCounts:

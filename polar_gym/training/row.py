@@ -32,7 +32,7 @@ class Row:
     advantage: float
     reward: float
     group_id: str
-    """See `group_of`; empty in an inert row."""
+    """See `Episode.group`; empty in an inert row."""
     session_id: str
     trace_id: str
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -83,12 +83,6 @@ class Row:
         return self.advantage
 
 
-def group_of(episode: Episode) -> str:
-    """Return the name of the sessions that an advantage compares: those of a state, by one harness in one profile. With
-    several harnesses in a group, the policy's gain would be the choice of the harness, which it does not make."""
-    return f"{episode.group}, {episode.session.harness} {episode.request.agent.profile}"
-
-
 def row_of(episode: Episode, trace: Trace, advantage: float) -> Row:
     """Return a trace as a row, without the weights of its tokens. The episode has a reward."""
     before = len(trace.prompt_ids)
@@ -101,7 +95,7 @@ def row_of(episode: Episode, trace: Trace, advantage: float) -> Row:
         weights=np.zeros(before + len(trace.response_ids), np.float32),
         advantage=advantage,
         reward=episode.reward,
-        group_id=group_of(episode),
+        group_id=episode.group,
         session_id=episode.session.session_id,
         trace_id=trace.trace_id,
         sampling=episode.sampled_with(trace),

@@ -13,7 +13,6 @@ from pathlib import PurePath
 from statistics import mean, stdev
 
 from polar_gym.schema import Episode
-from polar_gym.training.row import group_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ def state_values(episodes: Sequence[Episode]) -> dict[str, list[StateValue]]:
         start = episode.branch_point
         if episode.reward is None or (start and (start.when_divergent == "live" or start.calls is None)):
             continue
-        sampled.setdefault(group_of(episode), []).append(episode)
+        sampled.setdefault(episode.group, []).append(episode)
         if start and start.calls:
             branches.setdefault(PurePath(start.record).name, {}).setdefault(start.calls, []).append(episode)
     return {episode.session.session_id: _states(episode, sampled, branches) for episode in episodes}
@@ -56,7 +55,7 @@ def _states(
     start, own = episode.branch_point, _calls(episode)
     first = (start.calls or 0) if start else 0
     found = dict(branches.get(_record(episode), {}))
-    siblings = [other for other in sampled.get(group_of(episode), []) if other is not episode]
+    siblings = [other for other in sampled.get(episode.group, []) if other is not episode]
     found[first] = siblings + found.get(first, [])
     states: list[StateValue] = []
     delivered = episode.trajectory.delivered

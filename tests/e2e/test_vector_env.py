@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
 from polar_gym.episodes.reading import read_calls
 from polar_gym.errors import ConfigError
+from polar_gym.training import make_batch
 from tests.e2e.meeting_engine import PARTIES, GatedEngine
 from tests.support.requirements import need_bubblewrap
 
@@ -236,6 +238,7 @@ def test_an_action_reaches_its_own_session(silence: None) -> None:
     requests = [episode.request for episode in infos["trajectory"]]
     assert [request.sampling.temperature for request in requests] == [1.0, 0.25]
     assert [request.instruction for request in requests] == ["Make a file.", "Another one."]
+    assert make_batch(infos["trajectory"], allow_scripted=True).counts.groups == 2, "they are different tasks"
 
 
 def test_a_sample_index_decides_the_seeds(silence: None) -> None:
@@ -392,7 +395,7 @@ def test_the_transcript_can_be_read_while_the_harness_runs() -> None:
         envs.close()
     assert half is not None
     assert whole is not None
-    assert half[0].startswith("== task #0, python, RUNNING")
+    assert re.match(r"== task-[0-9a-f]{12} #0, python, RUNNING\n", half[0])
     assert "echo new > file" in half[0]
     assert "It is there." not in half[0]
     assert "It is there." in whole[0]

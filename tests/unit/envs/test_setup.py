@@ -52,3 +52,18 @@ def test_a_repository_is_refused_whose_copy_would_lack_files(repository: Path) -
     git(repository, "commit", "--quiet", "--message", "with a submodule")
     with pytest.raises(ConfigError, match="without library; "):
         task_setup("Go.", workspace=repository, engine=ENGINE)
+
+
+def test_tasks_of_several_environments_have_ids_of_their_own(tmp_path: Path) -> None:
+    """Guards against one group, and one row of `polar-gym eval`, for all tasks of `polar/task`, which had one id."""
+    others = [tmp_path / "one", tmp_path / "two"]
+    for directory in others:
+        directory.mkdir()
+    setups = [task_setup("Go.", workspace=directory, engine=ENGINE) for directory in [*others, None]]
+    setups.append(task_setup("Stop.", engine=ENGINE))
+    ids = [task_id for setup in setups for task_id in setup.requests]
+    assert len(set(ids)) == 4
+    assert ids == [request.task_id for setup in setups for request in setup.requests.values()]
+    again = task_setup("Go.", workspace=others[0], engine=ENGINE, rollout={"timeout_seconds": 9})
+    assert list(again.requests) == ids[:1], "the same task has the same id"
+    assert list(task_setup("Go.", task_id="mine", engine=ENGINE).requests) == ["mine"]

@@ -66,7 +66,7 @@ def test_every_trace_comes_back_whole(episodes: list[Episode]):
         if trace.routed_experts is not None:
             expected.routed_experts = trace.routed_experts.astype(np.int64)  # as lists come back
         assert to_trace(row).to_json() == expected.to_json()
-        assert row["group"] == episode.group
+        assert (row["task_id"], row["group"]) == (episode.session.task_id, episode.group)
         assert row["fidelity"] == episode.trajectory.fidelity.model_dump()
         assert (row["reward"] is None) == (row["failure"] is not None)
         assert len(row["input_ids"]) == len(row["loss_mask"]) == len(row["logprobs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar_gym.builders import build_trajectory
-from polar_gym.schema import BuilderSpec, Episode, ModelCall, Replayed, StartFrom
+from polar_gym.record import digest
+from polar_gym.schema import BuilderSpec, Episode, EvaluatorSpec, HarnessSpec, ModelCall, Replayed, StartFrom
 from polar_gym.training import make_batch, padded
 from polar_gym.training.turn_values import state_values, turn_advantages
 from tests.support.calls import make_call
@@ -83,9 +85,10 @@ def test_branches_are_compared_with_their_siblings_alone() -> None:
     batch = make_batch([base("a", 1.0, 2), *(base(name, 0.0, 1) for name in "bde"), *solved])
     by_session = {row.session_id: row for row in batch.rows}
     assert [by_session[name].advantage for name in ("a", "b", "c0")] == [0.75, -0.25, 0.0]
+    told = digest("Do it.", HarnessSpec(name="pi").model_dump(exclude={"today"}))
     assert [by_session[name].group_id for name in ("a", "b", "c0")] == [
-        *("task, pi default", "task, pi default"),
-        "task, 1 calls of a, pi default",
+        *(f"task, pi default {told}", f"task, pi default {told}"),
+        f"task, 1 calls of a, pi default {told}",
     ]
     assert len(set(padded(batch.rows, pad_id=0)["group_ids"].tolist())) == 2
 
@@ -98,9 +101,9 @@ def test_a_branch_that_left_its_record_is_compared_with_no_other() -> None:
     batch = make_batch([left, reached, branch("c", 1.0, "a", 1, 2), branch("d", 0.5, "a", 1, 2)], scale="none")
     by_session = {row.session_id: row for row in batch.rows}
     assert [round(by_session[name].advantage, 3) for name in ("reached", "c", "d", "left")] == [0.167, 0.167, -0.333, 0]
-    assert by_session["left"].group_id == "task, 1 calls of a, left by left, pi default"
+    assert by_session["left"].group_id.startswith("task, 1 calls of a, left by left, pi default ")
     left.trajectory.branched = None
-    assert left.group == "task, 1 calls of a", "files of earlier versions do not say which branches left"
+    assert left.group == reached.group, "files of earlier versions do not say which branches left"
 
 
 def test_harnesses_and_profiles_are_not_compared_with_each_other() -> None:
@@ -118,6 +121,46 @@ def test_harnesses_and_profiles_are_not_compared_with_each_other() -> None:
         *((1.0, 1), (1.0, 1)),
         *((0.5, 1), (0.0, 1)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("request", {"instruction": "Do another thing."}),
+        ("agent", {"command": "agent_b"}),
+        ("agent", {"model_name": "another"}),
+    ],
+)
+def test_other_instructions_and_harness_settings_are_another_group(part: str, change: dict[str, Any]) -> None:
+    """Guards against advantages between different tasks of one id (`step([{"instruction": a}, {"instruction": b}])`),
+    and for the choice between two agents of the harness `command`."""
+    episodes = [base(name, reward, 1) for name, reward in zip("abcd", [1.0, 0.0, 1.0, 1.0], strict=True)]
+    for episode in episodes[2:]:
+        changed = episode.request if part == "request" else episode.request.agent
+        for name, value in change.items():
+            setattr(changed, name, value)
+    batch = make_batch(episodes)
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5, 0, 0]
+    assert batch.counts.groups == len(set(padded(batch.rows, pad_id=0)["group_ids"].tolist())) == 2
+    assert [(start.value, start.samples) for (start,) in state_values(episodes).values()] == [
+        *((0.0, 1), (1.0, 1)),
+        *((1.0, 1), (1.0, 1)),
+    ]
+
+
+def test_samples_of_one_task_are_one_group_on_any_day_and_after_a_file() -> None:
+    """Guards against groups of one: of samples on both sides of midnight, or read from files with keys in any order;
+    nor do the options of the evaluator split a group."""
+    episodes = [base(name, reward, 1) for name, reward in zip("abc", [1.0, 0.0, 0.5], strict=True)]
+    for number, episode in enumerate(episodes):
+        options = [("command", ["agent", "{instruction}"]), ("environment", {"A": "1", "B": "2"})]
+        fields = dict(reversed(options) if number else options)
+        episode.request.agent = HarnessSpec(name="pi", today=date(2026, 1, 1 + number), **fields)
+        episode.request.evaluator = EvaluatorSpec(name="swe", **{"row": number})
+    episodes[2] = Episode.model_validate_json(episodes[2].to_json())
+    batch = make_batch(episodes)
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5, 0]
+    assert batch.counts.groups == 1
 
 
 def test_calls_before_the_first_valued_state_have_the_sessions_advantage() -> None:
