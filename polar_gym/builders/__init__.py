@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from polar_gym.builders.exclusions import exclusions
+from polar_gym.builders.exclusions import exclusions, rejected
 from polar_gym.builders.fidelity import fidelity
 from polar_gym.builders.replay import routed_experts
 from polar_gym.builders.trace import seen_messages
@@ -49,6 +49,7 @@ def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajector
         traces=traces,
         fidelity=fidelity(ordered, traces, excluded),
         delivered=[call.call_id for call in ordered if call.outcome == "delivered"],
+        rejected=[call_id for call_id in rejected(ordered) if excluded.get(call_id, "rejected") == "rejected"],
         branched=sum(call.branched_from is not None for call in ordered),
     )
 

@@ -36,22 +36,28 @@ def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
             reasons[call.call_id] = "multimodal"
         elif kind not in spec.train_kinds:
             reasons[call.call_id] = f"kind:{kind}"
-    delivered = [call for call in calls if call.outcome == "delivered" and len(call.response_ids)]
     continued = {call.parent_id for call in calls}
-    for group in _same_prompt(delivered):
+    for group in _same_prompt(calls):
         for call in _losers(group, continued):
             reasons.setdefault(call.call_id, "superseded")
-        if not spec.train_rejected:
-            for call in group[:-1]:
-                if call.call_id not in continued:
-                    reasons.setdefault(call.call_id, "rejected")
+    for call_id in rejected(calls) if not spec.train_rejected else ():
+        reasons.setdefault(call_id, "rejected")
     return reasons
 
 
+def rejected(calls: Sequence[ModelCall]) -> list[str]:
+    """Return the calls, by their ids, after which the same was asked again, and which no call continues. Among them may
+    be calls that are excluded for another reason."""
+    continued = {call.parent_id for call in calls}
+    return [call.call_id for group in _same_prompt(calls) for call in group[:-1] if call.call_id not in continued]
+
+
 def _same_prompt(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:
-    """Yield each group of several calls of one thread with identical prompts, in the order of their end."""
+    """Yield each group of several delivered calls of one thread with identical prompts, in the order of their end."""
     alike: defaultdict[tuple[str | None, bytes], list[ModelCall]] = defaultdict(list)
     for call in calls:
+        if call.outcome != "delivered" or not len(call.response_ids):
+            continue
         alike[call.hints.get("thread"), blake2b(call.prompt_ids).digest()].append(call)
     for group in alike.values():
         if len(group) > 1:

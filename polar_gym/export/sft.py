@@ -9,6 +9,7 @@ from pathlib import Path
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.dataset import SftDataset, open_dataset, split_of
 from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
+from polar_gym.export.rejected import without_rejected
 from polar_gym.export.rows import MOST_NUMBERS, Row, digest, nested_numbers, repository, task_name, to_row
 from polar_gym.schema import Episode
 
@@ -67,8 +68,10 @@ class _Part:
     def _add_traces(self, episode: Episode, entry: EpisodeEntry) -> None:
         left_out: Counter[str] = Counter()
         split = self._dataset.splits.setdefault(entry.task_id, split_of(task_name(episode)))
-        for trace in episode.trajectory.traces:
-            if reason := trace_refusal(trace, self._filters):
+        traces = without_rejected(episode.trajectory)
+        for before, trace in zip(episode.trajectory.traces, traces, strict=True):
+            rejected = before.trainable_tokens > 0 == trace.trainable_tokens
+            if reason := "rejected" if rejected else trace_refusal(trace, self._filters):
                 left_out[reason] += 1
                 continue
             row = to_row(episode, trace)

@@ -130,6 +130,9 @@ class Trajectory(Record):
     fidelity: Fidelity
     delivered: list[str] = Field(default_factory=list)
     """The ids of the calls whose answers the harness got, in order; those that were replayed, too."""
+    rejected: list[str] = Field(default_factory=list)
+    """The ids of the calls after whose whole answer the harness asked the same again, and which no call continues; none
+    in files of earlier versions. They are trained unless `builder.train_rejected` is off."""
     branched: int | None = None
     """How many calls were answered from the record of another session; None in files of earlier versions."""
     tool_attempts: list[ToolAttempt] = Field(default_factory=list)
