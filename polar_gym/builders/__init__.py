@@ -42,6 +42,10 @@ def build_trajectory(calls: Sequence[ModelCall], spec: BuilderSpec) -> Trajector
     for trace in traces:
         last = by_id[trace.call_ids[-1]]
         trace.messages = seen_messages(last, by_id)
+        for turn in trace.turns:
+            call = by_id[turn.call_id]
+            if trace.messages[len(call.messages) : len(call.messages) + 1] == [call.response]:
+                turn.message = len(call.messages)
         trace.routed_experts = routed_experts(last, by_id)
     _name_shared_beginnings(traces, ordered)
     return Trajectory(

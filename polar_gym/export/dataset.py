@@ -41,7 +41,8 @@ configs:
 ---
 Agent trajectories that solved their tasks, as {count} examples. `input_ids` are the exact ids that the engine \
 conditioned on and sampled, `assistant_masks` is 1 where the policy sampled; `messages` and `tools` say the same as \
-chat. All examples of a task are in one split; of each repository about one task in ten is in `validation`.
+chat, and `trained` names the messages that are trained here. All examples of a task are in one split; of each \
+repository about one task in ten is in `validation`.
 """
 
 

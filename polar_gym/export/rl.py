@@ -23,7 +23,16 @@ from polar_gym.export.rows import SCHEMA as SFT
 from polar_gym.schema import Episode, SamplingMask, Trace
 
 SAMPLING = SFT.field("sampling").type
-TURN = pa.struct({"call_id": "string", "start": "int32", "end": "int32", "sampling": SAMPLING, "reward": "float64"})
+TURN = pa.struct(
+    {
+        "call_id": "string",
+        "start": "int32",
+        "end": "int32",
+        "sampling": SAMPLING,
+        "reward": "float64",
+        "message": "int32",
+    }
+)
 VERSION = pa.struct(
     dict.fromkeys(("version", "engine_version", "until"), "string")
     | dict.fromkeys(("start", "end"), "int32")
@@ -62,7 +71,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "call_ids": (pa.list_(pa.string()), "the calls of the trace, in order"),
     "turns": (
         pa.list_(TURN),
-        "for each call, its span in the ids after the prompt, its sampling, its own reward",
+        "for each call, its span in the ids after the prompt, its sampling, its own reward, its place in `messages`",
     ),
     "weight_versions": (pa.list_(VERSION), "the weights that sampled the ids from `start` to `end` after the prompt"),
     "staleness": (pa.int32(), "weight versions set between the beginning of the run and the episode's arrival"),

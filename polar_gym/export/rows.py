@@ -2,8 +2,9 @@
 
 TRL's SFT trainer, and any other trainer of tokenised examples, trains on `input_ids` and `assistant_masks`: the ids
 that the engine conditioned on and sampled, never re-tokenised text. For a model with another tokenizer, drop these two
-columns: the trainer then applies a chat template to `messages` and `tools`. Arguments of tool calls are objects, as
-chat templates want them. Arguments that are not a JSON object stay the text that the policy wrote.
+columns: the trainer then applies a chat template to `messages` and `tools`, of which `trained` marks the answers that
+the row trains. Arguments of tool calls are objects, as chat templates want them. Arguments that are not a JSON object
+stay the text that the policy wrote.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ SCHEMA = pa.schema(
         "kind": pa.string(),
         "reward": pa.float64(),
         "messages": JSON_LIST,
+        "trained": pa.list_(pa.bool_()),
         "tools": JSON_LIST,
         "input_ids": pa.list_(pa.int32()),
         "assistant_masks": pa.list_(pa.int8()),
@@ -73,6 +75,7 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         "kind": trace.kind,
         "reward": episode.reward,
         "messages": [plain_message(message) for message in trace.messages],
+        "trained": trained_messages(trace),
         "tools": trace.tools,
         "input_ids": np.concatenate([trace.prompt_ids, trace.response_ids]),
         "assistant_masks": np.concatenate([np.zeros(len(trace.prompt_ids), dtype=np.int8), trace.loss_mask]),
@@ -80,6 +83,16 @@ def to_row(episode: Episode, trace: Trace) -> Row:
         "routed_experts": None if trace.routed_experts is None else trace.routed_experts.astype(np.int16),
         "kept_ids": None if (mask := trace.whole_mask) is None else [ids.tolist() for ids in mask.sets()],
     }
+
+
+def trained_messages(trace: Trace) -> list[bool] | None:
+    """Return for each message whether it is an answer that the trace trains: other answers are context, and trained in
+    another trace or nowhere. None: not all trained answers are among the messages, or the episode is older."""
+    trained = [turn for turn in trace.turns if trace.loss_mask[turn.start : turn.end].any()]
+    places = {turn.message for turn in trained}
+    if None in places or trace.trainable_tokens != sum(turn.end - turn.start for turn in trained):
+        return None
+    return [place in places for place in range(len(trace.messages))]
 
 
 def nested_numbers(row: Row) -> int:

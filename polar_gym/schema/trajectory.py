@@ -22,6 +22,8 @@ class Turn(Record):
     """The fields of `Sampling` that shape a distribution, as they were sent with the call."""
     reward: float | None = None
     """The reward of the call alone (`EvaluationResult.call_rewards`); None where the evaluator gave none."""
+    message: int | None = None
+    """The place of the call's answer in the trace's messages; None: it is not among them, or the episode is older."""
 
 
 class Trace(Record):

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from polar_gym.builders import build_trajectory
 from polar_gym.cli import app
 from polar_gym.console import console
 from polar_gym.errors import ConfigError
@@ -24,12 +25,14 @@ from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.rows import to_json_line, to_row, to_table
 from polar_gym.export.sft import export_sft
 from polar_gym.schema import (
+    BuilderSpec,
     EngineInfo,
     EvaluationResult,
     Failure,
     Session,
     Status,
 )
+from tests.support.calls import make_call
 from tests.support.choices import experts, recorded_episode
 from tests.unit.export.graded_episodes import SAMPLING, TOOL, call, graded_episode, make_trace, row_groups, with_traces
 
@@ -125,6 +128,39 @@ def test_a_row_holds_the_exact_ids_and_masks_and_says_the_same_as_chat(tmp_path)
     ]
     (example,) = entry.examples
     assert (example.messages, example.turns, example.tokens, example.trainable_tokens) == (5, 2, 7, 3)
+
+
+def say(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_a_row_names_the_messages_that_it_trains(tmp_path):
+    """Guards against a loss on all assistant messages, for a model with another tokenizer: it would train examples of
+    the prompt, and an answer before a fork twice."""
+    asked = [say("user", "2 + 2?"), say("assistant", "4"), say("user", "Fix it.")]
+    shared = [*asked, say("assistant", "ls")]
+    calls = [
+        make_call(0, [1], [2], messages=asked, response=shared[-1]),
+        make_call(1, [1, 2, 9], [3, 4], messages=[*shared, say("tool", "a.py")], response=say("assistant", "cat a.py")),
+        make_call(2, [1, 2, 8], [5], messages=[*shared, say("user", "Stop.")], response=say("assistant", "Yes.")),
+    ]
+    trajectory = build_trajectory(calls, BuilderSpec(name="prefix_merging"))
+    export_sft([graded_episode(trajectory=trajectory)], tmp_path / "out", Filters())
+    found = {row["trace_id"]: row for row in rows(tmp_path / "out", tmp_path / "cache")}
+    assert {name: row["trained"] for name, row in found.items()} == {
+        "s/call1": [False, False, False, True, False, True],
+        "s/call2": [False, False, False, False, False, True],
+    }
+    trained = [row["messages"][n]["content"] for row in found.values() for n, own in enumerate(row["trained"]) if own]
+    assert sorted(trained) == ["Yes.", "cat a.py", "ls"], "each answer once"
+
+
+def test_messages_of_an_earlier_version_are_not_said_to_be_trained(tmp_path):
+    """Guards against flags at the wrong messages: the episode does not say where its answers stand."""
+    trajectory = build_trajectory([make_call(0, [1], [2])], BuilderSpec(name="per_request"))  # it has no answer's text
+    episodes = [graded_episode("without turns"), graded_episode("without a place", trajectory=trajectory)]
+    export_sft(episodes, tmp_path / "out", Filters())
+    assert [row["trained"] for row in rows(tmp_path / "out", tmp_path / "cache")] == [None] * 2
 
 
 @pytest.mark.parametrize("arguments", ['{"command": "ls', "[1]", '"ls"', "not json"])
