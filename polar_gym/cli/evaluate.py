@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar_gym.console import console, errors, table
-from polar_gym.episodes.pass_at_k import Tally, independent, pass_at_k, tally, usual_ks
+from polar_gym.episodes.pass_at_k import Tally, check_one_agent, independent, pass_at_k, tally, usual_ks
 from polar_gym.episodes.reading import read_all
 from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
@@ -43,12 +43,13 @@ def evaluate(
     """Report pass@k with 95 % confidence intervals, by task and by repository.
 
     An episode without a reward (the machinery failed) is counted as masked and is in no estimate. Branches of other
-    episodes are left out.
+    episodes are left out. All are of one harness, in one profile and with the same options, and of one model.
 
     Exit code 1 when no episode has a reward.
     """
     episodes = _episodes(arguments or [], config_dir, errors if as_json else console)
     samples = independent(episodes)
+    check_one_agent(samples)
     tallies = tally(samples)
     report = _report(tallies, k or usual_ks(tallies), branches=len(episodes) - len(samples))
     if as_json:

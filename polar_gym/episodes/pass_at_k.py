@@ -12,11 +12,13 @@ wide rather than too narrow. It stays honest where every task passes; a bootstra
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist
 
+from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode
 
 CONFIDENCE = 0.95
@@ -63,8 +65,26 @@ def independent(episodes: Iterable[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.branch_point is None]
 
 
+def check_one_agent(episodes: Iterable[Episode]) -> None:
+    """Raise `ConfigError` where scored episodes have several harnesses, profiles, options of harnesses or models: they
+    are no samples of one distribution, and pass@k would be that of a choice among them."""
+    agents = {_agent(episode) for episode in episodes if episode.reward is not None}
+    if len(agents) > 1:
+        raise ConfigError(
+            f"the episodes are of {len(agents)} agents: {'; '.join(sorted(agents))}; pass@k is that of one: keep their "
+            "episodes in files of their own, and evaluate these one by one"
+        )
+
+
+def _agent(episode: Episode) -> str:
+    agent = episode.request.agent
+    options = f" {json.dumps(agent.options, sort_keys=True, default=str)}" if agent.options else ""
+    return f"harness={episode.session.harness}{options} profile={agent.profile} model={episode.engine.model}"
+
+
 def tally(episodes: Iterable[Episode]) -> list[Tally]:
-    """Return one tally for each task, in the order in which the tasks first occur. The episodes are `independent`."""
+    """Return one tally for each task, in the order in which the tasks first occur. The episodes are `independent`, and
+    of one agent (`check_one_agent`)."""
     by_task: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_task.setdefault(episode.session.task_id, []).append(episode)

@@ -163,3 +163,32 @@ def test_a_recipe_counts_as_such_where_a_file_has_its_name(
     assert "tasks.limit='none'" in capsys.readouterr().err, "the recipe is composed"
     assert run("eval", f"./{name}") == 2
     assert f"{name}:1: not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"harness": "codex"}, "harness=codex profile=default model=policy; harness=pi profile=default model=policy"),
+        ({"profile": "lean"}, "harness=pi profile=default model=policy; harness=pi profile=lean model=policy"),
+        ({"command": "b"}, 'harness=pi profile=default model=policy; harness=pi {"command": "b"} profile=default'),
+        ({"model": "other"}, "harness=pi profile=default model=other; harness=pi profile=default model=policy"),
+    ],
+)
+def test_agents_are_no_samples_of_each_other(
+    change: dict[str, str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a pass@2 that no agent has: `polar-gym eval pi.jsonl codex.jsonl` took one sample of each."""
+    one, other = make_episode("1", 0.0), make_episode("2", 1.0)
+    ((name, value),) = change.items()
+    record = {"harness": other.session, "model": other.engine}.get(name, other.request.agent)
+    setattr(record, name, value)
+    files = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
+    for file, episode in zip(files, (one, other), strict=True):
+        file.write_bytes(episode.to_json() + b"\n")
+    assert run("eval", *map(str, files)) == 2
+    said = capsys.readouterr().err
+    assert f"the episodes are of 2 agents: {named}" in said
+    assert "evaluate these one by one" in said
+    other.reward = None  # a masked episode is in no estimate
+    files[1].write_bytes(other.to_json() + b"\n")
+    assert run("eval", *map(str, files)) == 0
