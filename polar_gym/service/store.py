@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import queue
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -181,8 +181,8 @@ class Store:
 
     # Tasks ------------------------------------------------------------------------------------------------------------
 
-    async def apply(self, change: Change) -> None:
-        """Write a change as a whole or not at all, as it is at the time of the call."""
+    def apply(self, change: Change) -> Coroutine[Any, Any, None]:
+        """Write a change as a whole or not at all, as it is now, at the call, whenever the writing begins."""
         task_row: dict[str, Any] = {}
         if (task := change.task) is not None:
             task_row = {name: getattr(task, name) for name in ("task_id", *CHANGING)}
@@ -203,7 +203,7 @@ class Store:
             for event in change.events:
                 _insert_event(db, event)
 
-        await self._run(write)
+        return self._run(write)
 
     async def live_tasks(self) -> list[Task]:
         """Return the tasks that have not ended, in the order in which they came."""

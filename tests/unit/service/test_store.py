@@ -21,7 +21,7 @@ from polar_gym.service.book import event
 from polar_gym.service.change import Change, NewEpisode, OutboxEntry
 from polar_gym.service.episode_files import DamagedError
 from polar_gym.service.store import MIGRATIONS, Store, StoreError
-from polar_gym.service.task import Task
+from polar_gym.service.task import Phase, Task
 from polar_gym.service.weights import WeightHistory
 from tests.lifecycle.peer_node import make_request
 
@@ -65,6 +65,18 @@ async def test_a_task_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (await store.generation()).running == "keep"
     assert await store.weights() == [(1, "v1")]
     await store.close()
+
+
+async def test_a_change_is_written_as_it_was_when_it_was_made(store: Store) -> None:
+    """Guards against a sample that has ended on the disk before its episode is there: a later change of the sample went
+    along with an earlier one, and the process was killed between the two."""
+    task = await add_task(store, "t")
+    (sample,) = task.samples.values()
+    written = store.apply(Change(task, samples=[sample]))
+    sample.phase = Phase.ENDED
+    await written
+    (again,) = await store.live_tasks()
+    assert [each.phase for each in again.samples.values()] == [Phase.WAITING]
 
 
 async def test_a_change_is_written_whole_or_not_at_all(store: Store) -> None:
