@@ -22,6 +22,7 @@ from polar_gym.config.loading import check_composed
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.errors import ConfigError
+from polar_gym.http.keys import MIN_HIDDEN
 from polar_gym.runs.run import figures, roll_out
 from polar_gym.runs.state import state_of
 from polar_gym.schema import Episode
@@ -136,7 +137,11 @@ def _check_apart(runs: Sequence[PlannedRun]) -> None:
 
 
 def _write_settings(run: PlannedRun) -> None:
+    """Write the settings of a run as Hydra does, without the keys of engines, but for those too short to be secret."""
     folder = run.directory / ".hydra"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(run.composed, encoding="utf-8")
-    (folder / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(run.overrides)), encoding="utf-8")
+    texts = {"config": run.composed, "overrides": OmegaConf.to_yaml(OmegaConf.create(run.overrides))}
+    for name, text in texts.items():
+        for key in run.config.engine_keys:
+            text = text.replace(key, "hidden") if key and len(key) >= MIN_HIDDEN else text
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")

@@ -61,6 +61,17 @@ def test_hydras_own_names_for_the_directories_are_understood() -> None:
     assert len({run.directory.parent for run in plan(["sampling.seed=1,2,3"])}) == 1, "one time stamp for all"
 
 
+def test_the_settings_of_a_run_are_written_without_its_keys() -> None:
+    """Guards against keys in files that all users of the machine may read, and that stay."""
+    own = ["engine.url=http://127.0.0.1:1", "engine.api_key=sk-secret", "engine.patience_seconds=0.1"]
+    with pytest.raises(SystemExit):
+        main(["rollout", "-m", "demo", "engine=vllm", *own, "hydra.sweep.dir=s"])
+    written = {path.name: path.read_text() for path in Path("s").rglob("*.yaml")}
+    assert all("sk-secret" not in text for text in written.values())
+    assert yaml.safe_load(written["config.yaml"])["engine"]["api_key"] == "hidden"
+    assert "engine.api_key=hidden" in yaml.safe_load(written["overrides.yaml"])
+
+
 def test_a_recipe_can_be_what_varies() -> None:
     runs = plan(["recipe=swe_rollout,swe_eval", "engine.url=http://127.0.0.1:1"])
     assert [run.config.proxy.splice for run in runs] == ["auto", "off"]
