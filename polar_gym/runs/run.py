@@ -24,7 +24,7 @@ from polar_gym.gateway.node.state import Key, StateDirectory
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import InstallError, install, place
-from polar_gym.runs.settings import begin, check_episodes, going_on
+from polar_gym.runs.settings import begin, check_episodes, check_no_branches, going_on
 from polar_gym.runs.state import own_state
 from polar_gym.schema import Episode, StartFrom, TaskRequest
 from polar_gym.tasks import Task
@@ -65,6 +65,7 @@ async def roll_out(config: RunConfig, console: Console, *, resume: bool = False)
             check_episodes(config, requests, kept)
             done = {_sample_of(episode) for episode in kept}
             samples, left = unfinished(list(_samples(requests)), done, state)
+            check_no_branches(config, [each.request for each in (*kept, *left.values())])
             went_on = sum(sample.key is not None for sample in samples)
             said = f"{len(done)} episodes are there, {went_on} sessions go on, {len(samples) - went_on} begin"
             console.print(Text(said, "dim"))

@@ -7,7 +7,7 @@ content of the tasks is in no settings, so the requests of the episodes in the f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,12 @@ def check_episodes(config: RunConfig, requests: Sequence[TaskRequest], before: S
                 problem = f"{key}={now}: sample {episode.session.sample_index} of task {task_id!r} has {was}"
                 fix = "give the tasks and the settings of the first run again"
                 raise ConfigError(_refused(config, f"{problem}; {fix}{_OR}"))
+
+
+def check_no_branches(config: RunConfig, begun: Iterable[TaskRequest]) -> None:
+    """Raise `ConfigError` where requests that were begun are those of branches: a rollout would be added to them."""
+    if any(request.start_from is not None and not request.start_from.owned for request in begun):
+        raise ConfigError(_refused(config, f"it has branches, which `polar-gym branch` makes from the start{_OR}"))
 
 
 def begin(config: RunConfig, state: StateDirectory, model: str, before: Sequence[Episode] = ()) -> None:

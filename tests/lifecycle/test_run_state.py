@@ -20,12 +20,15 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.episodes.reading import read_calls, read_episodes
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.gateway.node.state import SessionFiles, StateDirectory
 from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.gateway.session.branching import branch_of
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
-from polar_gym.runs.run import roll_out
+from polar_gym.runs.run import Sample, roll_out, run_samples
 from polar_gym.runs.settings import begin as begin_settings
+from polar_gym.runs.state import own_state
 from polar_gym.runtimes import agent, scratch_directory
 from polar_gym.schema import Episode, PluginSpec
 from polar_gym.tasks.bundled import SUITE
@@ -229,6 +232,23 @@ async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, changed:
     assert first.startswith(f"--resume='{output}': give the settings of the first run again, or set rollout.output to")
     assert [line[2 : 2 + len(said)] for line in others] == [said]
     assert output.read_bytes() == written
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_a_file_of_branches_does_not_go_on_as_a_rollout(tmp_path: Path, written: bool) -> None:
+    """Guards against a rollout that is appended to branches: their own samples were never continued."""
+    need_bubblewrap()
+    (first,) = await ended(config_of(tmp_path / "run.jsonl", "ask(); ask()"))
+    config = config_of(tmp_path / "branches.jsonl", "ask(); ask()")
+    with own_state(config) as state:
+        branches = [Sample(branch_of(first, 1), 1)]
+        await run_samples(config, load_tasks(config), branches, CONSOLE, state)
+    before = config.rollout.output.read_bytes()
+    if not written:  # as where it was killed
+        config.rollout.output.write_bytes(b"")
+    with pytest.raises(ConfigError, match="it has branches"):
+        await ended(config, resume=True, samples=2)
+    assert config.rollout.output.read_bytes() == (before if written else b"")
 
 
 @pytest.mark.parametrize("journals", ["there", "moved"])
