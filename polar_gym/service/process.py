@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import math
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,7 +17,7 @@ from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.process import unless
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.threads import give_threads
-from polar_gym.http.keys import NODE_KEY, SERVICE_KEY, Keys, check_exposure, is_loopback
+from polar_gym.http.keys import CALLBACK_KEY, NODE_KEY, SERVICE_KEY, Keys, check_exposure, is_loopback
 from polar_gym.http.listener import Listener
 from polar_gym.http.lookups import Lookups
 from polar_gym.service.addresses import CallbackAddresses
@@ -66,6 +67,13 @@ async def serving(
             sending = service.book.watch(asyncio.create_task(sender.run()))
             stack.push_async_callback(asyncio.gather, sending, return_exceptions=True)
             stack.callback(sending.cancel)
+        elif await store.due_callbacks(math.inf, 1) or any(
+            task.request.callback_url for task in service.book.live.values()
+        ):
+            raise ConfigError(
+                f"{CALLBACK_KEY} is not set, and state={str(settings.state)!r} has tasks whose results are sent to a "
+                "callback_url: set the key that signed them before"
+            )
         watch = Watch(service, link, settings.learning)
         app = make_app(service, keys, allowed, addresses, watch.lines, settings.url)
         listener = await stack.enter_async_context(Listener(app, bound, LINGERING_SECONDS))

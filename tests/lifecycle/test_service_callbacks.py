@@ -18,6 +18,8 @@ import orjson
 import pytest
 
 from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError
+from polar_gym.errors import ConfigError
+from polar_gym.http.keys import Keys
 from polar_gym.schema import Episode
 from polar_gym.service import callbacks
 from polar_gym.service.episode_files import EpisodeFiles
@@ -243,6 +245,10 @@ async def test_the_outbox_survives_the_server(tmp_path: Path) -> None:
             (order,) = await node.take()
             await node.finish(order)
         assert not receiver.results
+        # such a server kept the results, and sent none, without a word
+        with pytest.raises(ConfigError, match="POLAR_GYM_CALLBACK_KEY is not set"):
+            async with rollout_server(tmp_path, Keys(None, NODE_KEY)):
+                pass
         down = False
         async with rollout_server(tmp_path) as (_, client):
             await receiver.wait_for(2)
