@@ -27,7 +27,7 @@ from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import routes
 from polar_gym.schema import BuilderSpec, HarnessSpec, ModelCall, RuntimeSpec, StartFrom, TaskRequest, Workspace
 from tests.support.requirements import need_bubblewrap
-from tests.support.sessions import MODEL, REQUEST, asking, listing_engine, node, played, task
+from tests.support.sessions import INFO, REQUEST, asking, listing_engine, node, played, task
 from tests.support.tools import ASK, BASH
 
 
@@ -121,7 +121,7 @@ async def delegating(
     )
     async with node, node.session(request) as life:
         await node.note(life)
-        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("codex"), MODEL)
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("codex"), INFO)
         if recording is not None:
             life.capture.start_from(recording)
         life.capture.running = True
@@ -278,7 +278,7 @@ async def test_a_branch_counts_the_calls_that_the_episode_of_its_record_names(tm
     delivered = build_trajectory(own, BuilderSpec(name="prefix_merging")).delivered
     assert delivered == [call.call_id for call in own if call.index > 0], "the title was not asked for again"
     for calls in (1, 2, 3, None):
-        recording = read_recording(starting(resumed, calls=calls), HARNESSES.get("pi"), MODEL)
+        recording = read_recording(starting(resumed, calls=calls), HARNESSES.get("pi"), INFO)
         assert recording is not None
         assert list(recording.waiting) == delivered[:calls]
     branch, _, _ = await played(tmp_path, starting(resumed, calls=2), titled)
@@ -297,7 +297,7 @@ async def test_the_agents_time_is_its_own_and_not_that_of_the_replay(tmp_path: P
             slow.model_copy(update={"start_from": StartFrom(record=str(directory), owned=owned)})
             for owned in (True, False)
         ]
-        recording = read_recording(requests[0], HARNESSES.get("command"), MODEL)
+        recording = read_recording(requests[0], HARNESSES.get("command"), INFO)
         assert recording is not None
         assert recording.seconds > 0
         resumed, branch = await asyncio.gather(*map(local.rollout, requests))
@@ -343,7 +343,7 @@ def _goes_on(request: TaskRequest, journal: Path) -> TaskRequest:
 
 
 def _seconds(request: TaskRequest, journal: Path) -> float:
-    recording = read_recording(_goes_on(request, journal), HARNESSES.get("command"), MODEL)
+    recording = read_recording(_goes_on(request, journal), HARNESSES.get("command"), INFO)
     assert recording is not None
     return recording.seconds
 
@@ -368,7 +368,7 @@ async def test_a_request_that_differs_ends_the_session(tmp_path: Path) -> None:
     node = Node(listing_engine(), cache=tmp_path / "cache", state=tmp_path / "state")
     request = starting(directory, owned=True)
     async with node, node.session(request) as life:
-        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("pi"), MODEL)
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get("pi"), INFO)
         assert recording is not None
         life.capture.start_from(recording)
         life.capture.running = True
@@ -410,7 +410,7 @@ async def test_a_record_that_does_not_fit_is_refused_by_name(tmp_path: Path, dam
     _, _, directory = await session(tmp_path, REQUEST, 1, "0.006")
     damage(directory)
     with pytest.raises(RecordError, match=named):
-        read_recording(starting(directory), HARNESSES.get("pi"), MODEL)
+        read_recording(starting(directory), HARNESSES.get("pi"), INFO)
 
 
 @pytest.mark.parametrize(
@@ -418,11 +418,13 @@ async def test_a_record_that_does_not_fit_is_refused_by_name(tmp_path: Path, dam
     [
         (lambda m: m["request"]["sampling"].update(temperature=0.5), "another sampling"),
         (lambda m: m["engine"].update(model="other"), "the model other, and this is policy"),
+        (lambda m: m["engine"].update(logprobs_mode="raw"), "raw logprobs, and this engine gives processed"),
     ],
 )
 async def test_a_session_goes_on_only_as_it_was_sampled(tmp_path: Path, change: Any, named: str) -> None:
-    """Guards against tokens of another model or temperature that a resumed session trains as its own. An attempt that
-    was refused does not make the record its own either."""
+    """Guards against tokens of another model or temperature that a resumed session trains as its own, and against raw
+    logprobs that are called processed, because the server was started with another mode. An attempt that was
+    refused does not make the record its own either."""
     need_bubblewrap()
     async with node(tmp_path) as local:
         directory = Path((await local.rollout(task())).artifacts.journal or "").parent
@@ -448,10 +450,10 @@ class OtherVocabulary(EmbeddedEngine):
 async def test_a_branch_has_the_ids_of_its_record(tmp_path: Path) -> None:
     """Guards against a prompt of two vocabularies: the new model would sample after ids that say something else."""
     _, _, directory = await session(tmp_path, REQUEST, 1, "0.006")
-    recording = read_recording(starting(directory), HARNESSES.get("pi"), "other")
+    recording = read_recording(starting(directory), HARNESSES.get("pi"), INFO.model_copy(update={"model": "other"}))
     assert recording is not None
     await check_vocabulary(recording, EmbeddedEngine(EmbeddedOptions(model="other")))
-    with pytest.raises(RecordError, match=f"the model other has other ids for the first prompt than {MODEL}"):
+    with pytest.raises(RecordError, match=f"the model other has other ids for the first prompt than {INFO.model}"):
         await check_vocabulary(recording, OtherVocabulary(EmbeddedOptions(model="other")))
 
 

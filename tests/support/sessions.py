@@ -16,7 +16,7 @@ from polar_gym.gateway.session.starting import read_recording
 from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import HarnessSpec, ModelCall, RuntimeSpec, TaskRequest
 
-MODEL = EmbeddedOptions().model
+INFO = EmbeddedEngine(EmbeddedOptions()).info
 
 ASK = """
 import json, os, sys, urllib.request
@@ -78,7 +78,7 @@ async def played(
     node = Node(engine or listing_engine(), cache=directory / "cache", state=directory / "state", **options)
     async with node, node.session(request) as life:
         await node.note(life)
-        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name), MODEL)
+        recording = await asyncio.to_thread(read_recording, request, HARNESSES.get(request.agent.name), INFO)
         if recording is not None:
             life.capture.start_from(recording)
         life.capture.running = True

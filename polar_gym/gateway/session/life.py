@@ -174,10 +174,10 @@ class SessionLife:
         return ready
 
     async def _bring_up(self) -> Ready:
-        spec, model = self.request.runtime, self._around.proxy.engine.info.model
-        recording = await asyncio.to_thread(read_recording, self.request, self._plugins.harness, model)
+        spec, engine = self.request.runtime, self._around.proxy.engine
+        recording = await asyncio.to_thread(read_recording, self.request, self._plugins.harness, engine.info)
         if recording is not None:
-            await check_vocabulary(recording, self._around.proxy.engine)
+            await check_vocabulary(recording, engine)
             self.capture.start_from(recording)
         if self.capture.environment is not None:
             await self.capture.environment.open()

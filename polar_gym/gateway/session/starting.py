@@ -40,11 +40,11 @@ class Manifest(Record):
     """When the session was opened, in Unix time; 0 in files of earlier versions."""
 
 
-def read_recording(request: TaskRequest, harness: Harness, model: str) -> Recording | None:
-    """Return the record that a request starts from; None: it starts from none. `model`: the engine's. Blocks.
+def read_recording(request: TaskRequest, harness: Harness, engine: EngineInfo) -> Recording | None:
+    """Return the record that a request starts from; None: it starts from none. Blocks.
 
     Raises `RecordError` where the record is missing or damaged, where it is of another task or harness, and where it is
-    the session's own and of another model or sampling.
+    the session's own and of another model, sampling or kind of logprobs.
     """
     start = request.start_from
     if start is None:
@@ -56,7 +56,7 @@ def read_recording(request: TaskRequest, harness: Harness, model: str) -> Record
             f"start_from.record={start.record!r}: {error}; name the directory of a session, which holds both files"
         ) from error
     for manifest in manifests:
-        if (other := _difference(manifest, request, harness, model, owned=start.owned)) is not None:
+        if (other := _difference(manifest, request, harness, engine, owned=start.owned)) is not None:
             raise RecordError(f"start_from.record={start.record!r}: {other}; start the session without start_from")
     return Recording(
         session_id=manifests[0].session.session_id,
@@ -91,15 +91,20 @@ async def check_vocabulary(recording: Recording, engine: Engine) -> None:
         )
 
 
-def _difference(manifest: Manifest, request: TaskRequest, harness: Harness, model: str, *, owned: bool) -> str | None:
+def _difference(
+    manifest: Manifest, request: TaskRequest, harness: Harness, engine: EngineInfo, *, owned: bool
+) -> str | None:
     """Return why no session of this request can start from a record; None: it can."""
     if manifest.harness_version != harness.version:
         return f"recorded with {request.agent.name} {manifest.harness_version}, and this is {harness.version}"
     for name in SAME_OWNED if owned else SAME:
         if getattr(manifest.request, name) != getattr(request, name):
             return f"recorded with another {name}"
-    if owned and manifest.engine.model != model:
-        return f"recorded with the model {manifest.engine.model}, and this is {model}"
+    if owned and manifest.engine.model != engine.model:
+        return f"recorded with the model {manifest.engine.model}, and this is {engine.model}"
+    modes = {manifest.engine.logprobs_mode, engine.logprobs_mode} - {None}  # None: not known
+    if owned and len(modes) > 1:
+        return f"recorded with {manifest.engine.logprobs_mode} logprobs, and this engine gives {engine.logprobs_mode}"
     return None
 
 
