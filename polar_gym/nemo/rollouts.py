@@ -13,7 +13,8 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import date
@@ -110,6 +111,8 @@ class Rollouts:
         self._records = StateDirectory(state) if settings.resume and state is not None else None
         self._starting: asyncio.Task[_Machinery] | None = None
         self._turns = itertools.count()
+        self._unnumbered: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        """Task -> the numbers of rows that come without one: else all would have the same seeds."""
 
     async def run(self, row: Row) -> dict[str, Any]:
         """Return one episode as a verify response. Any failure becomes a masked sample: an error would end the run."""
@@ -117,6 +120,8 @@ class Rollouts:
             machinery = await self._machinery()
             turn = next(self._turns) % len(machinery.nodes)
             request, index = self._request(machinery, row), _sample_index(row)
+            if index is None:  # a row that may go on with a record is known by its number
+                index = next(self._unnumbered[request.task_id]) if self._records is None else 0
             node = machinery.nodes[turn]
             with machinery.leftovers.watching(node.census.has_left) as note:
                 episode = await self._episode(machinery, node, request, index, note)
@@ -253,11 +258,11 @@ def _own_task(row: Row) -> Task:
         raise RowError("invalid_row", str(error)) from error
 
 
-def _sample_index(row: Row) -> int:
-    """Return the number of a row in its group. Only NeMo Gym's collector tells it; NeMo RL numbers the rows of a batch,
-    and so those of a group differ, too."""
+def _sample_index(row: Row) -> int | None:
+    """Return the number of a row in its group; None where the row has none. NeMo Gym's collector tells it; NeMo RL
+    numbers the rows of a batch, and so those of a group differ, too."""
     known = (row.get(name) for name in ("_ng_rollout_index", "_rowidx"))
-    return int(next((index for index in known if index is not None), 0))
+    return next((int(index) for index in known if index is not None), None)
 
 
 def _sampling(sampling: Sampling, row: Row) -> Sampling:

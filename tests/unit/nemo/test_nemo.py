@@ -330,7 +330,7 @@ async def test_a_row_of_a_strange_shape_is_masked(fields: dict[str, Any], kind: 
 
 async def test_the_samples_of_a_group_have_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a group whose samples are all the same session where `polar.sampling.seed` is set: only NeMo Gym's
-    collector sets `_ng_rollout_index`."""
+    collector sets `_ng_rollout_index`, and another caller may send no number at all."""
     numbers: list[int] = []
 
     async def rollout(node: Node, request: TaskRequest, sample_index: int, on_change: Any) -> Episode:
@@ -341,8 +341,8 @@ async def test_the_samples_of_a_group_have_different_numbers(monkeypatch: pytest
     good = row(BundledTasks(BundledTasks.Options()).load()[0])
     of_nemo_rl = [{**good, "_rowidx": number} for number in range(4, 6)]
     of_collector = {**good, "_ng_rollout_index": 0, "_rowidx": 9}
-    await answer_to(AgentSettings(polar=OFFLINE), *of_nemo_rl, of_collector, good)
-    assert numbers == [4, 5, 0, 0]
+    await answer_to(AgentSettings(polar=OFFLINE), *of_nemo_rl, of_collector, good, good)
+    assert numbers == [4, 5, 0, 0, 1]
 
 
 # The component root ---------------------------------------------------------------------------------------------------
