@@ -14,7 +14,8 @@ import hmac
 import logging
 import random
 import time
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -45,6 +46,8 @@ GIVE_UP_SECONDS = 3 * 86400.0
 """How long a callback is repeated."""
 AT_ONCE = 16
 """The most callbacks that are under way at once."""
+TO_ONE_URL = 8
+"""The most of them to one URL: a receiver that hangs leaves the other places to others."""
 LONGEST_PAUSE = 300.0
 """The longest time, in seconds, between two tries to deliver a callback."""
 
@@ -107,7 +110,7 @@ class CallbackSender:
         self._key = key
 
     async def run(self) -> None:
-        running: dict[asyncio.Task[None], str] = {}
+        running: dict[asyncio.Task[None], OutboxEntry] = {}
         async with aiohttp.ClientSession(
             cookie_jar=aiohttp.DummyCookieJar(),
             connector=aiohttp.TCPConnector(socket_factory=self._addresses.connect, resolver=self._addresses.lookups),
@@ -117,14 +120,21 @@ class CallbackSender:
                 while True:
                     self._book.outbox_news.clear()
                     now = time.time()
-                    for entry in await self._store.due_callbacks(now, AT_ONCE):
-                        if len(running) < AT_ONCE and entry.key not in running.values():
-                            running[asyncio.create_task(self._send(http, entry))] = entry.key
+                    while (entry := await self._due(now, running.values())) is not None:
+                        running[asyncio.create_task(self._send(http, entry))] = entry
                     for done in await self._next(running.keys(), now):
                         del running[done]
                         done.result()
             finally:
                 await cancel_all(running)
+
+    async def _due(self, now: float, running: Collection[OutboxEntry]) -> OutboxEntry | None:
+        """Return the callback that is due first and has a place; None where there is none."""
+        to_urls = Counter(entry.url for entry in running)
+        full = [url for url, count in to_urls.items() if count >= TO_ONE_URL]
+        keys = {entry.key for entry in running}
+        due = await self._store.due_callbacks(now, len(running) + 1, full) if len(running) < AT_ONCE else []
+        return next((entry for entry in due if entry.key not in keys), None)
 
     async def _next(self, running: Set[asyncio.Task[None]], looked_at: float) -> set[asyncio.Task[None]]:
         """Wait until a callback under way has ended, a new one is in the outbox, or the next repetition is due. Return

@@ -262,12 +262,13 @@ class Store:
 
     # Callbacks --------------------------------------------------------------------------------------------------------
 
-    async def due_callbacks(self, now: float, limit: int) -> list[OutboxEntry]:
+    async def due_callbacks(self, now: float, limit: int, without: Sequence[str] = ()) -> list[OutboxEntry]:
+        """Return callbacks that are due, to other URLs than those of `without`."""
         sql = (
             "SELECT key, task_id, session_id, attempt, url, created_at, tries FROM outbox WHERE due_at <= ?"
-            " ORDER BY due_at, created_at LIMIT ?"
+            f" AND url NOT IN ({', '.join('?' * len(without))}) ORDER BY due_at, created_at LIMIT ?"
         )
-        return [OutboxEntry(*row) for row in await self._execute(sql, now, limit)]
+        return [OutboxEntry(*row) for row in await self._execute(sql, now, *without, limit)]
 
     async def next_due(self, now: float) -> float | None:
         """Return when the next callback is due, of those that are not due yet."""

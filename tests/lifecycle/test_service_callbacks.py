@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 
 from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError
 from polar_gym.errors import ConfigError
@@ -27,6 +28,7 @@ from polar_gym.service.store import OutboxEntry, Store
 from tests.lifecycle.callback_receiver import Receiver
 from tests.lifecycle.peer_node import PeerNode, failed, make_request
 from tests.lifecycle.service_fixtures import CALLBACK_KEY, NODE_KEY, SERVICE_KEY, rollout_server
+from tests.support.listening import listen, stop_listening
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +73,8 @@ async def test_what_becomes_due_while_the_outbox_is_looked_at_is_sent(
     """Guards against a repetition that waits until something else happens, for hours where nothing does."""
     look = Store.due_callbacks
 
-    async def look_slowly(store: Store, now: float, limit: int) -> list[OutboxEntry]:
-        found = await look(store, now, limit)
+    async def look_slowly(store: Store, now: float, limit: int, without: Sequence[str]) -> list[OutboxEntry]:
+        found = await look(store, now, limit, without)
         await asyncio.sleep(0.1)  # twice as long as until the repetition is due
         return found
 
@@ -86,6 +88,32 @@ async def test_what_becomes_due_while_the_outbox_is_looked_at_is_sent(
         (order,) = await node.take(1)
         await node.finish(order)
         await receiver.wait_for(2)  # the sample's, and the task's
+
+
+async def test_a_receiver_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+    """Guards against callbacks that wait for hours behind those of another task, each of which took its whole time."""
+    hangs, hung = asyncio.Event(), 0
+
+    async def hang(_: web.Request) -> web.Response:
+        nonlocal hung
+        hung += 1
+        await hangs.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/results", hang)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    listening = await listen(runner)
+    async with Receiver(CALLBACK_KEY) as receiver, rollout_server(tmp_path) as (_, client):
+        stuck = f"http://127.0.0.1:{listening.getsockname()[1]}/results"
+        await client.submit(make_request("stuck", num_samples=2 * callbacks.AT_ONCE, callback_url=stuck))
+        await client.cancel("stuck")
+        await client.submit(make_request("t", callback_url=receiver.url))
+        await client.cancel("t")
+        await receiver.wait_for(2)
+        assert hung <= callbacks.TO_ONE_URL
+        hangs.set()
+    await stop_listening(runner, listening)
 
 
 async def given_up(client: RolloutClient) -> set[str | None]:
