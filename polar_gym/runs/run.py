@@ -93,7 +93,7 @@ async def run_samples(
         await _check_runtimes(node, requests)
         for harness in sorted({request.agent.name for request in requests}):
             await _install_harness(harness, node.cache, console)
-        begin(config, state, node.engine.info.model, episodes)
+        begin(config, state, node.engine.info, episodes)
         await reap(state, left or {}, node.runtime)
         if before is None and (kept := set_aside(output)):
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)

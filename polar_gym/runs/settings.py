@@ -21,7 +21,7 @@ from polar_gym.gateway.node.state import StateDirectory
 from polar_gym.harnesses import HARNESSES
 from polar_gym.record import Record
 from polar_gym.runtimes.image_names import DOCKERFILE
-from polar_gym.schema import Episode, TaskRequest
+from polar_gym.schema import EngineInfo, Episode, TaskRequest
 
 _OF_ENGINE = {
     *("url", "api_key", "patience_seconds", "session_header", "data_parallel_size"),
@@ -55,6 +55,8 @@ class Began(Record):
 
     model: str
     """The name of the model that the engine served: `engine.model` may be null, and `engine.url` may change."""
+    logprobs_mode: str | None = None
+    """Whether the engine's logprobs were raw or processed; None: not known, and in files of earlier versions."""
     harness_version: str | None = None
     """None in files of earlier versions."""
     settings: dict[str, Any]
@@ -108,17 +110,22 @@ def check_no_branches(config: RunConfig, begun: Iterable[TaskRequest]) -> None:
         raise ConfigError(_refused(config, f"it has branches, which `polar-gym branch` makes from the start{_OR}"))
 
 
-def begin(config: RunConfig, state: StateDirectory, model: str, before: Sequence[Episode] = ()) -> None:
+def begin(config: RunConfig, state: StateDirectory, engine: EngineInfo, before: Sequence[Episode] = ()) -> None:
     """Write down how a run begins; from now on, `--resume` means this run. Raises `ConfigError` where the run has begun
-    with another model. `model`: the engine's. `before`: the episodes of a run that goes on."""
-    began = _read(state.root)
-    models = [*([began.model] if began else []), *(episode.engine.model for episode in before)]
-    if (first := next((each for each in models if each != model), None)) is not None:
+    with another model, or with another kind of logprobs. `before`: the episodes of a run that goes on."""
+    began, model, mode = _read(state.root), engine.model, engine.logprobs_mode
+    earlier = [*([began] if began else []), *(episode.engine for episode in before)]
+    if (first := next((each.model for each in earlier if each.model != model), None)) is not None:
         problem = f"the engine serves the model {model!r}, and the run began with {first!r}; serve that one again"
+        raise ConfigError(_refused(config, f"{problem}{_OR}"))
+    modes = {each.logprobs_mode for each in earlier} - {None, mode}
+    if modes and mode is not None:
+        problem = f"the engine gives {mode} logprobs, and the run began with {modes.pop()} ones; start vLLM as before"
         raise ConfigError(_refused(config, f"{problem}{_OR}"))
     if began is None:
         durable.make_directory(state.root, mode=0o700)
-        own = Began(model=model, harness_version=HARNESSES.get(config.harness.name).pinned, settings=_settings(config))
+        version = HARNESSES.get(config.harness.name).pinned
+        own = Began(model=model, logprobs_mode=mode, harness_version=version, settings=_settings(config))
         durable.write(_file(state.root), own.to_json(), mode=0o600)
 
 

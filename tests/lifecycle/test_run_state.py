@@ -33,7 +33,7 @@ from polar_gym.runtimes import agent, scratch_directory
 from polar_gym.schema import Episode, PluginSpec
 from polar_gym.tasks.bundled import SUITE
 from tests.support.requirements import need_bubblewrap
-from tests.support.sessions import asking
+from tests.support.sessions import INFO, asking
 
 CONSOLE = Console(file=io.StringIO())
 
@@ -325,7 +325,7 @@ async def test_a_run_goes_on_with_more_samples_more_places_and_another_key(tmp_p
     run = await ended(again, resume=True, samples=2)
     assert run[0].session == first.session, "the summary is of the whole run"
     assert len(run) == 4
-    begin_settings(again.model_copy(update={"engine": PluginSpec(**reference)}), StateDirectory(tmp_path / "new"), "m")
+    begin_settings(again.model_copy(update={"engine": PluginSpec(**reference)}), StateDirectory(tmp_path / "new"), INFO)
     assert "a secret" not in (tmp_path / "new" / "settings.json").read_text()
 
 
@@ -347,7 +347,16 @@ async def test_a_run_that_goes_on_on_another_day_tells_its_harness_the_first_day
 def test_a_run_does_not_go_on_with_another_model(tmp_path: Path) -> None:
     """Guards against a file of two models' episodes, where `engine.url` leads to another one and names none."""
     config, state = config_of(tmp_path / "run.jsonl"), StateDirectory(tmp_path / "1")
-    begin_settings(config, state, "first")
-    begin_settings(config, state, "first")
+    first = INFO.model_copy(update={"model": "first", "logprobs_mode": None})
+    begin_settings(config, state, first)
+    begin_settings(config, state, first.model_copy(update={"logprobs_mode": "raw"}))
     with pytest.raises(ConfigError, match="serves the model 'second', and the run began with 'first'; serve that one"):
-        begin_settings(config, state, "second")
+        begin_settings(config, state, first.model_copy(update={"model": "second"}))
+
+
+def test_a_run_does_not_go_on_with_another_kind_of_logprobs(tmp_path: Path) -> None:
+    """Guards against a file of both kinds, whose interrupted sessions all lose their records."""
+    config, state = config_of(tmp_path / "run.jsonl"), StateDirectory(tmp_path / "1")
+    begin_settings(config, state, INFO.model_copy(update={"logprobs_mode": "raw"}))
+    with pytest.raises(ConfigError, match="gives processed logprobs, and the run began with raw ones; start vLLM as"):
+        begin_settings(config, state, INFO)

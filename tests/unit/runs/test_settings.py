@@ -13,13 +13,14 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.state import StateDirectory
 from polar_gym.runs.settings import begin, going_on
 from tests.support.episodes import make_episode
+from tests.support.sessions import INFO
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"model": "m", "sett', b"\xff\x00"])
 def test_a_damaged_file_of_settings_is_named(tmp_path: Path, damage: bytes) -> None:
     """Guards against a traceback of the JSON parser, which says neither which file it read nor how to go on."""
     config, state = load_config(overrides=["engine=embedded", "runtime=bubblewrap"]), StateDirectory(tmp_path)
-    begin(config, state, "m")
+    begin(config, state, INFO)
     file = tmp_path / "settings.json"
     assert going_on(config, state) == config
     file.write_bytes(damage)
