@@ -375,15 +375,16 @@ class Replicas:
         return {each.engine.http.url: each.engine.weight_version for each in self.replicas}
 
     def name_weights(self, version: str | None, url: str | None = None) -> None:
-        """Take a trainer's word that the server at `url` has new weights, or, if the version is new, that all have."""
+        """Take a trainer's word that the server at `url` has new weights, or that all have. The version that all have
+        already, said once more, holds for servers that were named alone meanwhile, and for none that began anew."""
+        named = self.replicas if url is None else [r for r in self.replicas if r.engine.http.url == engine_url(url)]
         if url is None and version == self._version:
-            return
-        if url is None:
+            named = [each for each in named if each.named.is_set() and self._weights is None]
+        elif url is None:
             self._version, self._weights = version, None
-        for each in self.replicas:
-            if url is None or engine_url(url) == each.engine.http.url:
-                each.engine.weight_version = version
-                each.named.set()
+        for each in named:
+            each.engine.weight_version = version
+            each.named.set()
 
     async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
         """Give the replicas new weights, one after another: see `polar_gym.engines.Updating`. One that is away gets

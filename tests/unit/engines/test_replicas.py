@@ -424,10 +424,11 @@ async def test_a_version_may_be_that_of_one_server() -> None:
     async with started(*servers) as engine:
         engine.weight_version = "1"
         engine.name_weights("2", servers[1].url)
-        engine.weight_version = "1"
         assert engine.versions == {servers[0].url: "1", servers[1].url: "2"}
         engine.name_weights("3", f"{servers[0].url}/v1/")
         assert engine.versions == {servers[0].url: "3", servers[1].url: "2"}
+        engine.weight_version = "1"
+        assert set(engine.versions.values()) == {"1"}, "an order for all holds, although it repeats their version"
         engine.weight_version = "2"
         assert set(engine.versions.values()) == {"2"}
 
