@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from polar_gym.gateway.node import link, process
-from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, Heartbeat, HeartbeatAnswer
+from polar_gym.protocol import Delivery, DeliveryAnswer, Generation, GenerationAnswer, Heartbeat, HeartbeatAnswer
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.nodes import KEY, node_here, order
 from tests.support.listening import listen, stop_listening
@@ -328,6 +328,35 @@ async def test_a_node_that_begins_in_a_rolling_update_names_each_servers_weights
             gateway.service.changed.set()
             await server.until(lambda: len(server.heartbeats) > before + 1)
             assert named.count(("7", "http://a:8000")) == 1
+
+
+async def test_a_node_that_missed_the_end_of_a_rolling_update_hears_of_it(tmp_path: Path) -> None:
+    """Guards against the name of one server that stays, where the order for all said the version that all had."""
+    server = Server()
+    async with server.up(), node_here(tmp_path, server=server.url) as (gateway, _):
+        url, named = "http://a:8000", list[tuple[str, str | None]]()
+        server.answer.weight_version = "5"
+        await server.until(lambda: gateway.service.generation().weight_version == "5")
+        before_all = gateway.service.generation()
+
+        def generation() -> GenerationAnswer:
+            return before_all.model_copy(update={"engines": {url: named[-1][0] if named else "5"}})
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gateway.service, "set_weights", lambda version, url=None: named.append((version, url)))
+            patch.setattr(gateway.service, "generation", generation)
+            for engines in ({url: "6"}, {}, {}, {url: "6"}):
+                server.answer.engines = engines
+                before = len(server.heartbeats)
+                gateway.service.changed.set()
+                await server.until(lambda before=before: len(server.heartbeats) > before + 1)
+            assert named == [("6", url), ("5", None), ("6", url)]
+            server.answer.engines = {}
+            named.append(("5", None))  # the order for all comes
+            before = len(server.heartbeats)
+            gateway.service.changed.set()
+            await server.until(lambda: len(server.heartbeats) > before + 1)
+        assert named[3:] == [("5", None)], "nothing was missed"
 
 
 async def test_a_heartbeat_that_tells_no_new_version_changes_nothing(tmp_path: Path) -> None:

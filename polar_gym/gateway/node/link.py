@@ -146,9 +146,12 @@ class Link:
             service.drain()
         if service.orders != orders:
             return  # an order came while this answer was under way: the answer may be older than the order
-        if answer.weight_version not in (None, service.generation().weight_version):
-            service.set_weights(answer.weight_version)
-        told, self._rolling = self._rolling, answer.engines
+        names, ended = service.generation().engines, self._rolling.keys() - answer.engines.keys()
+        told, self._rolling = {} if ended else self._rolling, answer.engines
+        version = answer.weight_version
+        missed = any(names.get(url) not in (None, version) for url in ended)  # the order that ended a rolling update
+        if version is not None and (missed or version != service.generation().weight_version):
+            service.set_weights(version)
         for url, version in answer.engines.items():  # once: a server that began anew since then has other weights
             if version not in (told.get(url), service.generation().engines.get(url)):
                 service.set_weights(version, url)
