@@ -46,8 +46,8 @@ GIVE_UP_SECONDS = 3 * 86400.0
 """How long a callback is repeated."""
 AT_ONCE = 16
 """The most callbacks that are under way at once."""
-TO_ONE_URL = 8
-"""The most of them to one URL: a receiver that hangs leaves the other places to others."""
+TO_ONE_HOST = 8
+"""The most of them to one host: a receiver that hangs leaves the other places to others."""
 LONGEST_PAUSE = 300.0
 """The longest time, in seconds, between two tries to deliver a callback."""
 
@@ -90,6 +90,12 @@ def callback_key(body: Mapping[str, object]) -> str:
     return f"task:{task['task_id']}:{int(task['created_at'])}"
 
 
+def host_of(url: str) -> str:
+    """Return the part of a URL that names its host, such as `http://trainer:8000/`."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}/"
+
+
 def check_url(url: str) -> str | None:
     """Return the fault of a callback URL, or None for a good one."""
     if not is_http_url(url):
@@ -130,8 +136,8 @@ class CallbackSender:
 
     async def _due(self, now: float, running: Collection[OutboxEntry]) -> OutboxEntry | None:
         """Return the callback that is due first and has a place; None where there is none."""
-        to_urls = Counter(entry.url for entry in running)
-        full = [url for url, count in to_urls.items() if count >= TO_ONE_URL]
+        to_hosts = Counter(host_of(entry.url) for entry in running)
+        full = [host for host, count in to_hosts.items() if count >= TO_ONE_HOST]
         keys = {entry.key for entry in running}
         due = await self._store.due_callbacks(now, len(running) + 1, full) if len(running) < AT_ONCE else []
         return next((entry for entry in due if entry.key not in keys), None)

@@ -101,17 +101,19 @@ async def test_a_receiver_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
         return web.Response()
 
     app = web.Application()
-    app.router.add_post("/results", hang)
+    app.router.add_post("/{result}", hang)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     listening = await listen(runner)
     async with Receiver(CALLBACK_KEY) as receiver, rollout_server(tmp_path) as (_, client):
-        stuck = f"http://127.0.0.1:{listening.getsockname()[1]}/results"
-        await client.submit(make_request("stuck", num_samples=2 * callbacks.AT_ONCE, callback_url=stuck))
-        await client.cancel("stuck")
+        stuck = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        for task_id in ("one", "other"):
+            url = f"{stuck}/{task_id}"
+            await client.submit(make_request(task_id, num_samples=callbacks.AT_ONCE, callback_url=url))
+            await client.cancel(task_id)
         await client.submit(make_request("t", callback_url=receiver.url))
         await client.cancel("t")
         await receiver.wait_for(2)
-        assert hung <= callbacks.TO_ONE_URL
+        assert hung <= callbacks.TO_ONE_HOST
         hangs.set()
     await stop_listening(runner, listening)
 

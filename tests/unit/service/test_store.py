@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from polar_gym.protocol import Event, Generation
 from polar_gym.service.book import event
+from polar_gym.service.callbacks import host_of
 from polar_gym.service.change import Change, NewEpisode, OutboxEntry
 from polar_gym.service.episode_files import DamagedError
 from polar_gym.service.store import MIGRATIONS, Store, StoreError
@@ -226,6 +227,8 @@ async def test_callbacks_are_due_in_order_and_repeated_later(store: Store) -> No
     await store.callback_failed("k0", due_at=50.0)
     assert [entry.key for entry in await store.due_callbacks(10.0, 9)] == ["k1", "k2"]
     assert await store.next_due(10.0) == 50.0
+    assert not await store.due_callbacks(60.0, 9, [host_of("http://x/other")])
+    assert len(await store.due_callbacks(60.0, 9, [host_of("http://x:80/"), host_of("http://x.y")])) == 3
     assert [entry.tries for entry in await store.due_callbacks(60.0, 9) if entry.key == "k0"] == [1]
 
 
