@@ -293,9 +293,13 @@ class Store:
     # Weights and settings ---------------------------------------------------------------------------------------------
 
     async def add_weights(self, version: str) -> int:
-        """Record an update of the weights, and return its number."""
-        sql = "INSERT INTO weights (version) VALUES (?)"
-        return await self._run(lambda db: int(db.execute(sql, (version,)).lastrowid or 0))
+        """Record an update of all weights, and return its number. No server counts as updated alone any more."""
+
+        def write(db: sqlite3.Connection) -> int:
+            db.execute("DELETE FROM settings WHERE name = 'rolling'")
+            return int(db.execute("INSERT INTO weights (version) VALUES (?)", (version,)).lastrowid or 0)
+
+        return await self._run(write)
 
     async def weights(self) -> list[tuple[int, str]]:
         return [(row["step"], row["version"]) for row in await self._execute("SELECT * FROM weights ORDER BY step")]

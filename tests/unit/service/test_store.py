@@ -290,3 +290,10 @@ async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match=r"service\.sqlite: a newer polar-gym wrote it \(schema 99, .*state="):
         Store(tmp_path)
+
+
+async def test_an_update_of_all_ends_the_versions_of_single_servers_at_once(store: Store) -> None:
+    """Guards against a kill between two writes: nodes that began then had a server under the version before."""
+    await store.set_rolling({"http://a:8000": "3"})
+    await store.add_weights("4")
+    assert await store.rolling() == {}
