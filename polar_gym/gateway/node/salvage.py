@@ -29,7 +29,9 @@ DIED = "the gateway process that ran it died"
 
 
 async def salvage(state: StateDirectory, runtime: Callable[[RuntimeSpec], Runtime]) -> None:
-    """Remove the sandboxes that are left, and write an episode for every session that has none."""
+    """Remove the sandboxes that are left, and write an episode for every session that has none. Sessions that no
+    process took are removed."""
+    await asyncio.to_thread(state.remove_unbegun)
     left, ended = await asyncio.to_thread(_left, state)
     await reap(state, left | ended, runtime)
     for key, manifest in left.items():

@@ -106,10 +106,18 @@ class StateDirectory:
 
     def known(self) -> Iterator[Key]:
         """Yield the key of every session that has a manifest."""
+        return (key for key in self._keys() if self.files(key).manifest.is_file())
+
+    def _keys(self) -> Iterator[Key]:
         for directory in sorted(self.sessions.iterdir()):
-            match = _DIRECTORY.fullmatch(directory.name)
-            if match and SessionFiles(directory).manifest.is_file():
+            if match := _DIRECTORY.fullmatch(directory.name):
                 yield Key(match[1], int(match[2]))
+
+    def remove_unbegun(self) -> None:
+        """Remove the sessions without a manifest: the process died before it took them."""
+        for key in self._keys():
+            if not self.files(key).manifest.exists():
+                shutil.rmtree(self.files(key).directory)
 
     def begin(self, key: Key, manifest: Manifest) -> None:
         files = self.files(key)

@@ -37,6 +37,16 @@ async def test_a_session_is_salvaged_whose_runtime_cannot_be_made(
     assert "session s.0: its sandbox may be left: " in caplog.text
 
 
+async def test_what_is_left_of_a_session_that_never_began_is_removed(tmp_path: Path) -> None:
+    """Guards against records of other nodes, sent with an order, that stay for ever where the node dies then."""
+    began, other = Key("s", 0), Key("s", 1)
+    state = a_session(tmp_path, began, {"name": "bubblewrap"})
+    (state.files(other).record / "journal").mkdir(parents=True)
+    node = Node(EmbeddedEngine(EmbeddedOptions()), cache=tmp_path / "cache")
+    await salvage(state, node.runtime)
+    assert (state.files(began).directory.exists(), state.files(other).directory.exists()) == (True, False)
+
+
 async def test_a_sandbox_that_could_not_be_removed_is_removed_at_a_later_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
