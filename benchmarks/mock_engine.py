@@ -39,6 +39,10 @@ PATH = re.compile(rb"[A-Z]+ ([^ ?]+)")
 PROMPT_IDS = re.compile(rb'"prompt_token_ids": ?\[([0-9, ]*)\]')
 
 
+class PromptTooLongError(ValueError):
+    """A prompt has more tokens than the model's context; the message is like vLLM's."""
+
+
 class Vocabulary:
     """Pieces of text and their ids, in the order in which they were first seen."""
 
@@ -210,8 +214,13 @@ class Connection(asyncio.Protocol):
             request, self._received = bytes(self._received[: self._wanted]), self._received[self._wanted :]
             path, body = PATH.match(request), request[self._body_at :]
             self._wanted = 0
-            kind, said = self._said(path[1] if path else b"", body)
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\n"
+            status = b"200 OK"
+            try:
+                kind, said = self._said(path[1] if path else b"", body)
+            except PromptTooLongError as error:
+                refusal = {"message": str(error), "type": "BadRequestError", "param": "input_tokens", "code": 400}
+                status, kind, said = b"400 Bad Request", b"application/json", orjson.dumps({"error": refusal})
+            head = b"HTTP/1.1 " + status + b"\r\nContent-Type: " + kind + b"\r\n"
             if self._later and kind == EVENTS:
                 self._transport.write(head + b"Transfer-Encoding: chunked\r\n\r\n")
                 events = [event + b"\n\n" for event in said.removesuffix(b"\n\n").split(b"\n\n")]
@@ -268,6 +277,11 @@ class Connection(asyncio.Protocol):
         if "input_ids" in body:
             return b"application/json", self._answer.of_sglang
         prompt = given[1] if given else template(body["messages"], body.get("tools") or [])
+        if (tokens := prompt.count(b",") + 1) > MAX_MODEL_LEN:
+            raise PromptTooLongError(
+                f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, your prompt contains "
+                f"{tokens} input tokens. Please reduce the length of the input messages."
+            )
         if body.get("top_logprobs"):
             return b"application/json", self._answer.probed(prompt, body.get("temperature", 1.0))
         called = bool(body.get("tools"))
