@@ -33,6 +33,7 @@ def main() -> None:
         tokenizer=tokenizer,
         adapters=["openai"],
         history_mode="linear",
+        linear_on_nonlinear="error",  # not "reset", which renders the whole history anew
     )
     for number in range(arguments.sessions):
         gateway.create_session(f"s{number}")

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.load import Caller, Measured, cpu_seconds
+from benchmarks.mock_engine import PIECE
 from benchmarks.processes import LOAD_CORES, ROOT, running, server
 from benchmarks.proxy import Engine, engine, gateway
 from benchmarks.report import Figure, Goal, Section, Table
@@ -176,16 +177,23 @@ class Conversations:
     path: str
     key: Callable[[int, int], str]
     """(connection, conversation) -> API key, which names the session."""
-    scale: float = 1.0
-    """Pieces of text for one token."""
+    words: Sequence[str] = ()
+    """Words that the gateway's own tokenizer takes for one token, as long as a piece of text; empty: the mock engine
+    counts."""
     taken: list[float] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def opening(self, number: int) -> dict[str, Any]:
-        body = CHAT.opening(int(OPENING * self.scale))
-        messages = [m for m in body["messages"] if m["role"] in ("system", "user")]
-        more = {"role": "user", "content": text(int(OPENING * self.scale / 2), 3)}
-        return {"model": "policy", "messages": [*messages, more, {"role": "user", "content": f"This is {number}."}]}
+        messages = [m for m in CHAT.opening(OPENING)["messages"] if m["role"] in ("system", "user")]
+        messages.append({"role": "user", "content": text(OPENING // 2, 3)})
+        said = [{**message, "content": self._tokens(message["content"])} for message in messages]
+        return {"model": "policy", "messages": [*said, {"role": "user", "content": f"This is {number}."}]}
+
+    def _tokens(self, pieces: str) -> str:
+        """Return a text with as many tokens for the gateway as a text of pieces has for the mock engine."""
+        if not self.words:
+            return pieces
+        return "".join(self.words[int(piece) % len(self.words)] for piece in pieces.split())
 
     def request(self, key: str, body: dict[str, Any]) -> bytes:
         path = self.path.format(session=key)
@@ -201,7 +209,7 @@ class Conversations:
                     answer = await caller.json(self.request(key, body))
                     self.taken.append(time.perf_counter() - began)
                     said = {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
-                    asked = {"role": "user", "content": text(int(ADDED * self.scale), turn)}
+                    asked = {"role": "user", "content": self._tokens(text(ADDED, turn))}
                     body = {**body, "messages": [*body["messages"], said, asked]}
                     if time.perf_counter() >= until:
                         break
@@ -330,10 +338,10 @@ def _started(peer: Peer, python: Path, mock: Engine) -> Iterator[Subject]:
     """Run a peer. Raises `RuntimeError` with the end of the peer's output."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polar-gym-peer-")))
-        url, scale = mock.url, 1.0
+        url, words = mock.url, list[str]()
         if peer.own_ids:
-            ids, scale = _embedded_ids()
-            own = server("benchmarks.mock_engine", "--ids", ids, "--text", REFERENCE_TEXT, core=LOAD_CORES[0])
+            ids, answer, words = _embedded_answer()
+            own = server("benchmarks.mock_engine", "--ids", ids, "--text", answer, core=LOAD_CORES[0])
             url = f"http://127.0.0.1:{stack.enter_context(own).said}"
         port = _free_port()
         log = stack.enter_context((folder / "log").open("w+b"))
@@ -344,7 +352,7 @@ def _started(peer: Peer, python: Path, mock: Engine) -> Iterator[Subject]:
         }
         command = peer.command(python, port, url, folder)
         process = stack.enter_context(running(command, log=log.fileno(), environment=environment))
-        said = Conversations(peer.path, lambda _, conversation: f"s{conversation % MOST_SESSIONS}", scale)
+        said = Conversations(peer.path, lambda _, conversation: f"s{conversation % MOST_SESSIONS}", words)
         until = time.monotonic() + START_SECONDS
         while (problem := asyncio.run(_problem(port, said))) is not None:
             if process.poll() is not None or time.monotonic() > until:
@@ -369,14 +377,17 @@ async def _problem(port: int, said: Conversations) -> str | None:
     return None
 
 
-def _embedded_ids() -> tuple[str, float]:
-    """Return an answer in ids of the embedded tokenizer, and the number of pieces of text in a token."""
+def _embedded_answer() -> tuple[str, str, list[str]]:
+    """Return an answer in ids of the embedded tokenizer, its text, and the tokenizer's words that are as long as a
+    piece."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
     end = tokenizer.token_to_id("<|im_end|>")
     ids = tokenizer.encode(REFERENCE_TEXT * 60).ids[:339]
-    return ",".join(map(str, [*ids, end])), 1000 / len(tokenizer.encode(text(1000)).ids)
+    words = [tokenizer.decode([each]) for each in range(tokenizer.get_vocab_size())]
+    alone = [each for each in words if len(each) == PIECE and re.fullmatch(" [a-z]+", each)]
+    return ",".join(map(str, [*ids, end])), tokenizer.decode(ids), alone
 
 
 def _free_port() -> int:
