@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.engines.vllm import ENGINE, VllmOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.schema import HarnessSpec, RuntimeSpec, TaskRequest
 
@@ -25,7 +25,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     node = Node(
-        VllmEngine(VllmOptions(url=arguments.engine)),
+        ENGINE(VllmOptions(url=arguments.engine)),
         cache=arguments.state / "cache",
         state=arguments.state / "state",
         splice=arguments.splice,
