@@ -79,13 +79,14 @@ class Composite:
         weights = {name: self._options.weight(name) for name in results}
         reward = sum(weights[name] * result.reward for name, result in results.items()) / sum(weights.values())
         trusts = {result.trust for result in results.values()}
-        verdicts = [result.resolved for result in results.values() if result.resolved is not None]
+        counted = {name: result for name, result in results.items() if weights[name]}
+        verdicts = [result.resolved for result in counted.values() if result.resolved is not None]
         return EvaluationResult(
             evaluator="composite",
             reward=reward,
             resolved=all(verdicts) and reward > 0 if verdicts else None,
             tests={
-                f"{name}: {test}": status for name, result in results.items() for test, status in result.tests.items()
+                f"{name}: {test}": status for name, result in counted.items() for test, status in result.tests.items()
             },
             components={name: result.reward for name, result in results.items()}
             | {

@@ -22,6 +22,7 @@ class RatingOptions(Options):
     call_rewards: dict[str, float] = Field(default_factory=dict)
     reward: float = 0.5
     style: float = 0.25
+    resolved: bool | None = None
 
 
 class Rating:
@@ -37,7 +38,9 @@ class Rating:
         rewards = {} if context.control else self._options.call_rewards
         own = self._options
         components = {"style": own.style}
-        return EvaluationResult(evaluator="rating", reward=own.reward, components=components, call_rewards=rewards)
+        given = {"components": components, "call_rewards": rewards, "resolved": own.resolved}
+        tests = {} if own.resolved is None else {"all": "PASSED" if own.resolved else "FAILED"}
+        return EvaluationResult(evaluator="rating", reward=own.reward, tests=tests, **given)
 
 
 def rating(**call_rewards: float) -> dict[str, Any]:
@@ -95,3 +98,11 @@ async def test_a_composite_of_parts_without_a_verdict_has_none() -> None:
     """Guards against SFT on, and pass@k of, samples that no part calls resolved: any reward above 0 counted."""
     poor = await grade(name="composite", components={"a": {**rating(), "reward": 0.05}, "b": rating()})
     assert (poor.reward, poor.resolved) == (0.275, None)
+
+
+async def test_a_component_without_weight_has_no_verdict() -> None:
+    """Guards against a reward of 1 beside a pass@1 of 0: a linter, there for its figure, decided what is resolved."""
+    tests, lint = ({**rating(), "reward": float(good), "resolved": good} for good in (True, False))
+    result = await grade(name="composite", components={"tests": tests, "lint": lint}, weights={"lint": 0})
+    assert (result.reward, result.resolved, result.tests) == (1.0, True, {"tests: all": "PASSED"})
+    assert result.components["lint"] == 0.0
