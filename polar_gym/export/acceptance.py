@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from polar_gym.chat import has_media
 from polar_gym.evaluators.parsers import PASSED, SKIPPED
 from polar_gym.record import Record
-from polar_gym.schema import Episode, Trace
+from polar_gym.schema import Episode, EvaluatorSpec, Trace
 
 
 class Filters(Record):
@@ -55,5 +57,17 @@ def _resolved(episode: Episode) -> bool:
     evaluation = episode.evaluation
     if evaluation is None or evaluation.resolved is not True:
         return False
-    good = {PASSED, SKIPPED} if evaluation.evaluator == "test_on_output" else {PASSED}
-    return good.issuperset(evaluation.tests.values())
+    may_skip = tuple(_names_of_tests_on_output(evaluation.evaluator, episode.request.evaluator))
+    return all(
+        status == PASSED or (status == SKIPPED and test.startswith(may_skip))
+        for test, status in evaluation.tests.items()
+    )
+
+
+def _names_of_tests_on_output(evaluator: str, spec: EvaluatorSpec, beginning: str = "") -> Iterator[str]:
+    """Yield the beginnings of the names of tests that are `test_on_output`'s, also as a part of a `composite`."""
+    if evaluator == "test_on_output":
+        yield beginning
+    for name, each in spec.options.get("components", {}).items() if evaluator == "composite" else ():
+        part = EvaluatorSpec.model_validate(each)
+        yield from _names_of_tests_on_output(part.name, part, f"{beginning}{name}: ")

@@ -28,6 +28,7 @@ from polar_gym.schema import (
     BuilderSpec,
     EngineInfo,
     EvaluationResult,
+    EvaluatorSpec,
     Failure,
     Session,
     Status,
@@ -80,6 +81,16 @@ def test_resolved_is_not_believed_where_a_test_did_not_pass():
     assert refusal(graded_episode(evaluation=said, reward=1.0), Filters()) == "unresolved"
     skipped = said.model_copy(update={"evaluator": "test_on_output"})  # it takes a skipped test for one that passed
     assert refusal(graded_episode(evaluation=skipped, reward=1.0), Filters()) is None
+
+
+@pytest.mark.parametrize(("part", "reason"), [("test_on_output", None), ("swe", "unresolved")])
+def test_a_test_that_a_part_may_skip_is_good_in_a_composite(part: str, reason: str | None) -> None:
+    """Guards against a data set without any episode of a composite around `test_on_output` where a test is skipped."""
+    said = EvaluationResult(evaluator="composite", reward=1.0, resolved=True, tests={"unit: a": "SKIPPED"})
+    episode = graded_episode(evaluation=said, reward=1.0)
+    spec = EvaluatorSpec.model_validate({"name": "composite", "components": {"unit": {"name": part}}})
+    episode.request.evaluator = spec
+    assert refusal(episode, Filters()) == reason
 
 
 @pytest.mark.parametrize(
