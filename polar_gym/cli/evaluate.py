@@ -43,7 +43,8 @@ def evaluate(
     """Report pass@k with 95 % confidence intervals, by task and by repository.
 
     An episode without a reward (the machinery failed) is counted as masked and is in no estimate. Branches of other
-    episodes are left out. All are of one harness, in one profile and with the same options, and of one model.
+    episodes are left out. All are of one harness, in one profile and with the same options, and of one model,
+    sampled in one way.
 
     Exit code 1 when no episode has a reward.
     """

@@ -66,8 +66,8 @@ def independent(episodes: Iterable[Episode]) -> list[Episode]:
 
 
 def check_one_agent(episodes: Iterable[Episode]) -> None:
-    """Raise `ConfigError` where scored episodes have several harnesses, profiles, options of harnesses or models: they
-    are no samples of one distribution, and pass@k would be that of a choice among them."""
+    """Raise `ConfigError` where scored episodes have several harnesses, profiles, options of harnesses, models or ways
+    of sampling: they are no samples of one distribution, and pass@k would be that of a choice among them."""
     agents = {_agent(episode) for episode in episodes if episode.reward is not None}
     if len(agents) > 1:
         raise ConfigError(
@@ -79,7 +79,9 @@ def check_one_agent(episodes: Iterable[Episode]) -> None:
 def _agent(episode: Episode) -> str:
     agent = episode.request.agent
     options = f" {json.dumps(agent.options, sort_keys=True, default=str)}" if agent.options else ""
-    return f"harness={episode.session.harness}{options} profile={agent.profile} model={episode.engine.model}"
+    sampling = episode.request.sampling.model_dump(exclude_defaults=True, exclude={"seed"})
+    sampled = "".join(f" {name}={value}" for name, value in sampling.items())
+    return f"harness={episode.session.harness}{options} profile={agent.profile} model={episode.engine.model}{sampled}"
 
 
 def tally(episodes: Iterable[Episode]) -> list[Tally]:

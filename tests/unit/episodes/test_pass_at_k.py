@@ -172,15 +172,17 @@ def test_a_recipe_counts_as_such_where_a_file_has_its_name(
         ({"profile": "lean"}, "harness=pi profile=default model=policy; harness=pi profile=lean model=policy"),
         ({"command": "b"}, 'harness=pi profile=default model=policy; harness=pi {"command": "b"} profile=default'),
         ({"model": "other"}, "harness=pi profile=default model=other; harness=pi profile=default model=policy"),
+        ({"temperature": 0.2}, "harness=pi profile=default model=policy; harness=pi profile=default model=policy temp"),
     ],
 )
 def test_agents_are_no_samples_of_each_other(
-    change: dict[str, str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Guards against a pass@2 that no agent has: `polar-gym eval pi.jsonl codex.jsonl` took one sample of each."""
     one, other = make_episode("1", 0.0), make_episode("2", 1.0)
     ((name, value),) = change.items()
-    record = {"harness": other.session, "model": other.engine}.get(name, other.request.agent)
+    records = {"harness": other.session, "model": other.engine, "temperature": other.request.sampling}
+    record = records.get(name, other.request.agent)
     setattr(record, name, value)
     files = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
     for file, episode in zip(files, (one, other), strict=True):
