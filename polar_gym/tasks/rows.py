@@ -129,7 +129,8 @@ def select(source: str, rows: Iterable[PlacedRow], directory: Path | None, selec
     unknown = [instance_id for instance_id in wanted if instance_id not in tasks]
     if unknown:
         raise ValueError(f"{source}: no task named {', '.join(unknown)}; known: {_some(list(tasks))}")
-    chosen_tasks = [task for instance_id, task in tasks.items() if instance_id in set(wanted)][: selection.limit]
+    among = set(wanted)
+    chosen_tasks = [task for instance_id, task in tasks.items() if instance_id in among][: selection.limit]
     _refuse_hackable(source, chosen_tasks, selection.max_hackable)
     return chosen_tasks
 
