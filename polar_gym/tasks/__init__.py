@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Protocol
 
+import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
-from pydantic_core import to_json
+from pydantic_core import to_jsonable_python
 
 from polar_gym.registry import Makers
 from polar_gym.schema import Environment, InsidePath
@@ -108,8 +109,8 @@ class Task(BaseModel):
     def _is_json(cls, value: Any) -> Any:
         """Return the value. Raises `ValueError` where no file of episodes could hold it, such as half a surrogate."""
         try:
-            to_json(value)
-        except ValueError as error:
+            orjson.dumps(value, default=to_jsonable_python)
+        except TypeError as error:
             raise ValueError(f"{error}; correct it") from error
         return value
 

@@ -74,6 +74,12 @@ def test_a_bad_row_is_refused_by_its_line_and_field(tmp_path: Path, bad: Any, sa
         load("jsonl", path=write(tmp_path, row(6), bad))
 
 
+def test_a_number_that_no_file_of_episodes_holds_is_refused(tmp_path: Path) -> None:
+    """Guards against a rollout that ends at one row, without its name: an answer of 2**100 is valid JSON."""
+    with pytest.raises(ValueError, match=r"tasks\.jsonl:2: .*64-bit range; correct it"):
+        load("jsonl", path=write(tmp_path, row(6), {**row(7), "expected_answer": 2**100}))
+
+
 def test_tools_have_no_nulls_of_other_rows(tmp_path: Path) -> None:
     """Guards against schemas that MCP clients may refuse: Arrow gives a tool the properties of all others, as
     nulls."""
