@@ -157,13 +157,14 @@ def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> No
     The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
     """
     loaded, config = _to_be_written(file, settings, out)
-    found = _earlier(out, "twins")
+    earlier = _earlier(out)
+    found = earlier["twins"]
 
     async def twins(task: Task, bench: Bench) -> Verdict:
         verdict = await with_twins(task, bench)
         if verdict.tried:
             found[task.instance_id] = verdict.task.twins
-        _write_rows(file, out, "twins", found)  # now, because the search for many tasks takes hours
+        _write_rows(file, out, "twins", earlier)  # now, because the search for many tasks takes hours
         console.print(f"{task.instance_id}: {twin_summary(verdict.task)}", soft_wrap=True)
         return verdict
 
@@ -184,7 +185,7 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
     Exit code 1 when a task cannot be audited.
     """
     loaded, config = _to_be_written(file, settings, out)
-    earlier = _earlier(out, "audit")
+    earlier = _earlier(out)
     audits: dict[str, Any] = {}
 
     async def figures(task: Task, bench: Bench) -> None:
@@ -198,7 +199,8 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
         else:
             print_audit(task.instance_id, found)
             audits[task.instance_id] = found.model_dump()
-            _write_rows(file, out, "audit", earlier | audits)  # now, because an audit of many tasks takes hours
+            values = earlier | {"audit": earlier["audit"] | audits}
+            _write_rows(file, out, "audit", values)  # now, because an audit of many tasks takes hours
 
     _of_each(loaded, config, figures)
     if len(audits) < len(loaded):
@@ -263,26 +265,29 @@ def _check_out(file: Path, out: Path | None, tasks: Sequence[Task]) -> None:
     check_writable("--out", out or file)
 
 
-def _earlier(out: Path | None, field: str) -> dict[str, Any]:
-    """Return instance id -> the value of a field, of the rows that an earlier run wrote to `out`.
+def _earlier(out: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the fields that `tasks audit` and `tasks twins` add -> instance id -> the value, of the rows that an
+    earlier run of either wrote to `out`.
 
     Raises `ConfigError` where `out` cannot be read: it would be replaced.
     """
-    if out is None or not out.exists():
-        return {}
     try:
-        rows = [row for _, row in read_rows(out)]
+        rows = [row for _, row in read_rows(out)] if out is not None and out.exists() else []
     except ValueError as error:
         raise ConfigError(f"--out={out}: holds no rows: {error}; remove it, or name another file") from error
-    return {row["instance_id"]: row[field] for row in rows if "instance_id" in row and row.get(field) is not None}
+    return {
+        field: {row["instance_id"]: row[field] for row in rows if "instance_id" in row and row.get(field) is not None}
+        for field in ("audit", "twins")
+    }
 
 
-def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, Any]) -> None:
-    """Write the rows of `file` with a new value of a field, for the instance ids that `values` has."""
+def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the rows of `file` with new values of a field, and of other fields where a row has none. `values`: field ->
+    instance id -> value."""
     rows = [row for _, row in read_rows(file)]
     for row in rows:
-        if row["instance_id"] in values:
-            row[field] = values[row["instance_id"]]
+        known = {name: of[row["instance_id"]] for name, of in values.items() if row["instance_id"] in of}
+        row |= {name: value for name, value in known.items() if name == field or row.get(name) is None}
     write(out or file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
 

@@ -107,6 +107,20 @@ def test_what_a_run_that_was_stopped_wrote_stays_in_out(tmp_path: Path) -> None:
     assert twins_in(file) == [None, None]
 
 
+def test_an_audit_stays_where_twins_are_searched_for(tmp_path: Path) -> None:
+    """Guards against hours of one command that are gone after the other one with the same --out."""
+    later = {"rewarded": 1, "tried": 2}
+    first, second = {"audit": None}, {"instance_id": "second", "audit": later}
+    file, out = put(tmp_path, first, second), tmp_path / "twinned.jsonl"
+    earlier = {"rewarded": 0, "tried": 1}
+    rows = [{**json.loads(line), "audit": earlier, "twins": TWINS} for line in file.read_text().splitlines()]
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, said = run("twins", str(file), "--out", str(out), "evaluator.timeout_seconds=0.01")
+    assert code == 1, said
+    audits = [json.loads(line)["audit"] for line in out.read_text().splitlines()]
+    assert audits == [earlier, later], "a figure of FILE is not replaced by one of --out"
+
+
 def test_an_out_that_holds_no_rows_is_not_replaced(tmp_path: Path) -> None:
     file, out = put(tmp_path, {}), tmp_path / "notes.jsonl"
     out.write_text("not a row\n")
