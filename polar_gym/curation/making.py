@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import shutil
@@ -187,9 +188,13 @@ def instance_ids(out: Path) -> set[str]:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a line to a JSONL file by one write, so that no half line stays where the process is killed."""
-    with path.open("ab", buffering=0) as lines:
-        lines.write(json.dumps(row).encode() + b"\n")
+    """Add a line to a JSONL file by one write, so that no half line stays where the process is killed. A last line
+    without an end is ended first."""
+    with path.open("a+b", buffering=0) as lines:
+        size = lines.seek(0, os.SEEK_END)
+        lines.seek(max(0, size - 1))
+        begun = lines.read() not in (b"", b"\n")
+        lines.write((b"\n" if begun else b"") + json.dumps(row).encode() + b"\n")
 
 
 def make_known(tree: Path, name: str, metadata: str) -> None:
