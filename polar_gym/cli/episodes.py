@@ -43,7 +43,7 @@ def verify(
 
     Exit code 1 when a trace or a call fails the exact test.
     """
-    result = asyncio.run(verify_file(list(read_episodes(file)), settings or []))
+    result = asyncio.run(verify_file(read_episodes(file), settings or []))
     print_verification(result, bound, console)
     if result.broken:
         raise typer.Exit(1)

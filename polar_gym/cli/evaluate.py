@@ -18,7 +18,7 @@ from polar_gym.console import console, errors, table
 from polar_gym.episodes.pass_at_k import Tally, check_one_agent, independent, pass_at_k, tally, usual_ks
 from polar_gym.episodes.reading import read_all
 from polar_gym.errors import ConfigError
-from polar_gym.schema import Episode
+from polar_gym.schema import Episode, Fidelity, Trajectory
 
 app = typer.Typer()
 
@@ -67,7 +67,8 @@ def _episodes(arguments: Sequence[str], config_dir: Path | None, progress: Conso
     if arguments and all(_is_file(argument, config_dir) for argument in arguments):
         if config_dir is not None:
             raise ConfigError(f"--config-dir={str(config_dir)!r}: has no effect on files of episodes; leave it out")
-        return list(read_all(map(Path, arguments)))
+        untold = {"trajectory": Trajectory(builder="", traces=[], fidelity=Fidelity())}  # the rewards alone count
+        return [episode.model_copy(update=untold) for episode in read_all(map(Path, arguments))]
     if not arguments:
         raise ConfigError("give files of episodes, e.g. outputs/demo.jsonl, or a recipe that is rolled out, e.g. demo")
     if any(_is_file(argument, config_dir) for argument in arguments):

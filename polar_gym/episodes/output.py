@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from polar_gym.durable import records
@@ -29,10 +31,18 @@ def remove_torn_line(output: Path) -> list[Episode]:
     missing has none. Raises `ConfigError` for a line that is no episode."""
     if not output.exists():
         return []
-    data = output.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    episodes = list(records(whole.splitlines(), output, Episode, "an episode of this version"))
-    if len(whole) < len(data):
-        with output.open("r+b") as file:
-            file.truncate(len(whole))
+    torn = b""
+
+    def whole(lines: Iterable[bytes]) -> Iterator[bytes]:
+        nonlocal torn
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield line
+            else:
+                torn = line
+
+    with output.open("r+b") as file:
+        episodes = list(records(whole(file), output, Episode, "an episode of this version"))
+        if torn:
+            file.truncate(file.seek(0, os.SEEK_END) - len(torn))
     return episodes

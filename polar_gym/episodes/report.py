@@ -95,12 +95,11 @@ def _seconds(episode: Episode) -> list[str]:
 
 def inspect_file(file: Path, console: Console, *, only: int | None, tokenizer: str | None, full: bool) -> None:
     """Print the episodes of `file`. Raises `ConfigError` when it cannot be read or decoded."""
-    episodes = list(read_episodes(file))
-    if only is not None and not 0 <= only < len(episodes):
-        raise ConfigError(f"--episode={only}: {file} holds episodes 0 to {len(episodes) - 1}")
-    for number, episode in enumerate(episodes):
+    number, shown = 0, only is None
+    for number, episode in enumerate(read_episodes(file)):
         if only is not None and number != only:
             continue
+        shown = True
         session = episode.session
         title = f"episode {number}: {session.task_id} #{session.sample_index}, {session.harness}, {session.status}"
         console.print(Rule(title, style="bold"))
@@ -122,6 +121,8 @@ def inspect_file(file: Path, console: Console, *, only: int | None, tokenizer: s
                 console.print(Text(why, "yellow"))
             console.print(trace_text(trace, decoder, full=full))
             seen.update(trace.call_ids)
+    if not shown:
+        raise ConfigError(f"--episode={only}: {file} holds episodes 0 to {number}")
 
 
 def why_it_begins(trace: Trace, seen: Set[str], fidelity: Fidelity) -> str:

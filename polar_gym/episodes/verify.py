@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,7 +51,7 @@ class Verification:
     """Sampled tokens at the ends of traces that fill the engine's context: the engine does not score them."""
 
 
-async def verify_file(episodes: Sequence[Episode], settings: Sequence[str]) -> Verification:
+async def verify_file(episodes: Iterable[Episode], settings: Sequence[str]) -> Verification:
     """Run both tests, the second if `settings` (`key=value`) choose an engine. Raises `ConfigError`, `EngineError`."""
     if not settings:
         return await verify(episodes, None)
@@ -66,7 +66,7 @@ async def verify_file(episodes: Sequence[Episode], settings: Sequence[str]) -> V
         await engine.close()
 
 
-async def verify(episodes: Sequence[Episode], engine: Engine | None) -> Verification:
+async def verify(episodes: Iterable[Episode], engine: Engine | None) -> Verification:
     """Run both tests, the second only with an engine. Raises `ConfigError` where a journal is missing or damaged."""
     result = Verification()
     owners: dict[str, tuple[str, bytes]] = {}
