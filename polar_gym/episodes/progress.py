@@ -28,6 +28,7 @@ class Progress:
     def __init__(self, console: Console, total: int) -> None:
         self._total = total
         self._sessions: dict[str, Status] = {}
+        self._stages: Counter[Status] = Counter()
         self._finished = 0
         self._live = Live(self._table(), console=console, refresh_per_second=8, transient=True)
 
@@ -39,7 +40,11 @@ class Progress:
         self._live.stop()
 
     def update(self, session: Session) -> None:
+        before = self._sessions.get(session.session_id)
+        if before is not None:
+            self._stages[before] -= 1
         self._sessions[session.session_id] = session.status
+        self._stages[session.status] += 1
         self._live.update(self._table())
 
     def done(self, episode: Episode) -> None:
@@ -48,12 +53,11 @@ class Progress:
         self._live.update(self._table())
 
     def _table(self) -> Table:
-        stages = Counter(self._sessions.values())
         table = Table.grid(padding=(0, 2))
         waiting = self._total - len(self._sessions)
         row = [f"[bold]{self._finished}/{self._total}[/] done"]
         for status, name in STAGES.items():
-            count = stages[status] + (waiting if status is Status.QUEUED else 0)
+            count = self._stages[status] + (waiting if status is Status.QUEUED else 0)
             row.append(f"[cyan]{count}[/] {name}" if count else f"[dim]0 {name}[/]")
         table.add_row(*row)
         return table
