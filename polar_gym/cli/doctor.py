@@ -76,6 +76,8 @@ def doctor(
     runtime: Annotated[list[str] | None, typer.Option(help="With --sandbox: a runtime; default: all usable.")] = None,
 ) -> None:
     """Say what this machine can run, and what to install for the rest."""
+    if sandbox and engine_url is not None:
+        raise ConfigError(f"--engine-url={engine_url!r}: has no effect with --sandbox; leave it out")
     if sandbox:
         audit_sandboxes(runtime or [])
         return

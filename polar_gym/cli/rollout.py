@@ -54,6 +54,8 @@ def rollout(
     """Roll out tasks x samples and write one episode a line."""
     if multirun and resume is not None:
         raise ConfigError(f"--resume={str(resume)!r}: goes on with one run; leave --multirun out and give its settings")
+    if cfg is not None and resume is not None:
+        raise ConfigError(f"--resume={str(resume)!r}: has no effect with --cfg, which runs nothing; leave it out")
     if resolve and cfg is None:
         raise ConfigError("--resolve: shows values in the composed config; add --cfg job, or leave it out")
     arguments = arguments or []

@@ -90,15 +90,17 @@ def status(
     task_id: Annotated[str | None, typer.Argument(help="One task; none: the newest tasks, and the nodes.")] = None,
     server: Server = DEFAULT_URL,
     wait: Wait = 0,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="How many tasks.")] = 20,
+    limit: Annotated[int | None, typer.Option(min=1, max=500, help="How many tasks; default: 20.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The server's own answer.")] = False,
 ) -> None:
     """Show the progress of tasks, and the sessions of the nodes."""
+    if task_id is not None and limit is not None:
+        raise ConfigError(f"--limit={limit}: has no effect on one task; leave it out")
 
     async def work(client: RolloutClient) -> list[Any]:
         if task_id is not None:
             return [await client.task(task_id)]
-        return [await client.tasks(limit), await client.nodes()]
+        return [await client.tasks(limit or 20), await client.nodes()]
 
     found = _run(server, wait, work)
     if json:

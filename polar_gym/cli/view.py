@@ -38,7 +38,9 @@ def view(
     builder: Annotated[
         list[str] | None, typer.Option(help="Show also the traces that this builder makes of the recorded calls.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on the loopback interface; 0: any.")] = 0,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The port on the loopback interface; default: any.")
+    ] = None,
 ) -> None:
     """Show episodes in a browser: the run, and each conversation with its tokens, forks and grading.
 
@@ -46,9 +48,13 @@ def view(
     """
     if wrong := [name for name in builder or [] if name not in BUILDERS.names()]:
         raise ConfigError(f"--builder={wrong[0]}: unknown; known here: {', '.join(BUILDERS.names())}")
+    if out is not None and port is not None:
+        raise ConfigError(f"--port={port}: has no effect with --out, which serves no page; leave it out")
     make_encoder = partial(Encoder, tokenizer, Annotations(annotations or []), builder or [])
     if out is None:
-        asyncio.run(follow(files, make_encoder, _calls, port, lambda line: errors.print(Text(line), soft_wrap=True)))
+        asyncio.run(
+            follow(files, make_encoder, _calls, port or 0, lambda line: errors.print(Text(line), soft_wrap=True))
+        )
         return
     encoder = make_encoder()
     try:

@@ -157,6 +157,7 @@ def test_a_sweep_over_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     ("options", "says"),
     [
         (["-m", "harness=codex,pi", "--resume", "FILE"], "--resume='FILE': goes on with one run; leave --multirun out"),
+        (["--cfg", "job", "--resume", "FILE"], "--resume='FILE': has no effect with --cfg, which runs nothing"),
         (["--resolve"], "--resolve: shows values in the composed config; add --cfg job, or leave it out"),
     ],
 )
@@ -165,6 +166,18 @@ def test_options_of_a_rollout_that_exclude_or_need_each_other(
 ) -> None:
     """Guards against a whole new sweep where a run was to go on."""
     assert says in said(["rollout", "nope", *options], capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["doctor", "--sandbox", "--engine-url", "http://x"], "--engine-url='http://x': has no effect with --sandbox"),
+        (["view", "FILE", "--out", "page.html", "--port", "80"], "--port=80: has no effect with --out"),
+        (["status", "TASK", "--limit", "3"], "--limit=3: has no effect on one task"),
+    ],
+)
+def test_an_option_without_effect_is_refused(capsys: pytest.CaptureFixture[str], command: list[str], says: str) -> None:
+    assert says in said(command, capsys)
 
 
 @pytest.mark.parametrize("server", ["nonsense", "ftp://there", "http://"])
