@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from polar_gym.chat import ChatRequest, ids
@@ -18,17 +19,22 @@ from tests.support.calls import make_call
 CHATML = ChatML()
 LATE: Message = {"role": "system", "content": "Be kind."}
 USER: Message = {"role": "user", "content": "Hello."}
+OTHERS = ("refused", "dropped", "first")
 
 
 class Engine:
     takes_prefix_only = False
 
-    def __init__(self, *, one_system_message: bool) -> None:
-        self._strict = one_system_message
+    def __init__(self, *, late: str = "kept") -> None:
+        """`late`: what the template does with later system messages: `kept`, `refused`, `dropped`, or `first`."""
+        self._late = late
 
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
-        if self._strict and any(message["role"] == "system" for message in messages[1:]):
+        late = [message for message in messages[1:] if message["role"] == "system"]
+        others = [message for message in messages if message not in late]
+        if late and self._late == "refused":
             raise EngineError(400, "System message must be at the beginning.")
+        messages = {"dropped": others, "first": [*late, *others]}.get(self._late, messages)
         return np.asarray(CHATML.prompt_ids(list(messages), list(tools)), np.int32)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
@@ -49,13 +55,13 @@ async def planned(splicer: Splicer, memory: SessionMemory, messages: list[Messag
     return await splicer.prepare(memory, request, asked)
 
 
-async def test_a_late_system_message_stays_in_place_as_what_the_template_takes() -> None:
-    """Guards against templates that refuse a second system message: Codex and Claude Code send them."""
+@pytest.mark.parametrize(("late", "role"), [("kept", "system"), *((each, "user") for each in OTHERS)])
+async def test_a_late_system_message_stays_in_place_as_what_the_template_takes(late: str, role: str) -> None:
+    """Guards against templates that refuse a second system message, that leave it out in silence (MiniMax M2), or that
+    put it before all turns (DeepSeek V3.1): Codex and Claude Code send them."""
     asked = [{"role": "system", "content": "Be brief."}, USER, LATE]
-    kept, _ = await prepared(Engine(one_system_message=False), SessionMemory(), asked)
-    assert kept == asked
-    changed, _ = await prepared(Engine(one_system_message=True), SessionMemory(), asked)
-    assert changed == [asked[0], USER, {"role": "user", "content": "Be kind."}]
+    sent, _ = await prepared(Engine(late=late), SessionMemory(), asked)
+    assert sent == [asked[0], USER, {"role": role, "content": "Be kind."}]
 
 
 def answered(memory: SessionMemory) -> Plan:
@@ -89,10 +95,10 @@ async def test_only_a_model_that_reads_nothing_but_text_gets_words_for_an_image(
             ],
         }
     ]
-    for engine in (Seeing(one_system_message=False), Broken(one_system_message=False)):
+    for engine in (Seeing(), Broken()):
         seen, _ = await prepared(engine, SessionMemory(), asked)
         assert seen == asked
-    told, _ = await prepared(Engine(one_system_message=False), SessionMemory(), asked)
+    told, _ = await prepared(Engine(), SessionMemory(), asked)
     assert [part["text"] for part in told[0]["content"]] == [
         "Look.",
         "[image left out: this model reads text only]",
@@ -107,7 +113,7 @@ async def test_a_continuation_with_a_late_system_message_is_spliced_all_the_same
     parent = make_call(0, CHATML.prompt_ids([USER], []), CHATML.answer_ids(answer), messages=[USER], response=answer)
     parent.finish_reason = "stop"
     memory.remember(parent, answered(memory))
-    _, continuation = await prepared(Engine(one_system_message=True), memory, [USER, answer, LATE])
+    _, continuation = await prepared(Engine(late="refused"), memory, [USER, answer, LATE])
     assert continuation == "spliced"
 
 
@@ -123,13 +129,13 @@ async def test_the_engine_sees_its_own_tool_call_ids() -> None:
         {"role": "assistant", "content": None, "tool_calls": [{**call, "id": minted}]},
         {"role": "tool", "tool_call_id": minted, "content": "README.md"},
     ]
-    seen, _ = await prepared(Engine(one_system_message=False), memory, asked)
+    seen, _ = await prepared(Engine(), memory, asked)
     assert seen[1]["tool_calls"][0]["id"] == seen[2]["tool_call_id"] == "functions.bash:0"
     assert asked[2]["tool_call_id"] == minted, "the harness's own form is left alone"
 
 
 async def test_where_reasoning_is_not_to_be_kept_the_template_decides() -> None:
-    engine, memory = Engine(one_system_message=False), SessionMemory()
+    engine, memory = Engine(), SessionMemory()
     answer: Message = {"role": "assistant", "content": "Hi.", "reasoning": "They greet."}
     parent = make_call(0, CHATML.prompt_ids([USER], []), CHATML.answer_ids(answer), messages=[USER], response=answer)
     parent.finish_reason = "stop"
