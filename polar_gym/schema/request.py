@@ -189,7 +189,8 @@ class Budget(Record):
     max_calls: int | None = Field(default=None, gt=0)
     """Model calls of one session, without those that the engine failed; null: no limit."""
     max_sampled_tokens: int | None = Field(default=None, gt=0)
-    """Tokens that one session may sample; null: no limit."""
+    """Tokens that one session may sample; null: no limit. Calls beside each other that may sample more together than is
+    left wait for each other, in the order in which they came."""
 
 
 class Retries(Record):

@@ -10,6 +10,7 @@ import aiohttp
 import openai
 import pytest
 
+from polar_gym.chat import ChatRequest
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.journal import read_journal
@@ -133,6 +134,35 @@ async def test_a_budget_of_tokens_cuts_the_answer_and_then_ends_the_session(tmp_
         with pytest.raises(openai.PermissionDeniedError):
             await ask(model="policy", messages=ASK, tools=[BASH])
         assert capture.exhausted.result() == "tokens"
+
+
+async def test_a_call_is_not_cut_by_what_others_may_sample(tmp_path: Path) -> None:
+    """Guards against an answer of 16 tokens, recorded as the policy's own, in a session that has sampled nothing yet:
+    three sub-agents had reserved the rest of the budget."""
+    waiting, granted = [asyncio.Event() for _ in range(5)], list[int | None]()
+
+    async def call(number: int, wants: int | None) -> None:
+        request = ChatRequest(model="policy", messages=[], max_tokens=wants)
+        async with capture.admit(request, 1000) as admitted:
+            assert admitted is not None
+            granted.append(admitted[1].max_tokens)
+            await waiting[number].wait()
+
+    async with running_session(listing_engine(), tmp_path, limited(Budget(max_sampled_tokens=2000))) as (_, capture):
+        async with asyncio.TaskGroup() as calls:
+            for number, wants in enumerate((800, 800, 800, None)):
+                calls.create_task(call(number, wants))
+                await asyncio.sleep(0)
+            calls.create_task(call(4, 16))
+            await asyncio.sleep(0)
+            assert granted == [800, 800], "the others wait, with 400 free, also one that could go in before them"
+            waiting[0].set()
+            while len(granted) < 3:  # noqa: ASYNC110 - the call is let in by the loop's next turns
+                await asyncio.sleep(0)
+            assert granted == [800, 800, 800]
+            for each in waiting:
+                each.set()
+        assert granted == [800, 800, 800, 1000, 16]
 
 
 @pytest.mark.parametrize(

@@ -81,27 +81,33 @@ class SessionCapture:
     _given_back: int = 0
     """How many of the calls that were let in do not count against the budget."""
     _sampled_tokens: int = 0
+    _door: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the call that is to be let in next."""
     _in_flight: dict[asyncio.Task[Any], int] = field(default_factory=dict)
     """The task that answers each call -> how many tokens of the budget the call may use, 0 for a tool."""
 
     @asynccontextmanager
-    async def admit(self, request: ChatRequest) -> AsyncIterator[tuple[int, ChatRequest] | None]:
+    async def admit(self, request: ChatRequest, longest: int) -> AsyncIterator[tuple[int, ChatRequest] | None]:
         """Let a new call in, which is in flight as long as the context lasts. Yield its index, and its request with
         `max_tokens` cut to the tokens that are left. Yield None when the session has ended or its budget is used up.
+        `longest`: the tokens that an answer may have where the request bounds none.
 
-        Reserve tokens for calls in flight, so that parallel calls cannot exceed the budget. If only reservations are
-        left, wait until a call ends.
+        Reserve tokens for calls in flight, so that parallel calls cannot exceed the budget. Where too few are free
+        beside the reservations, wait until a call ends: a call is never cut by what others may sample. Calls are let in
+        in the order in which they came.
         """
-        while (granted := self._grant(request)) == 0:
-            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+        task = asyncio.current_task()
+        assert task is not None
+        async with self._door:
+            while (granted := self._grant(request, longest)) == 0:
+                await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+            if granted is not None:
+                self._in_flight[task] = granted
         if granted is None:
             yield None
             return
         if self.budget.max_sampled_tokens is not None:
             request = replace(request, max_tokens=granted)
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_flight[task] = granted
         self.admitted += 1
         try:
             yield self.admitted - 1, request
@@ -135,7 +141,7 @@ class SessionCapture:
         finally:
             del self._in_flight[task]
 
-    def _grant(self, request: ChatRequest) -> int | None:
+    def _grant(self, request: ChatRequest, longest: int) -> int | None:
         """Return how many tokens a new call may sample; 0: none for now; None: the session is over."""
         limits = self.budget
         if not self.running:
@@ -147,10 +153,8 @@ class SessionCapture:
         left = limits.max_sampled_tokens - self._sampled_tokens
         if left <= 0:
             return self._refuse("tokens")
-        free = left - sum(self._in_flight.values())
-        if free <= 0:
-            return 0
-        return free if request.max_tokens is None else max(1, min(request.max_tokens, free))
+        wanted = min(left, longest if request.max_tokens is None else max(1, request.max_tokens))
+        return wanted if wanted <= left - sum(self._in_flight.values()) else 0
 
     @property
     def cut_by_budget(self) -> bool:

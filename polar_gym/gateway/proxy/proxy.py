@@ -144,7 +144,7 @@ class Proxy:
                 countable = (provider.parse_countable or provider.parse)(body)
                 return await self._count_tokens(provider, capture, countable)
             request = provider.parse(body)
-            async with capture.admit(request) as admitted:
+            async with capture.admit(request, self.engine.info.max_model_len) as admitted:
                 if admitted is None:
                     # No line in the log: the episode names the budget.
                     return error_answer(provider, 403, "permission", "this session has ended, or its budget is used up")
