@@ -18,7 +18,6 @@ from polar_gym.conformance.acting import Compacting, Delegating, ToolCalling, Va
 from polar_gym.conformance.rehearsal import Rehearsal
 from polar_gym.engines import EngineError
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
-from polar_gym.engines.embedded.scripted import CONTEXT_LENGTH
 from polar_gym.engines.embedded.shell_tools import find_shell, no_shell
 from polar_gym.evaluators import Evaluator
 from polar_gym.gateway.node.node import Node
@@ -114,7 +113,7 @@ class Subject:
 
     def acting(self, kind: type[Compacting | Delegating]) -> Compacting | Delegating:
         script = Script(commands=["echo three", *([self.harness.ends_by] if self.harness.ends_by else [])])
-        return kind(EmbeddedOptions(scripts=[script], max_model_len=CONTEXT_LENGTH // 2))
+        return kind(EmbeddedOptions(scripts=[script]))
 
 
 Check = Callable[[Subject], Awaitable[Seen]]

@@ -15,11 +15,11 @@ from typing import Any
 
 from polar_gym.engines.embedded.answers import TAGS
 from polar_gym.engines.embedded.chatml import END_OF_TURN, TEMPLATE_FILE, TURN_TOKENS
+from polar_gym.engines.embedded.options import CONTEXT_LENGTH
 from polar_gym.learning.families import LETTERS, UNITS
 
 VOCABULARY_SIZE = 16_384
 """The most tokens. The harness's prompts need fewer, as a rule: codex 2,200."""
-CONTEXT_LENGTH = 8192
 HEAD = 32
 """The width of an attention head."""
 
@@ -95,7 +95,7 @@ def make_model(tokenizer: Any, seed: int, size: Size) -> Any:
         num_attention_heads=max(4, size.width // HEAD),
         num_key_value_heads=max(4, size.width // HEAD),
         head_dim=HEAD,
-        max_position_embeddings=CONTEXT_LENGTH,
+        max_position_embeddings=CONTEXT_LENGTH,  # harnesses behave by it: that of the scripted demonstrations
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

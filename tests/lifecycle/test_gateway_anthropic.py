@@ -55,7 +55,7 @@ async def test_each_client_gets_its_own_model_listing(tmp_path: Path) -> None:
 
 async def test_a_context_that_is_full_says_so_in_anthropics_words(tmp_path: Path) -> None:
     async with running_session(listing_engine(), tmp_path) as (node, capture), client(node, capture.key) as sdk:
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 131072 maximum"):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 65536 maximum"):
             await sdk.messages.create(
                 model="policy", max_tokens=9, messages=[{"role": "user", "content": "x " * 140_000}]
             )

@@ -78,7 +78,8 @@ class Gateway:
         self._loop.run_until_complete(self._open(state))
 
     async def _open(self, state: Path) -> None:
-        engine = EmbeddedEngine(EmbeddedOptions(scripts=[Script(final_message="Done.")]))
+        script = Script(final_message="Done.")
+        engine = EmbeddedEngine(EmbeddedOptions(scripts=[script], max_model_len=131_072))  # the longest value fits
         node = await self._stack.enter_async_context(Node(engine, cache=state / "c", state=state / "s"))
         for harness in {harness for harness, _ in BODIES}:
             task = TaskRequest(

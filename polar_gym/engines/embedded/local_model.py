@@ -25,7 +25,7 @@ from polar_gym.engines.embedded.answers import Piece, split_tags
 from polar_gym.engines.embedded.chatml import for_template
 from polar_gym.engines.embedded.decoding import Answer, Decoder
 from polar_gym.engines.embedded.experts import Routers, find_routers
-from polar_gym.engines.embedded.options import EmbeddedOptions
+from polar_gym.engines.embedded.options import CONTEXT_LENGTH, EmbeddedOptions
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.engines.sampling import truncating_fields
 from polar_gym.errors import how_to_install
@@ -70,11 +70,28 @@ class LocalModelPolicy:
         if not self._tokenizer.chat_template:
             raise EngineError(503, f"engine.model_path={self._path}: the tokenizer has no chat template", kind="server")
         self._model = self._read_model(self._path).to(self._device).eval()
-        self.max_model_len = self.max_model_len or self._model.config.max_position_embeddings
+        self.max_model_len = self._context_length()
         self._end_ids = _end_ids(self._model.generation_config.eos_token_id, self._tokenizer.eos_token_id)
         if "routed_experts" in self._record:
             self._routers = self._find_routers("engine.record=routed_experts")
         self._decoder = Decoder(self._torch, self._model, self._worker, self._slots, self._routers)
+
+    def _context_length(self) -> int:
+        """Return the context length: the user's, else the model's own. Raises `EngineError` where the user's is longer
+        than the model's, with its positions scaled where the config says so (YaRN)."""
+        config = self._model.config.get_text_config()
+        own = getattr(config, "max_position_embeddings", None)
+        scaling = getattr(config, "rope_scaling", None) or getattr(config, "rope_parameters", None) or {}
+        begun = scaling.get("original_max_position_embeddings") or own or 0
+        most = own and max(own, int(begun * (scaling.get("factor") or 1)))
+        if most is not None and self.max_model_len > most:
+            raise EngineError(
+                503,
+                f"engine.max_model_len={self.max_model_len}: the model has {most} positions (max_position_embeddings, "
+                f"and rope_scaling, in the config.json of engine.model_path={self._path}); set {most} or less, or null",
+                kind="server",
+            )
+        return self.max_model_len or own or CONTEXT_LENGTH
 
     def close(self) -> None:
         self._worker.shutdown(wait=False)

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from polar_gym.registry import Options
 from polar_gym.schema import ReplayRecord
 
+CONTEXT_LENGTH = 65_536
+"""The context length where neither the options nor a model's config say one."""
+
 
 class Script(BaseModel):
     """The commands for the conversations that `match` selects."""
@@ -30,7 +33,8 @@ class EmbeddedOptions(Options):
     model: str = "policy"
     """The name that the policy is served under."""
     max_model_len: int | None = Field(default=None, gt=0)
-    """Context length; default: 131072 for the scripted policy, else what the model's own config says."""
+    """Context length; default: what the model's own config says. 65536 for the scripted policy, and for a model whose
+    config says none."""
     scripts: list[Script] | None = None
     """`policy=scripted`: the scripts to play; null: the reference solutions of the tasks."""
     delay_seconds: float = Field(default=0.0, ge=0)

@@ -18,12 +18,11 @@ from polar_gym.chat import ChatRequest
 from polar_gym.chat.messages import assistant_message, canonical_json
 from polar_gym.engines import EngineError, Replay
 from polar_gym.engines.embedded.chatml import TOKENIZER_FILE, ChatML, text_content
-from polar_gym.engines.embedded.options import EmbeddedOptions, Script
+from polar_gym.engines.embedded.options import CONTEXT_LENGTH, EmbeddedOptions, Script
 from polar_gym.engines.embedded.policy import TOKENS_AT_ONCE, Generation, OnIds
 from polar_gym.engines.embedded.shell_tools import example, find_shell, no_shell, shell_arguments
 from polar_gym.schema import Message, Sampling, ToolDefinition
 
-CONTEXT_LENGTH = 131_072
 NO_SCRIPT = "No script matches this conversation: no `match` occurs in any of its user messages."
 
 

@@ -11,9 +11,6 @@ from omegaconf import MISSING
 from polar_gym.config.files import ROOMS
 from polar_gym.paths import shipped_dir
 
-CHOSEN = {("embedded", "max_model_len"): 65536}
-"""A shipped value that is not the default of the code, which takes the model's own context length."""
-
 
 def shipped_options() -> list[tuple[str, str, str, Any]]:
     """Return (group, plug-in, option, value) for every option that a shipped file names."""
@@ -35,4 +32,4 @@ def test_a_shipped_file_states_the_default_of_the_code(group: str, name: str, ke
     if value == MISSING:
         assert field.is_required() or not default
     else:
-        assert value == CHOSEN.get((name, key), default)
+        assert value == default

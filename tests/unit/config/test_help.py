@@ -36,7 +36,7 @@ def test_every_group_choice_and_section_is_there() -> None:
 def test_defaults_are_what_a_run_gets() -> None:
     keys = every_key()
     assert keys["engine=vllm engine.url"].default == MISSING
-    assert keys["engine=embedded engine.max_model_len"].default == 65536
+    assert keys["engine=embedded engine.max_model_len"].default is None
     assert keys["rollout rollout.num_samples"].default == 1
     assert keys["proxy proxy.splice"].type == "auto | off"
 

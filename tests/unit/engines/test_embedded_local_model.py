@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,41 @@ async def test_context_length_and_refusals(engine: EmbeddedEngine) -> None:
     assert engine.max_model_len == 32_768
     with pytest.raises(EngineError, match=r"tool_choice: .*use engine=vllm"):
         await engine.chat(request(tools=[TOOL], tool_choice="required"), Sampling())
+
+
+async def test_a_context_beyond_the_positions_of_the_model_is_refused(model_path: Path) -> None:
+    """Guards against tokens at positions that the model was never trained on: the harness was told more context."""
+    made = EmbeddedEngine(EmbeddedOptions(policy="transformers", model_path=model_path, max_model_len=32_769))
+    with pytest.raises(
+        EngineError, match=r"engine\.max_model_len=32769: the model has 32768 positions .*set 32768 or less, or null"
+    ):
+        await made.start()
+    await made.close()
+
+
+async def test_positions_that_the_config_scales_count(model_path: Path, tmp_path: Path) -> None:
+    """Guards against the refusal of Qwen's long context, whose config keeps `max_position_embeddings`."""
+    directory = shutil.copytree(model_path, tmp_path / "scaled")
+    config = json.loads((directory / "config.json").read_text())
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768, "rope_theta": 10_000.0}
+    (directory / "config.json").write_text(json.dumps({**config, "rope_scaling": yarn, "rope_parameters": yarn}))
+    made = EmbeddedEngine(EmbeddedOptions(policy="transformers", model_path=directory, max_model_len=131_072))
+    await made.start()
+    await made.close()
+    assert made.max_model_len == 131_072
+
+
+async def test_a_model_whose_config_names_no_length_is_loaded(model_path: Path, tmp_path: Path) -> None:
+    """Guards against an AttributeError at the start: models such as Bloom have no `max_position_embeddings`."""
+    transformers: Any = importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = transformers.BloomConfig(vocab_size=len(tokenizer), hidden_size=8, n_layer=1, n_head=2)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
+    made = EmbeddedEngine(EmbeddedOptions(policy="transformers", model_path=tmp_path, device="cpu"))
+    await made.start()
+    await made.close()
+    assert made.max_model_len == 65_536
 
 
 async def test_a_strict_tool_is_refused_by_its_name(engine: EmbeddedEngine) -> None:
