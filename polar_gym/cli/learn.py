@@ -74,6 +74,8 @@ def learn(
         overlap=overlap,
         only_tested=tuple(tested),
     )
+    if plan.family is None:
+        _warn_of_limits(config)
     directory = out or Path("outputs/learn") / f"{'+'.join((own, *more))}-{plan.family or 'own'}-{seed}"
     try:
         lines = Run(directory, plan, configs, lambda line: console.print(Text(line), soft_wrap=True)).go()
@@ -92,6 +94,18 @@ def _size(width: int, layers: int, config: RunConfig) -> Size:
     if size != Size() and (given := config.engine.options.get("model_path")) is not None:
         raise ConfigError(f"--width, --layers: engine.model_path={given} has a size already; drop the options")
     return size
+
+
+def _warn_of_limits(config: RunConfig) -> None:
+    """Print a line where sessions on tasks of the user's have the limit of tokens of the recipe's small tasks."""
+    limit = config.budget.max_sampled_tokens
+    if limit is not None and limit == load_config("learn").budget.max_sampled_tokens:
+        line = (
+            f"budget.max_sampled_tokens={limit}: the recipe's, for its own small tasks; a longer session has "
+            "the reward 0; set it, budget.max_calls, rollout.timeout_seconds and harness.profile for your tasks "
+            "(docs/learn.md)"
+        )
+        errors.print(Text(line, "yellow"), soft_wrap=True)
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -31,6 +31,17 @@ def test_tasks_of_ones_own_need_a_model_and_no_family(tmp_path: Path) -> None:
     assert "drop one of them" in _refused("--family", "trail", *own)
 
 
+@pytest.mark.parametrize(("settings", "warned"), [([], True), (["budget.max_sampled_tokens=4096"], False)])
+def test_limits_of_the_small_tasks_on_tasks_of_ones_own_are_told(
+    tmp_path: Path, settings: list[str], warned: bool
+) -> None:
+    """Guards against a model that is trained on rewards of 0 alone: every real session passes 512 tokens."""
+    own = ["tasks=jsonl", f"tasks.path={tmp_path / 'x.jsonl'}", f"engine.model_path={tmp_path}"]
+    (tmp_path / "plan.json").write_text("{}\n")
+    result = CliRunner().invoke(app, [*own, *settings, "--out", os.fspath(tmp_path)])
+    assert ("budget.max_sampled_tokens=512: the recipe's" in result.stderr) == warned
+
+
 def test_a_harness_that_is_named_twice_is_refused() -> None:
     expected = "--also, --test-on: codex, pi: named twice; name each harness once"
     assert _refused("--also", "pi", "--test-on", "codex", "--test-on", "pi") == expected
