@@ -14,13 +14,24 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
 from polar_gym.errors import ConfigError
 from polar_gym.learning.families import FAMILIES
-from polar_gym.learning.grpo import GradientError, LogprobsDifferError
+from polar_gym.learning.grpo import GradientError, LogprobsDifferError, Settings
 from polar_gym.learning.model import Size
 from polar_gym.learning.report import print_run
 from polar_gym.learning.run import Plan, Run
 from polar_gym.schema import Sampling
 
 app = typer.Typer()
+
+_UNUSED = {
+    "rollout.num_samples": f"a group has {Settings().samples} sessions of a task",
+    "rollout.output": "the episodes are in the directory of --out",
+    "engine.slots": "each session has a slot; set --places",
+}
+"""Settings that have no effect on the loop, and why."""
+_OF_OWN_TASKS = dict.fromkeys(
+    ("tasks.limit", "tasks.instance_ids", "tasks.max_hackable"), "a family makes its own tasks, which --seed chooses"
+)
+"""Settings that have an effect on tasks of the user's only."""
 
 
 @app.command()
@@ -37,7 +48,7 @@ def learn(
         int, typer.Option(min=32, help="Of the start model. A wider one learns at lower rates, and wants a GPU.")
     ] = Size().width,
     layers: Annotated[int, typer.Option(min=1, help="Of the start model.")] = Size().layers,
-    places: Annotated[int, typer.Option(min=1, help="Sessions at once; see pools.run, too.")] = 16,
+    places: Annotated[int, typer.Option(min=1, help="Sessions at once; see pools.init and pools.postrun, too.")] = 16,
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Begin a step's sessions before the update of the step before.")
     ] = False,
@@ -65,8 +76,10 @@ def learn(
         raise ConfigError(f"--also, --test-on: {', '.join(twice)}: named twice; name each harness once")
     configs = {own: config}
     configs |= {name: load_config("learn", [*(settings or []), f"harness={name}"]) for name in (*more, *tested)}
+    chosen = _family(family, config)
+    _check_used(config, chosen)
     plan = Plan(
-        family=_family(family, config),
+        family=chosen,
         seed=seed,
         steps=steps,
         places=places,
@@ -106,6 +119,15 @@ def _warn_of_limits(config: RunConfig) -> None:
             "(docs/learn.md)"
         )
         errors.print(Text(line, "yellow"), soft_wrap=True)
+
+
+def _check_used(config: RunConfig, family: str | None) -> None:
+    """Raise `ConfigError` where a setting has no effect."""
+    given, unset = (each.model_dump(mode="json") for each in (config, load_config("learn")))
+    for name, why in {**_UNUSED, **(_OF_OWN_TASKS if family else {})}.items():
+        section, _, key = name.partition(".")
+        if (value := given[section].get(key)) != unset[section].get(key):
+            raise ConfigError(f"{name}={value}: has no effect here: {why}; drop the setting")
 
 
 def _check_sampling(sampling: Sampling) -> None:

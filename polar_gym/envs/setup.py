@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from polar_gym.config.checking import check_plugin
 from polar_gym.config.loading import load_config
-from polar_gym.config.run_config import RunConfig
+from polar_gym.config.run_config import RolloutConfig, RunConfig
 from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.assemble import load_tasks, make_request, plays_tasks
@@ -38,7 +38,7 @@ def swe_setup(harness: str | Mapping[str, Any] | None = None, *, recipe: str | N
     `harness`: None is the recipe's, or without a recipe `pi`. `settings` are the groups and sections of
     `polar_gym.config.run_config.RunConfig`: `runtime="docker"`, `rollout={...}`, ...
     """
-    config = load_config(recipe, settings=_with_harness(harness, settings))
+    config = _load_config(recipe, _with_harness(harness, settings))
     tasks = load_tasks(config)
     return Setup(config, tasks, {task.instance_id: make_request(config, task) for task in tasks})
 
@@ -60,7 +60,7 @@ def task_setup(
     `{"name": "test_on_output", "command": "python3 -m unittest"}`. `harness` and `settings` are those of `swe_setup`.
     `task_id` (None: made of instruction, image, workspace and evaluator) and instruction name the samples of one task.
     """
-    config = load_config(recipe, settings=_with_harness(harness, {"evaluator": evaluator, **settings}))
+    config = _load_config(recipe, _with_harness(harness, {"evaluator": evaluator, **settings}))
     if plays_tasks(config.engine):
         raise ConfigError(
             "engine.scripts=None: the scripted policy has no demonstration of a task of yours; give one, e.g. "
@@ -80,6 +80,24 @@ def task_setup(
             f"task-{digest(instruction, request.runtime.image, *(each.model_dump(mode='json') for each in told))}"
         )
     return Setup(config, [], {request.task_id: request})
+
+
+_OF_RUNS = {
+    "num_samples": "an environment runs one session in each place; set num_envs of gym.make_vec",
+    "output": "an environment writes no file; write the episodes of infos['trajectory']",
+}
+"""Keys of `rollout` that have no effect here, and what to do instead."""
+
+
+def _load_config(recipe: str | None, settings: Mapping[str, Any]) -> RunConfig:
+    """Return the config. Raises `ConfigError`, also for a setting that has no effect; a recipe may have it, which is
+    for `polar-gym rollout`, too."""
+    config, unset = load_config(recipe, settings=settings), RolloutConfig()
+    for key, fix in _OF_RUNS.items():
+        value = getattr(config.rollout, key)
+        if key in dict(settings.get("rollout", {})) and value != getattr(unset, key):
+            raise ConfigError(f"rollout.{key}={value}: has no effect here: {fix}")
+    return config
 
 
 def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class Environments:
         self._stack = ExitStack()
         self._made: dict[str, Any] = {}
         for harness, config in configs.items():
-            settings = config.model_dump(mode="json", exclude={"engine", "tasks"})
+            unused = {"engine": True, "tasks": True, "rollout": {"num_samples", "output"}}
+            settings = config.model_dump(mode="json", exclude=unused)
             if settings["sampling"]["seed"] is None:
                 settings["sampling"]["seed"] = seed
             own = {**config.engine.model_dump(mode="json"), "slots": places, **engine}

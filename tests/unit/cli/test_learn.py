@@ -60,6 +60,20 @@ def test_sampling_that_the_trainer_does_not_know_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("rollout.num_samples=16", "a group has 8 sessions of a task"),
+        ("rollout.output=x.jsonl", "the episodes are in the directory of --out"),
+        ("engine.slots=64", "each session has a slot; set --places"),
+        ("tasks.limit=3", "a family makes its own tasks, which --seed chooses"),
+    ],
+)
+def test_a_setting_that_the_loop_does_not_use_is_refused(setting: str, why: str) -> None:
+    """Guards against settings that are taken and change nothing."""
+    assert _refused(setting) == f"{setting}: has no effect here: {why}; drop the setting"
+
+
 def test_an_unknown_setting_is_refused() -> None:
     assert "rollout.speed" in _refused("rollout.speed=9")
 

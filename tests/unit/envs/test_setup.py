@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polar_gym import ConfigError
-from polar_gym.envs.setup import task_setup
+from polar_gym.config.run_config import RolloutConfig
+from polar_gym.envs.setup import swe_setup, task_setup
 
 ENGINE = {"name": "embedded", "scripts": [{"commands": ["ls"]}]}
 
@@ -67,3 +69,25 @@ def test_tasks_of_several_environments_have_ids_of_their_own(tmp_path: Path) -> 
     again = task_setup("Go.", workspace=others[0], engine=ENGINE, rollout={"timeout_seconds": 9})
     assert list(again.requests) == ids[:1], "the same task has the same id"
     assert list(task_setup("Go.", task_id="mine", engine=ENGINE).requests) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "error"),
+    [
+        ({"num_samples": 16}, r"rollout\.num_samples=16: has no effect here: .*; set num_envs"),
+        ({"output": "x.jsonl"}, r"rollout\.output=x\.jsonl: has no effect here: .* writes no file; write"),
+        (RolloutConfig(num_samples=16), r"rollout\.num_samples=16: has no effect here"),
+    ],
+)
+def test_settings_of_a_run_that_an_environment_does_not_use_are_refused(rollout: Any, error: str) -> None:
+    """Guards against one session where sixteen were asked for, and against a file that is never written."""
+    with pytest.raises(ConfigError, match=error):
+        swe_setup(rollout=rollout)
+    with pytest.raises(ConfigError, match=error):
+        task_setup("Go.", engine=ENGINE, rollout=rollout)
+
+
+def test_a_recipe_of_runs_makes_an_environment() -> None:
+    """Guards against a recipe that is refused for its own settings of `polar-gym rollout`."""
+    engine = {"name": "vllm", "url": "http://127.0.0.1:1"}
+    assert swe_setup(recipe="swe_rollout", engine=engine).config.rollout.num_samples == 16
