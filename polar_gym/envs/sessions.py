@@ -6,6 +6,7 @@ The node's pools bound INIT and POSTRUN. The number of places bounds the session
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from polar_gym.console import errors
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.session.life import Ready, SessionLife
 from polar_gym.schema import Episode, Session, Status, TaskRequest
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -137,11 +140,14 @@ class Sessions:
         return dict(zip(places, episodes, strict=True))
 
     async def _to_its_end(self, place: int) -> Episode:
+        """Return the episode of a place's session. An error here costs this session only, as everywhere in a node."""
         life, ready = self._lives[place], self._ready.get(place)
         try:
-            await self._node.note(life)  # only now: an action may have changed the request
-            if ready is not None:
-                await life.run(ready)
+            with life.failing(life.session.status, life.request.timeout_seconds):
+                await self._node.note(life)  # only now: an action may have changed the request
+            if ready is not None and life.session.failure is None:
+                with life.failing(Status.RUNNING, life.request.timeout_seconds):
+                    await life.run(ready)
             async with self._node.stages.postrun.place(life.request.task_id):
                 episode = await life.finish(ready)
             await self._node.ended(life, episode)
@@ -150,10 +156,15 @@ class Sessions:
             await self._end(place)
 
     async def _end(self, place: int) -> None:
+        """End the session of a place, if there is one. An error is logged, and costs no episode."""
         self._ready.pop(place, None)
         life = self._lives.pop(place, None)
-        if life is not None:
+        if life is None:
+            return
+        try:
             await self._node.close_session(life)
+        except Exception:
+            log.exception("session %s: it could not be ended as a whole", life.session.session_id)
 
     def close(self) -> None:
         """End all sessions and the node. May be called twice, at exit, and from any thread except the loop's own."""

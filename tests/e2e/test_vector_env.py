@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import re
@@ -27,6 +28,8 @@ from polar_gym.envs.single import HarnessEnv
 from polar_gym.envs.vector import HarnessVectorEnv
 from polar_gym.episodes.reading import read_calls
 from polar_gym.errors import ConfigError
+from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.session.life import SessionLife
 from polar_gym.training import make_batch
 from tests.e2e.meeting_engine import PARTIES, GatedEngine
 from tests.support.requirements import need_bubblewrap
@@ -271,6 +274,34 @@ def test_a_sandbox_that_does_not_come_up_is_a_masked_episode(silence: None) -> N
     assert rewards.tolist() == [0.0, 0.0]
     assert infos["_failure"].all()
     assert [episode.reward for episode in infos["trajectory"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "reward"), [(Node, "note", None), (SessionLife, "run", None), (Node, "close_session", 1.0)]
+)
+def test_an_error_costs_the_session_of_one_place_only(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, reward: float | None
+) -> None:
+    """Guards against a full disk that cancels all sessions of a step, and throws finished episodes away."""
+    works = getattr(owner, method)
+
+    async def fails_at_one(own: Any, given: Any) -> None:
+        if (own if owner is SessionLife else given).session.sample_index == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await works(own, given)
+
+    envs = make_vec("polar/task", 3, **task(workspace))
+    try:
+        envs.reset()
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, method, fails_at_one)
+            episodes = envs.step(({},) * 3)[-1]["trajectory"]
+    finally:
+        envs.close()
+    assert [(each.session.sample_index, each.reward) for each in episodes] == [(0, 1.0), (1, reward), (2, 1.0)]
+    if reward is None:
+        failure = episodes[1].session.failure
+        assert (failure.kind, failure.message) == ("runtime_error", "[Errno 28] No space left on device")
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class SessionLife:
             self.cancelled.set_result(status)
 
     @contextmanager
-    def _failing(self, stage: Status, limit: float) -> Iterator[None]:
+    def failing(self, stage: Status, limit: float) -> Iterator[None]:
         """Fail this session when the body raises; the other sessions of the node go on."""
         try:
             yield
@@ -167,7 +167,7 @@ class SessionLife:
         self.session.timing.queued = started - self._queued_since
         limit = self.request.runtime.init_timeout_seconds
         ready = None
-        with self._failing(Status.INITIALIZING, limit):
+        with self.failing(Status.INITIALIZING, limit):
             async with asyncio.timeout(limit):
                 ready = await self._bring_up()
         self.session.timing.init = time.monotonic() - started
@@ -216,7 +216,7 @@ class SessionLife:
             capture=self.capture,
             proxy=self._around.proxy,
         )
-        with self._failing(Status.RUNNING, self.request.timeout_seconds):
+        with self.failing(Status.RUNNING, self.request.timeout_seconds):
             try:
                 launch = harness.launch(ready.executable, self._around.proxy.engine.info.max_model_len)
                 output = await harness.to_its_end(launch)
@@ -287,7 +287,7 @@ class SessionLife:
 
     async def _read_work(self, ready: Ready) -> Work:
         work = Work()
-        with self._failing(Status.BUILDING, READ_SECONDS):
+        with self.failing(Status.BUILDING, READ_SECONDS):
             spec = self.request.runtime
             work = await read_work(
                 ready.sandbox, spec.workspace.path, ready.base, self.artifacts, whole=spec.scope == "container"
