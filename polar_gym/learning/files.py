@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,21 @@ from polar_gym.schema import Episode
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a file. Raises `ConfigError`."""
     return [row for _, row in json_lines(path.read_bytes().splitlines(), path)]
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add an object to a file, and put it on the disk."""
+    with path.open("ab") as file:
+        file.write(json.dumps(row).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def remove_torn_row(path: Path) -> None:
+    """Cut off a last line that a killed process left unfinished, if there is one."""
+    data = path.read_bytes() if path.exists() else b""
+    if data and not data.endswith(b"\n"):
+        write(path, data[: data.rfind(b"\n") + 1])
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:

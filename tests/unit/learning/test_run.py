@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -237,6 +238,25 @@ def test_a_step_that_was_written_before_the_first_save_is_not_written_twice(tmp_
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run._restore(mock.Mock()) == 0
     assert run._written() == lines[:2]
+
+
+def test_a_line_that_a_killed_run_left_unfinished_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a run that is refused for good after a kill in the middle of a line."""
+    whole = b'{"cold_start": true}\n{"evaluated": 0, "greedy": true}\n'
+    (tmp_path / "steps.jsonl").write_bytes(whole + b'{"evaluated": 0, "gre')
+    run = _run(tmp_path, "2026-01-31")
+    monkeypatch.setattr(run, "_go", run._written)
+    assert run.go() == [{"cold_start": True}, {"evaluated": 0, "greedy": True}]
+    assert (tmp_path / "steps.jsonl").read_bytes() == whole
+
+
+def test_a_line_of_a_run_is_on_the_disk_before_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a step that lacks its line: the weights after it are synced, and the machine stops."""
+    synced: list[bytes] = []
+    run, path = _run(tmp_path, "2026-01-31"), tmp_path / "steps.jsonl"
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(path.read_bytes()))
+    run._write({"cold_start": True, "cold_start_seconds": 1.0})
+    assert synced == [path.read_bytes()]
 
 
 def test_one_task_of_ones_own_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
