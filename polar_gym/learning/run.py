@@ -116,7 +116,7 @@ class Run:
         path = self.directory / "plan.json"
         if not path.exists():
             return dict(configs)
-        before = json.loads(path.read_bytes())
+        before = _without_keys(json.loads(path.read_bytes()))  # earlier versions wrote them
         began_with = before.pop("versions", {})  # earlier versions of polar-gym did not write it
         days = {
             harness: date.fromisoformat(day)
@@ -347,7 +347,14 @@ def _plan(plan: Plan, configs: Mapping[str, RunConfig]) -> str:
     timeouts = {harness: config.rollout.timeout_seconds for harness, config in configs.items()}
     versions = {harness: HARNESSES.get(harness).pinned for harness in configs}
     text = {"plan": asdict(plan), "configs": settings, "timeouts": timeouts, "versions": versions}
-    return json.dumps(text, indent=1) + "\n"
+    return json.dumps(_without_keys(text), indent=1) + "\n"
+
+
+def _without_keys(value: Any) -> Any:
+    """Return settings without the API keys of engines: a file holds none, and a run that goes on may have others."""
+    if isinstance(value, dict):
+        return {name: _without_keys(each) for name, each in value.items() if name != "api_key"}
+    return value
 
 
 def _version(step: int) -> str:

@@ -148,6 +148,23 @@ def test_a_run_that_goes_on_tells_its_harness_the_day_on_which_it_began(tmp_path
     assert json.loads((tmp_path / "plan.json").read_text())["configs"]["pi"]["harness"]["today"] == "2026-01-31"
 
 
+def test_a_plan_holds_no_api_key(tmp_path: Path) -> None:
+    """Guards against a secret that everyone can read who may read a run, and a run that is refused for a new one."""
+    engine = '{name: vllm, url: "http://127.0.0.1:1", api_key: %s}'
+    first, second = [
+        [f"scoring.reference={engine % key}", f"proxy.frozen={{engine: {engine % key}}}"] for key in ("secret", "other")
+    ]
+    _run(tmp_path, "2026-01-31", settings=first)
+    path = tmp_path / "plan.json"
+    written = path.read_text()
+    assert "secret" not in written
+    assert written.count("http://127.0.0.1:1") == 2
+    _run(tmp_path, "2026-01-31", settings=second)
+    path.write_text(written.replace('"name": "vllm"', '"name": "vllm", "api_key": "secret"'))
+    _run(tmp_path, "2026-01-31", settings=second)
+    assert path.read_text() == written
+
+
 def test_a_run_with_other_arguments_is_refused(tmp_path: Path) -> None:
     _run(tmp_path, "2026-01-31")
     with pytest.raises(ConfigError, match="a run with other arguments is there"):
