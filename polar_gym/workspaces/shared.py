@@ -96,6 +96,8 @@ class Repositories:
 def _make(source: Path | None, parent: Path) -> Repository:
     made = Repository(Path(tempfile.mkdtemp(prefix="repository-", dir=parent)), 0)
     try:
+        os.chown(made.directory, -1, os.getegid())  # a setgid parent has given its group: one group owns all in it
+        made.directory.chmod(0o700)
         if source is None:
             (source := made.directory / "empty").mkdir()
         make_repository(source, made.path)

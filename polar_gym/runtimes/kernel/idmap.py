@@ -1,10 +1,11 @@
-"""A program: shows a directory elsewhere, where what belongs to root belongs to another user.
+"""A program: shows a directory elsewhere, where what belongs to root, and to its group, belongs to another user.
 
     idmap.py DIRECTORY AT UID
 
 The kernel does that at a mount (Linux 5.12), whatever the number of files: no file is changed or copied. Files of other
-users have no owner there. Needs root. Each sandbox runs this program, so it imports little: `pathlib` and `signal` take
-almost as long as Python's own start.
+users and groups have no owner there. The directory's group need not be root's: the gateway may have another one, and a
+setgid directory gives its own to all that is made in it. Needs root. Each sandbox runs this program, so it imports
+little: `pathlib` and `signal` take almost as long as Python's own start.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def checked(result: int) -> int:
     return result
 
 
-def namespace(uid: int) -> int:
-    """Return a descriptor of a user namespace in which root is this user outside, and nobody else exists."""
+def namespace(uid: int, group: int) -> int:
+    """Return a descriptor of a user namespace that maps root and this group to the user outside, and no other id."""
     reading, writing = os.pipe()
     holder = os.fork()
     if holder == 0:
@@ -38,9 +39,9 @@ def namespace(uid: int) -> int:
         libc.pause()
     try:
         checked(int(os.read(reading, 8)))
-        for ids in ("uid_map", "gid_map"):
+        for ids, inside in (("uid_map", 0), ("gid_map", group)):
             with open(f"/proc/{holder}/{ids}", "w") as file:  # noqa: PTH123
-                file.write(f"0 {uid} 1")
+                file.write(f"{inside} {uid} 1")
         return os.open(f"/proc/{holder}/ns/user", os.O_RDONLY)
     finally:
         os.kill(holder, SIGKILL)
@@ -48,7 +49,7 @@ def namespace(uid: int) -> int:
 
 
 def show(directory: str, at: str, uid: int) -> None:
-    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP, 0, 0, namespace(uid))
+    attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP, 0, 0, namespace(uid, os.stat(directory).st_gid))  # noqa: PTH116
     mount = checked(libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(directory), OPEN_TREE_CLONE))
     size = ctypes.sizeof(attributes)
     checked(libc.syscall(MOUNT_SETATTR, mount, b"", AT_EMPTY_PATH, attributes, size))

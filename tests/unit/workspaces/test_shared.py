@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,15 @@ async def test_a_group_has_one_repository_until_its_files_change(source: Path, p
     await repositories.give_back("s15")
     await repositories.give_back("s15")
     assert list(place.iterdir()) == [later.directory]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root only: others give a directory no other group")
+async def test_a_repository_has_one_group_in_a_setgid_directory(source: Path, place: Path) -> None:
+    """Guards against a `.git` that the agent cannot write: the sandbox shows the files of one group as the agent's."""
+    os.chown(place, 0, 1000)
+    place.chmod(0o2755)
+    made = await Repositories(place, keep_bytes=0).take(source, "s")
+    assert {path.lstat().st_gid for path in (made.directory, *made.directory.rglob("*"))} == {os.getegid()}
 
 
 async def test_a_repository_that_is_being_removed_is_neither_removed_again_nor_taken(source: Path, place: Path) -> None:
