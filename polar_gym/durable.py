@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import uuid
@@ -73,6 +74,22 @@ def remove_tree(directory: Path) -> None:
     except OSError as error:
         log.error("%s could not be removed as a whole: %s", directory, error)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def open_to_all(directory: Path) -> None:
+    """Let all users read a directory and all in it, whatever the umask of its maker. Do nothing where it is open, or
+    another user's.
+
+    The directory itself comes last: where it is open, all in it is. Raises `OSError`.
+    """
+    about = directory.stat()
+    if about.st_mode & 0o005 == 0o005 or os.geteuid() not in (0, about.st_uid):
+        return
+    for place, _, names in os.walk(directory, topdown=False):
+        for path in (*(Path(place, name) for name in names), Path(place)):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode):
+                path.chmod(mode | 0o444 | (0o111 if mode & 0o111 else 0))
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from polar_gym.durable import make_once
+from polar_gym.durable import make_once, open_to_all
 from polar_gym.harnesses import Harness, interpreter
 from polar_gym.runtimes import TOOLCHAIN, Mount
 
@@ -57,6 +57,7 @@ def install(harness: Harness, cache: Path) -> Path:
         make = partial(_npm_install, npm=_npm()) if harness.npm_package else partial(_pip_install, pip=_pip())
         target.parent.mkdir(parents=True, exist_ok=True)
         make_once(target, partial(make, harness=harness))
+    open_to_all(target)
     _check_program(target, harness)
     return target / _programs(harness)
 
@@ -167,9 +168,9 @@ def _npm_install(scratch: Path, harness: Harness, npm: str) -> Path:
     """Return the directory in `scratch` that becomes the installation. Raises `InstallError`."""
     wanted = f"{harness.npm_package}@{harness.version}"
     _run([npm, "install", "--prefix", str(scratch), "--no-audit", "--no-fund", "--ignore-scripts"], wanted)
-    # npm's own files stay behind; a sandbox's user must be able to read the rest.
+    # npm's own files stay behind.
     ready = scratch / "ready"
-    ready.mkdir(mode=0o755)
+    ready.mkdir()
     (scratch / "node_modules").rename(ready / "node_modules")
     return ready
 
@@ -178,7 +179,7 @@ def _pip_install(scratch: Path, harness: Harness, pip: Sequence[str]) -> Path:
     """Return the same as `_npm_install`, for a PyPI package."""
     wanted = f"{harness.pypi_package}=={harness.version}"
     ready = scratch / "ready"
-    ready.mkdir(mode=0o755)
+    ready.mkdir()
     try:
         packages = interpreter.copy_into(ready)
     except (OSError, subprocess.SubprocessError) as error:

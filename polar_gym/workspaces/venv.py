@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar_gym.durable import locked
+from polar_gym.durable import locked, open_to_all
 from polar_gym.workspaces.requirements import check_requirement
 
 INTERPRETER = "/usr/bin/python3"
@@ -50,7 +50,8 @@ def variables(venv: Path, path: str) -> dict[str, str]:
 def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
     """Return the virtual environment with `requirements`, and build it below `cache` if it is missing.
 
-    The path is absolute and final. Blocks while this or another process builds. Raises `VenvError`.
+    The path is absolute and final, and the agent may read what is there. Blocks while this or another process builds.
+    Raises `VenvError`.
     """
     for requirement in requirements:
         try:
@@ -68,6 +69,7 @@ def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
                 shutil.rmtree(venv)
             _build(venv, requirements)
             finished.write_text(key)
+        open_to_all(venv)
     return venv
 
 

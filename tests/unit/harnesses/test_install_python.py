@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import os
 import platform
 import re
 import shutil
@@ -20,6 +21,7 @@ from aiohttp import web
 
 from polar_gym.harnesses import Harness, Launch
 from polar_gym.harnesses.install import InstallError, install, toolchain_mounts
+from tests.support.files import closed
 
 TINY = Harness(pypi_package="tiny-agent", version="1.2.3", script="tiny", launch=lambda context: Launch(argv=[]))
 SAYS = """\
@@ -109,6 +111,16 @@ async def test_it_runs_wherever_it_lies_and_needs_nothing_of_the_machine(
     assert all(Path(file).is_relative_to(place) for file in files)
     libraries = {path.name for path in (place / "lib").iterdir()}
     assert {"libc.so.6", "libstdc++.so.6"} <= libraries
+
+
+async def test_the_agent_may_read_it_whatever_the_umask(index: Index, tmp_path: Path) -> None:
+    """Guards against a harness that root's agents could not start, for no other user could read it."""
+    before = os.umask(0o077)
+    try:
+        programs = await asyncio.to_thread(install, TINY, tmp_path / "cache")
+    finally:
+        os.umask(before)
+    assert closed(programs.parent) == []
 
 
 async def test_it_is_installed_once_by_many(index: Index, tmp_path: Path) -> None:

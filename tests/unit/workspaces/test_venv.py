@@ -1,5 +1,6 @@
 """Virtual environments for tasks, built with the system's interpreter from a wheel made on the spot (no network)."""
 
+import os
 import re
 import subprocess
 import tarfile
@@ -11,6 +12,7 @@ import pytest
 
 from polar_gym.workspaces.requirements import check_requirement
 from polar_gym.workspaces.venv import ENVIRONMENTS, INTERPRETER, VenvError, ensure_venv, inside, variables
+from tests.support.files import closed
 from tests.support.requirements import need
 from tests.support.task_files import ROW, load, write
 
@@ -99,6 +101,22 @@ def test_built_once_also_by_two_at_a_time_and_rebuilt_when_unfinished(tmp_path):
     (first / "polar-gym.json").unlink()  # as if the build had been killed
     assert ensure_venv(requirements, tmp_path / "cache") == first
     assert not (first / "stays").exists()
+
+
+def test_the_agent_may_read_it_whatever_the_umask(tmp_path, monkeypatch):
+    """Guards against packages that root's agents could not import, for no other user could read them."""
+    make_wheel(tmp_path)
+    before = os.umask(0o077)
+    try:
+        venv = ensure_venv(SAMPLE, tmp_path / "cache")
+    finally:
+        os.umask(before)
+    assert closed(venv) == []
+    made = {path: path.lstat().st_mode for path in venv.rglob("*")}
+    subprocess.run(["chmod", "-R", "go-rwx", venv], check=True)  # as an earlier version has left it
+    ensure_venv(SAMPLE, tmp_path / "cache")
+    assert closed(venv) == []
+    assert {path: path.lstat().st_mode for path in venv.rglob("*")} == made, "not built again"
 
 
 def test_failure_holds_the_command_and_what_pip_said(tmp_path):
