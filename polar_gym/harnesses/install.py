@@ -8,6 +8,7 @@ of its own (`interpreter`). All functions here block: call them in a thread.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -74,8 +75,9 @@ def toolchain_mounts(harness: Harness, cache: Path) -> tuple[list[Mount], list[s
     mounts = [Mount(place(harness, cache), inside)]
     if _by_node(harness):
         mounts.append(Mount(_node(), node))
-    if rg := shutil.which("rg"):
-        mounts.append(Mount(Path(rg).resolve(), f"{TOOLCHAIN}/bin/rg"))
+    rg = Path(shutil.which("rg") or "/nowhere").resolve()
+    if rg.exists() and (os.geteuid() != 0 or rg.stat().st_mode & 0o005 == 0o005):  # root's agent has another uid
+        mounts.append(Mount(rg, f"{TOOLCHAIN}/bin/rg"))
     return mounts, executable(harness, f"{inside}/{_programs(harness)}", node)
 
 

@@ -29,7 +29,7 @@ from polar_gym.schema import RuntimeSpec, Workspace
 from tests.lifecycle.runtime_kinds import MakeRuntime, Marked, make, make_runtime, of_own, runtime, sandbox, sh, started
 from tests.support import apptainer
 from tests.support.docker_daemon import docker_host
-from tests.support.requirements import need
+from tests.support.requirements import need, need_bubblewrap
 
 __all__ = ["docker_host", "make_runtime", "runtime", "sandbox"]
 
@@ -182,6 +182,16 @@ async def test_missing_mount_is_named(runtime: Runtime, tmp_path: Path):
     with pytest.raises(SandboxError, match=r"no-such-directory"):
         async with started(runtime, mounts=[Mount(tmp_path / "no-such-directory", "/opt/x")]) as sandbox:
             await sandbox.exec(Command(argv=["true"]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root, sandboxes with such a mount share the gateway's uid")
+async def test_a_mount_that_roots_agent_may_not_read_is_named(tmp_path: Path):
+    """Guards against a harness that lacked its packages, where a warning alone told of something else."""
+    need_bubblewrap()
+    (tmp_path / "tool").mkdir(mode=0o700)
+    with pytest.raises(SandboxError, match=r"the agent may not read .*/tool, .*: chmod -R o\+rX it"):
+        async with started(make("bubblewrap"), mounts=[Mount(tmp_path / "tool", "/opt/x")]):
+            pass
 
 
 async def test_missing_mount_is_named_if_bwrap_has_ended_when_it_is_looked_at(

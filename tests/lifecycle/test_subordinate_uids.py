@@ -59,6 +59,7 @@ async def main(**commands):
 
 asked = json.loads(sys.argv[1])
 asyncio.run(main(root="true"))  # loads all modules while this user still may read them
+os.chown(asked["mount"], asked["uid"], asked["uid"]); os.chmod(asked["mount"], asked["mode"])
 os.setgroups([]); os.setgid(asked["uid"]); os.setuid(asked["uid"])
 os.umask(0o077); os.chdir("/"); sys.executable = asked["python"]
 print(json.dumps(asyncio.run(main(**asked["commands"]))))
@@ -101,7 +102,7 @@ def asked() -> Iterator[dict[str, Any]]:
         names = ("workspace", "git_dir", "mount", "scratch")
         yield {
             **{name: str(place / name) for name in names},
-            **{"uid": NOBODY, "python": host_python(), "commands": {}, "reap": [], "audit": False},
+            **{"uid": NOBODY, "python": host_python(), "mode": 0o755, "commands": {}, "reap": [], "audit": False},
         }
         assert list((place / "scratch").iterdir()) == []
 
@@ -207,9 +208,7 @@ async def test_without_usable_ones_all_share_the_gateways_uid(
 
 async def test_mount_that_is_closed_to_other_uids_is_read_with_the_gateways(asked: dict[str, Any]):
     """As below a home directory that was made with the umask 077."""
-    asked["commands"] = {"one": "true"}
-    os.chown(asked["mount"], NOBODY, NOBODY)
-    Path(asked["mount"]).chmod(0o700)
+    asked |= {"commands": {"one": "true"}, "mode": 0o700}
     async with started_gateway(asked) as process:
         (session,) = (await outcome(process))["sessions"]
     assert [session["identity"][0], session["identity"][-1]] == ["1000", "mounted"]

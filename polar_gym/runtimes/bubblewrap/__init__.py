@@ -311,9 +311,14 @@ async def _expire(limit: asyncio.Timeout, end: asyncio.Event) -> None:
 
 
 def _open_to_all(mounts: Sequence[Mount]) -> bool:
-    """Return whether an agent of another uid than the gateway's may read these mounts."""
+    """Return whether an agent of another uid than the gateway's may read these mounts.
+
+    Raises `SandboxError` where it may not and the gateway is root, whose agents always have another uid.
+    """
     closed = [each.host for each in mounts if each.host.exists() and not each.host.stat().st_mode & 0o004]
     for path in closed:
+        if os.geteuid() == 0:
+            raise SandboxError(f"the agent may not read {path}, because only its owner or group may: chmod -R o+rX it")
         sandbox_files.say_once(
             f"sandboxes with {path} share a uid, because only its owner may read it: chmod -R o+rX it"
         )
