@@ -91,7 +91,8 @@ cd "$1"
 base=$(mktemp -d /tmp/.baseline-XXXXXXXX)
 trap 'rm -rf "$base"' EXIT
 there() { git -c safe.directory='*' -c user.name=polar-gym -c user.email=polar-gym@localhost \
-    -c core.protectNTFS=false -c core.protectHFS=false --git-dir="$base" --work-tree="$PWD" "$@"; }
+    -c core.protectNTFS=false -c core.protectHFS=false -c gc.auto=0 -c maintenance.auto=false \
+    --git-dir="$base" --work-tree="$PWD" "$@"; }  # git's upkeep would change the repository while tar reads it
 git init -q --bare --template= "$base"
 hidden=.git-$(basename "$base")
 make_readable  # as the diff will: the files of an unreadable directory are not the agent's

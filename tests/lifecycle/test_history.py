@@ -172,6 +172,18 @@ async def test_diff_is_against_the_files_that_the_image_has(cloned):
     assert (await sh(cloned, "cat untracked")).stdout == b"x\nmore\n"
 
 
+async def test_git_does_not_pack_what_tar_reads():
+    """Guards against sessions that failed because git moved objects in the background while they were read."""
+    need_bubblewrap()
+    async with started(make("bubblewrap"), environment={"GIT_TRACE": "/tmp/trace"}) as sandbox:
+        assert (await sh(sandbox, f"unset GIT_TRACE; {FIXED}")).exit_code == 0
+        await pack_baseline(sandbox, "/workspace")
+        trace = (await sh(sandbox, "cat /tmp/trace")).stdout
+    assert b" commit " in trace
+    assert b"maintenance run" not in trace
+    assert b"git gc" not in trace
+
+
 @pytest.mark.parametrize("layout", ["", AS_OLD_GIT_HAS_THEM], ids=["file", "directory"])
 async def test_image_with_filled_submodules(layout: str):
     """Its `.git` files named repositories that went with the old `.git`: git refused the workspace."""
