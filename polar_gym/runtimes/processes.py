@@ -12,6 +12,8 @@ from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from polar_gym.runtimes.threads import finish
+
 PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
 
 
@@ -38,7 +40,11 @@ async def start(argv: Sequence[str], *, undo: Callable[[Process], Awaitable[None
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        await undo(await starting)
+
+        async def take_back() -> None:
+            await undo(await starting)
+
+        await finish(take_back())
         raise
 
 

@@ -6,6 +6,7 @@ Such work makes files or processes, which the caller removes after cancelling.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -13,12 +14,14 @@ T = TypeVar("T")
 
 
 async def finish(work: Awaitable[T]) -> T:
-    """Return the result of some work. When this is cancelled, wait for the work's end first."""
+    """Return the result of some work. When this is cancelled, also more than once, wait for the work's end first."""
     running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait({running})
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({running})
         raise
 
 

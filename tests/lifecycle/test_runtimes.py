@@ -10,6 +10,7 @@ import resource
 import select
 import sys
 import tarfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -456,6 +457,34 @@ async def test_a_command_can_be_cancelled_at_every_step_of_its_start(sandbox: Sa
             with pytest.raises(asyncio.CancelledError):
                 await running
             await command.until(alive=False)
+
+
+@pytest.mark.parametrize("make_runtime", ["bubblewrap"], indirect=True)
+async def test_a_command_that_is_cancelled_twice_leaves_nothing(sandbox: Sandbox):
+    """Guards against a `bwrap` and descriptors that stayed, because the second time interrupted their end."""
+    async with asyncio.timeout(300):
+        await sh(sandbox, "true")
+        command, before = Marked(), descriptors()
+        for steps in range(0, 60, 3):
+            for between in (1, 4):
+                running = asyncio.create_task(sh(sandbox, command.command))
+                for _ in range(steps):
+                    await asyncio.sleep(0.0004)
+                for _ in range(between):
+                    running.cancel()
+                    await asyncio.sleep(0)
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+        await command.until(alive=False)
+        deadline = time.monotonic() + 60
+        while (left := descriptors() - before) > 0:  # asyncio closes pipes a moment later
+            assert time.monotonic() < deadline, f"{left} descriptors stayed"
+            await asyncio.sleep(0.01)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 DEATHS = {

@@ -51,7 +51,7 @@ from polar_gym.runtimes.kernel import cgroups, copy_on_write, disk, uids
 from polar_gym.runtimes.kernel.listener import listen_inside, serve_on_host
 from polar_gym.runtimes.limits import MEBIBYTE, LimitOptions
 from polar_gym.runtimes.output import Output
-from polar_gym.runtimes.threads import to_its_end
+from polar_gym.runtimes.threads import finish, to_its_end
 
 ISOLATION = (
     *("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
@@ -229,7 +229,7 @@ class BubblewrapSandbox:
             if server is not None:
                 server.close()
             try:
-                await process.end()
+                await finish(process.end())
             finally:
                 del self._running[process]
                 gone.set_result(None)
