@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from polar_gym.registry import Names
-from polar_gym.runtimes import RUNTIMES, Runtime, Sandbox, SandboxRequest
+from polar_gym.runtimes import RUNTIMES, Runtime, Sandbox, SandboxError, SandboxRequest
 from polar_gym.runtimes.limits import LimitOptions
 from polar_gym.schema import PluginSpec
 
@@ -57,9 +57,20 @@ class Auto:
         return await (await self._choose(image=request.spec.image is not None)).start(request)
 
     async def reap(self, session_ids: Collection[str]) -> int:
-        """Remove what is left of these sessions in every runtime that works here, and return how many there were."""
-        usable = [runtime for runtime in self._all if not await self._lacking(runtime)]
-        return sum([await runtime.reap(session_ids) for runtime in usable])
+        """Remove what is left of these sessions in every runtime that works here, and return how many there were.
+
+        Each removes all of their scratch directories. So those come first that find more by a directory: Apptainer its
+        instances and control groups, bubblewrap control groups. All are asked; then the first error is raised.
+        """
+        removed, failed = 0, list[SandboxError]()
+        for runtime in (self._apptainer, self._bubblewrap, self._docker):
+            try:
+                removed += 0 if await self._lacking(runtime) else await runtime.reap(session_ids)
+            except SandboxError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return removed
 
     async def close(self) -> None:
         for runtime in self._all:
