@@ -8,6 +8,10 @@ from dataclasses import dataclass
 _SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 """Exact: inside a section every line begins with a blank, a sign, a keyword or a letter of base 85 text."""
 
+_OTHER_PATH = re.compile(rb"^(?:rename|copy) [^\n]*", re.MULTILINE)
+"""A line that has git read or write another path than the first line of the section names. Git takes it also behind
+`---` and `+++`; no line of a hunk or of base 85 text is like that."""
+
 _NEW = re.compile(rb"\Adiff --git [^\n]*\nnew file mode ")
 _NEW_LINK = re.compile(_NEW.pattern + rb"120000$", re.MULTILINE)
 
@@ -32,7 +36,7 @@ class FileChange:
 def file_changes(diff: bytes) -> list[FileChange]:
     """Return the files that `diff` changes.
 
-    The patch must have git's prefixes `a/` and `b/` and no renames. Raises `ValueError` for any other patch.
+    The patch must have git's prefixes `a/` and `b/`, no renames and no copies. Raises `ValueError` for any other patch.
     """
     head, *sections = _SECTION.split(diff)
     if head.strip():
@@ -48,10 +52,12 @@ def unquoted(name: bytes) -> bytes:
 
 
 def _path(section: bytes) -> bytes:
-    """Return the path in `diff --git a/PATH b/PATH`. Both halves must hold the same path."""
+    """Return the path in `diff --git a/PATH b/PATH`. Both halves must hold the same path, and no line another one."""
     header = section.split(b"\n", 1)[0].removeprefix(b"diff --git ")
     middle = len(header) // 2
     old, new = unquoted(header[:middle]), unquoted(header[middle + 1 :])
     if not old.startswith(b"a/") or new != b"b/" + old[2:]:
         raise ValueError(f"cannot tell the path in {header.decode(errors='replace')!r}")
+    if other := _OTHER_PATH.search(section):
+        raise ValueError(f"{other[0].decode(errors='replace')!r}: the patch renames or copies a file")
     return old[2:]

@@ -61,3 +61,19 @@ def test_what_is_not_plain_is_refused(repository):
     with pytest.raises(ValueError, match="does not begin"):
         file_changes(b"--- a/x\n+++ b/x\n")
     assert file_changes(b"") == []
+
+
+@pytest.mark.parametrize("way", ["rename", "copy"])
+@pytest.mark.parametrize("place", ["before its names", "behind its names"])
+def test_no_line_has_git_write_another_file_than_the_path(repository, way, place):
+    """Guards against a patch that writes a hidden test in the section of a file that is not protected."""
+    (repository / "evil.py").write_text("evil\n")
+    subprocess.run(["git", "-C", str(repository), "add", "-A"], check=True)
+    names = "--- a/foo.txt\n+++ b/foo.txt\n"
+    lines = f"similarity index 90%\n{way} from evil.py\n{way} to test_new.py\n"
+    head = names + lines if place == "behind its names" else lines
+    diff = f"diff --git a/foo.txt b/foo.txt\n{head}@@ -1 +1 @@\n-evil\n+worse\n".encode()
+    subprocess.run(["git", "-C", str(repository), "apply"], input=diff, check=True)
+    assert (repository / "test_new.py").read_text() == "worse\n", "git takes it"
+    with pytest.raises(ValueError, match=f"'{way} from evil.py': the patch renames or copies a file"):
+        file_changes(diff)
