@@ -12,6 +12,7 @@ from typing import Any
 from polar_gym.runtimes import PROXY_PORT, Command, ExecResult, SandboxError, SandboxRequest, agent
 from polar_gym.runtimes.kernel.uids import Claim
 from polar_gym.runtimes.output import Output
+from polar_gym.runtimes.threads import finish
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class LastingSandbox(ABC):
 
     @abstractmethod
     async def kill_agent(self) -> None:
-        """Kill every process that the agent has now."""
+        """Kill every process that the agent has now. Raises `SandboxError`, also where the agent prevents that."""
 
     @abstractmethod
     async def end(self) -> None:
@@ -81,7 +82,7 @@ class LastingSandbox(ABC):
     async def _until_its_end(self, running: asyncio.Task[Any], command: Command) -> bool:
         """Wait for a running command, and return whether it had to be killed; cancelling this kills it too.
 
-        Raises what the command raises, and `SandboxError` where the command cannot be killed.
+        Raises what the command raises, and `SandboxError` where the command, or what it left, cannot be killed.
         """
         ending = asyncio.create_task((command.end or asyncio.Event()).wait())
         try:
@@ -92,6 +93,8 @@ class LastingSandbox(ABC):
             killed = not running.done()
             if killed:
                 await self._kill(running)
+            elif running.exception() is None and (running.result() or 0) > 128:
+                await finish(self._kill_rest())
         await running
         return killed
 
@@ -114,3 +117,19 @@ class LastingSandbox(ABC):
                 return
         await self.end()
         raise SandboxError("a command could not be killed at its time limit; its sandbox was ended")
+
+    async def _kill_rest(self) -> None:
+        """Kill what a command left that a signal ended. The agent may have killed the shell that was to do so.
+
+        Where that does not help, end the sandbox and raise `SandboxError`: no process of an agent sees the grading.
+        """
+        for _ in range(KILL_ATTEMPTS):
+            if self.stopped:
+                return
+            try:
+                return await self.kill_agent()
+            except SandboxError as error:
+                log.warning("session %s: what a command left still runs: %s", self._request.session_id, error)
+            await asyncio.sleep(1)
+        await self.end()
+        raise SandboxError("what a command left could not be killed; its sandbox was ended")

@@ -113,6 +113,26 @@ async def test_nothing_outlives_its_command(sandbox: Sandbox):
     await left.until(alive=False)
 
 
+KILL_SHELLS = """
+import os, pathlib, signal
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        if (process / "comm").read_text().strip() in ("sh", "dash", "timeout"):
+            os.kill(int(process.name), signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+async def test_nothing_outlives_a_command_that_kills_its_shell(sandbox: Sandbox):
+    """Guards against an agent that goes on during its diff: it had killed the shell that ends what a command left."""
+    left = Marked()
+    script = f"setsid {left.command} > /dev/null 2>&1 & exec setsid python3 -c '{KILL_SHELLS}' > /dev/null 2>&1"
+    await sh(sandbox, script)
+    await left.until(alive=False)
+    assert (await sh(sandbox, "echo usable")).stdout == b"usable\n"
+
+
 async def test_cancelling_kills(sandbox: Sandbox):
     child = Marked()
     task = asyncio.create_task(sh(sandbox, f"setsid {child.command} & wait"))

@@ -43,7 +43,10 @@ class ApptainerSandbox(LastingSandbox):
 
     async def kill_agent(self) -> None:
         """Kill the agent's processes from outside of the control group: the agent may have left no process in it."""
-        await (await self._spawn(agent.KILL, {})).communicate()
+        killing = await self._spawn(agent.KILL, {})
+        await killing.communicate()
+        if killing.returncode not in (0, 1):  # 1: there was none
+            raise SandboxError("the agent killed what was to kill its processes")
 
     async def end(self) -> None:
         await to_its_end(self.instance.end)

@@ -163,7 +163,10 @@ class DockerSandbox(LastingSandbox):
         return code
 
     async def kill_agent(self) -> None:
-        await self._run(agent.KILL, user=self._agent)
+        with contextlib.suppress(OutOfMemoryError):  # then nothing runs
+            killing = await self._run(agent.KILL, user=self._agent)
+            if not self._whole and (killing.exit_code or 0) > 128:  # an agent that is root can prevent it anyway
+                raise SandboxError("the agent killed what was to kill its processes")
 
     async def keep(self) -> str:
         """End the container, and return the name of an image of all its files. See `runtimes.WholeSandbox`."""

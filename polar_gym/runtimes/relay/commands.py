@@ -123,6 +123,8 @@ class Commands:
             await asyncio.wait({ending, reset}, return_when=asyncio.FIRST_COMPLETED)
             if not connection.gone.is_set():
                 code = await process.wait()
+                if code < 0 or code > 128:  # the agent may have killed the shell that was to kill the rest
+                    await self._kill()
                 await _say(connection, EXIT, (code if code >= 0 else 128 - code).to_bytes(1, "big"))
         finally:
             for task in (feeding, ending, reset):

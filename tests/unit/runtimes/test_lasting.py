@@ -39,6 +39,21 @@ class Stubborn(LastingSandbox):
     async def remove(self) -> None: ...
 
 
+class Left(Stubborn):
+    """A sandbox whose command leaves processes, and ends with an exit code."""
+
+    def __init__(self, code: int, failures: int = 0) -> None:
+        super().__init__(failures)
+        self._code = code
+
+    @property
+    def killed(self) -> bool:
+        return self._killed.is_set()
+
+    async def run(self, command: Command, stdout: Output, stderr: Output) -> int | None:
+        return self._code
+
+
 COMMAND = Command(argv=["sleep", "1000"], timeout_seconds=0.01)
 
 
@@ -55,4 +70,21 @@ async def test_where_no_kill_succeeds_the_sandbox_ends(monkeypatch: pytest.Monke
     sandbox = Stubborn(failures=2)
     with pytest.raises(SandboxError, match="could not be killed at its time limit; its sandbox was ended"):
         await sandbox.exec(COMMAND)
+    assert sandbox.ended
+
+
+@pytest.mark.parametrize(("code", "killed"), [(0, False), (1, False), (137, True), (143, True)])
+async def test_what_a_command_left_that_a_signal_ended_is_killed(code: int, killed: bool) -> None:
+    """Guards against an agent that killed the shell that ends all it left, and went on during its diff."""
+    sandbox = Left(code)
+    assert (await sandbox.exec(Command(argv=["true"]))).exit_code == code
+    assert sandbox.killed == killed
+
+
+async def test_where_nothing_kills_what_a_command_left_the_sandbox_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an agent that went on because it also killed what was to kill it."""
+    monkeypatch.setattr(lasting, "KILL_ATTEMPTS", 1)
+    sandbox = Left(137, failures=1)
+    with pytest.raises(SandboxError, match="what a command left could not be killed; its sandbox was ended"):
+        await sandbox.exec(Command(argv=["true"]))
     assert sandbox.ended
