@@ -168,6 +168,17 @@ async def test_a_disk_is_limited_for_all_files_together(kind: str, tmp_path: Pat
     await runtime.close()
 
 
+async def test_small_files_do_not_use_up_the_inodes_of_a_disk(tmp_path: Path):
+    """Guards against a disk with much space on which no file could be made, not even for the diff."""
+    runtime = make("bubblewrap", scratch=tmp_path, disk_mb=600)
+    lacking = [caveat for caveat in await asyncio.to_thread(runtime.caveats) if "file system of its own" in caveat]
+    need(not lacking, f"loop devices ({lacking})", "run the tests as root outside of a container")
+    async with started(runtime) as sandbox:
+        program = "for number in range(50_000): open(str(number), 'w').close()"
+        assert (await sandbox.exec(Command(argv=["python3", "-c", program]))).stderr == b""
+    await runtime.close()
+
+
 async def test_a_disk_that_is_smaller_than_promised_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Guards against sandboxes that have a part of `runtime.disk_mb`, in silence."""
     need_bubblewrap()
