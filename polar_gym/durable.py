@@ -124,6 +124,21 @@ def locked(path: Path, *, wait: bool = True, mode: int = 0o666) -> IO[bytes]:
     return file
 
 
+@contextlib.contextmanager
+def in_use(directory: Path) -> Iterator[None]:
+    """Keep systemd-tmpfiles out of a directory during the block.
+
+    It removes old files of /tmp one by one, but not below a directory on which a process holds a lock (tmpfiles.d(5)).
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks, which is not /tmp's
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def make_once(target: Path, make: Callable[[Path], Path]) -> None:
     """Make a file or a directory that processes of this machine share, unless it is there.
 

@@ -18,7 +18,7 @@ from typing import Any
 from polar_gym.builders import BUILDERS
 from polar_gym.config.checking import check_plugin, check_tools
 from polar_gym.config.run_config import FrozenConfig, Pools, ScoringConfig
-from polar_gym.durable import remove_tree
+from polar_gym.durable import in_use, remove_tree
 from polar_gym.engines import ENGINES, Engine, EngineError, Updating
 from polar_gym.engines.replicas import Replicas
 from polar_gym.evaluators import EVALUATORS
@@ -122,6 +122,7 @@ class Node:
                 stack.push_async_callback(asyncio.to_thread, send_the_rest)
             self._scratch = Path(tempfile.mkdtemp(prefix="polar-gym-", dir=self._scratch_root))
             stack.push_async_callback(asyncio.to_thread, remove_tree, self._scratch)
+            stack.enter_context(in_use(self._scratch))
             self._repositories = Repositories(self._scratch)
             stack.push_async_callback(self._repositories.close)
             stack.push_async_callback(self._close_runtimes)

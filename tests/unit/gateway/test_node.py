@@ -13,6 +13,7 @@ from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.open_files import WANTED
 from polar_gym.registry import Options
+from polar_gym.runtimes import processes
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskRequest
 
 THREADS = 4
@@ -62,3 +63,16 @@ def test_a_node_may_open_the_files_of_many_sessions(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, check=True)
     assert int(done.stdout) == (WANTED if most == resource.RLIM_INFINITY else min(WANTED, most))
+
+
+CLEAN = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+"""What systemd-tmpfiles does before it removes old files of a directory."""
+
+
+async def test_the_files_of_a_node_do_not_age(tmp_path: Path) -> None:
+    """Guards against repositories in /tmp that lost file after file when their node was ten days old."""
+    async with Node(EmbeddedEngine(EmbeddedOptions()), cache=tmp_path / "cache", scratch=tmp_path):
+        (scratch,) = tmp_path.glob("polar-gym-*")
+        _, _, said = await processes.run([sys.executable, "-c", CLEAN, str(scratch)])
+    assert b"BlockingIOError" in said
+    assert not scratch.exists()
