@@ -186,12 +186,31 @@ def json_lines(
         yield place, value
 
 
-def records(lines: Iterable[bytes], name: object, kind: type[R], what: str) -> Iterator[R]:
+_BLOCK = 1 << 20
+"""Bytes that are searched for a newline at once."""
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off a last line that a killed process left unfinished, if there is one. Raises `OSError`."""
+    with path.open("r+b") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end:
+            begin = file.seek(max(0, end - _BLOCK))
+            if found := file.read(end - begin).rfind(b"\n") + 1:
+                end = begin + found
+                break
+            end = begin
+        if end < size:
+            file.truncate(end)
+
+
+def records(lines: Iterable[bytes], name: object, kind: type[R], what: str, *, may_be_cut: bool = False) -> Iterator[R]:
     """Yield the record of each line that is not blank; `what` is its name in errors, e.g. "an episode".
 
-    Raises `ConfigError` as `json_lines` does, and where an object is no such record: then it names the fields.
+    `may_be_cut` is that of `json_lines`. Raises `ConfigError` as `json_lines` does, and where an object is no such
+    record: then it names the fields.
     """
-    for place, value in json_lines(lines, name):
+    for place, value in json_lines(lines, name, may_be_cut=may_be_cut):
         try:
             yield kind.model_validate(value)
         except ValidationError as error:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from polar_gym.durable import records
+from polar_gym.durable import cut_torn_line, records
 from polar_gym.schema import Episode
 
 DEVICES = Path("/dev")
@@ -31,18 +29,7 @@ def remove_torn_line(output: Path) -> list[Episode]:
     missing has none. Raises `ConfigError` for a line that is no episode."""
     if not output.exists():
         return []
-    torn = b""
-
-    def whole(lines: Iterable[bytes]) -> Iterator[bytes]:
-        nonlocal torn
-        for line in lines:
-            if line.endswith(b"\n"):
-                yield line
-            else:
-                torn = line
-
-    with output.open("r+b") as file:
-        episodes = list(records(whole(file), output, Episode, "an episode of this version"))
-        if torn:
-            file.truncate(file.seek(0, os.SEEK_END) - len(torn))
+    with output.open("rb") as lines:
+        episodes = list(records(lines, output, Episode, "an episode of this version", may_be_cut=True))
+    cut_torn_line(output)
     return episodes

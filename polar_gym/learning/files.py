@@ -25,13 +25,6 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def remove_torn_row(path: Path) -> None:
-    """Cut off a last line that a killed process left unfinished, if there is one."""
-    data = path.read_bytes() if path.exists() else b""
-    if data and not data.endswith(b"\n"):
-        write(path, data[: data.rfind(b"\n") + 1])
-
-
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
     path.parent.mkdir(exist_ok=True)
     write(path, b"".join(episode.to_json() + b"\n" for episode in episodes))

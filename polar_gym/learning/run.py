@@ -34,7 +34,7 @@ from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.harnesses import HARNESSES
 from polar_gym.learning.environments import Assignment, Environments
 from polar_gym.learning.families import Split, write_tasks
-from polar_gym.learning.files import append_row, read_rows, remove_torn_row, write_episodes
+from polar_gym.learning.files import append_row, read_rows, write_episodes
 from polar_gym.learning.grpo import MakeRows, Settings, Trainer, choose, rows_of
 from polar_gym.learning.meter import Meter, peak_mib
 from polar_gym.learning.model import Size, on_gpu
@@ -149,7 +149,8 @@ class Run:
         except BlockingIOError as error:
             raise ConfigError(f"--out={self.directory}: another process trains there; choose another") from error
         with lock, tracked(config.rollout.metrics, self.directory.name, self.directory, parameters) as self._log:
-            remove_torn_row(self.directory / "steps.jsonl")
+            if (written := self.directory / "steps.jsonl").exists():
+                durable.cut_torn_line(written)
             return self._go()
 
     def prepare(self) -> tuple[Tasks, Path]:
