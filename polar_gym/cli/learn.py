@@ -77,7 +77,7 @@ def learn(
     configs = {own: config}
     configs |= {name: load_config("learn", [*(settings or []), f"harness={name}"]) for name in (*more, *tested)}
     chosen = _family(family, config)
-    _check_used(config, chosen)
+    _check_effects(config, load_config("learn"), chosen)
     plan = Plan(
         family=chosen,
         seed=seed,
@@ -87,8 +87,6 @@ def learn(
         overlap=overlap,
         only_tested=tuple(tested),
     )
-    if plan.family is None:
-        _warn_of_limits(config)
     directory = out or Path("outputs/learn") / f"{'+'.join((own, *more))}-{plan.family or 'own'}-{seed}"
     try:
         lines = Run(directory, plan, configs, lambda line: console.print(Text(line), soft_wrap=True)).go()
@@ -109,25 +107,22 @@ def _size(width: int, layers: int, config: RunConfig) -> Size:
     return size
 
 
-def _warn_of_limits(config: RunConfig) -> None:
-    """Print a line where sessions on tasks of the user's have the limit of tokens of the recipe's small tasks."""
+def _check_effects(config: RunConfig, recipe: RunConfig, family: str | None) -> None:
+    """Raise `ConfigError` where a setting has no effect. Print a line where sessions on tasks of the user's have the
+    limit of tokens of the recipe's small tasks."""
+    given, unset = (each.model_dump(mode="json") for each in (config, recipe))
+    for name, why in {**_UNUSED, **(_OF_OWN_TASKS if family else {})}.items():
+        section, _, key = name.partition(".")
+        if (value := given[section].get(key)) != unset[section].get(key):
+            raise ConfigError(f"{name}={value}: has no effect here: {why}; drop the setting")
     limit = config.budget.max_sampled_tokens
-    if limit is not None and limit == load_config("learn").budget.max_sampled_tokens:
+    if family is None and limit is not None and limit == recipe.budget.max_sampled_tokens:
         line = (
             f"budget.max_sampled_tokens={limit}: the recipe's, for its own small tasks; a longer session has "
             "the reward 0; set it, budget.max_calls, rollout.timeout_seconds and harness.profile for your tasks "
             "(docs/learn.md)"
         )
         errors.print(Text(line, "yellow"), soft_wrap=True)
-
-
-def _check_used(config: RunConfig, family: str | None) -> None:
-    """Raise `ConfigError` where a setting has no effect."""
-    given, unset = (each.model_dump(mode="json") for each in (config, load_config("learn")))
-    for name, why in {**_UNUSED, **(_OF_OWN_TASKS if family else {})}.items():
-        section, _, key = name.partition(".")
-        if (value := given[section].get(key)) != unset[section].get(key):
-            raise ConfigError(f"{name}={value}: has no effect here: {why}; drop the setting")
 
 
 def _check_sampling(sampling: Sampling) -> None:
