@@ -158,12 +158,11 @@ def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> No
     """
     loaded, config = _to_be_written(file, settings, out)
     earlier = _earlier(out)
-    found = earlier["twins"]
 
     async def twins(task: Task, bench: Bench) -> Verdict:
         verdict = await with_twins(task, bench)
         if verdict.tried:
-            found[task.instance_id] = verdict.task.twins
+            earlier["twins"][task.instance_id] = verdict.task.twins
         _write_rows(file, out, "twins", earlier)  # now, because the search for many tasks takes hours
         console.print(f"{task.instance_id}: {twin_summary(verdict.task)}", soft_wrap=True)
         return verdict
@@ -186,9 +185,8 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
     """
     loaded, config = _to_be_written(file, settings, out)
     earlier = _earlier(out)
-    audits: dict[str, Any] = {}
 
-    async def figures(task: Task, bench: Bench) -> None:
+    async def audited(task: Task, bench: Bench) -> bool:
         head = f"{loaded.index(task) + 1}/{len(loaded)} {task.instance_id}: "
         try:
             with errors.status("") as status:
@@ -196,14 +194,13 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
         except (CurationError, *GRADING_ERRORS) as error:
             problem = f"{task.instance_id}: cannot be audited: {error or 'timed out'}"
             errors.print(Text(problem, "red"), soft_wrap=True)
-        else:
-            print_audit(task.instance_id, found)
-            audits[task.instance_id] = found.model_dump()
-            values = earlier | {"audit": earlier["audit"] | audits}
-            _write_rows(file, out, "audit", values)  # now, because an audit of many tasks takes hours
+            return False
+        print_audit(task.instance_id, found)
+        earlier["audit"][task.instance_id] = found.model_dump()
+        _write_rows(file, out, "audit", earlier)  # now, because an audit of many tasks takes hours
+        return True
 
-    _of_each(loaded, config, figures)
-    if len(audits) < len(loaded):
+    if not all(_of_each(loaded, config, audited)):
         raise typer.Exit(1)
 
 
