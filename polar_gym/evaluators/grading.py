@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from polar_gym.evaluators import EvaluationContext, EvaluatorError
 from polar_gym.evaluators.patch import FileChange, file_changes
@@ -24,21 +24,28 @@ async def carry(
         return context.diff_problem
     context.progress.carried = bool(context.diff.strip())
     try:
-        diff, counted, not_counted = await asyncio.to_thread(_without_protected, context.diff, protects)
-        context.progress.counted, context.progress.not_counted = counted, not_counted
-        await apply_diff(sandbox, context.request.runtime.workspace.path, diff)
+        kept, dropped = await asyncio.to_thread(_without_protected, context.diff, protects)
+        context.progress.counted, context.progress.not_counted = _names(kept), _names(dropped)
+        diff = b"".join(change.section for change in kept)
+        found = await apply_diff(sandbox, context.request.runtime.workspace.path, diff)
     except ValueError as error:
         return f"the harness's diff does not apply: {error}"
+    if hidden := sorted(found - {change.path for change in kept}):
+        names = ", ".join(path.decode(errors="replace") for path in hidden)
+        return f"the harness's diff does not apply: it changes {names} in the section of another file"
     return ""
 
 
 def _without_protected(
     diff: bytes, protects: Callable[[FileChange], bool] | None
-) -> tuple[bytes, list[str], list[str]]:
-    """Return the diff without the protected changes, the paths in it, and the paths that were dropped."""
+) -> tuple[list[FileChange], list[FileChange]]:
+    """Return the changes of the diff that count, and those that are dropped."""
     kept: list[FileChange] = []
     dropped: list[FileChange] = []
     for change in file_changes(diff):
         (dropped if protects is not None and protects(change) else kept).append(change)
-    counted, not_counted = ([change.path.decode(errors="replace") for change in group] for group in (kept, dropped))
-    return b"".join(change.section for change in kept), counted, not_counted
+    return kept, dropped
+
+
+def _names(changes: Iterable[FileChange]) -> list[str]:
+    return [change.path.decode(errors="replace") for change in changes]

@@ -205,9 +205,10 @@ async def left_behind(sandbox: Sandbox, workspace_path: str) -> list[str]:
 _APPLY = r"""
 make_readable  # as the snapshot does: git writes into no directory that the image has locked
 patch=$(mktemp /tmp/.patch-XXXXXXXX) && trap 'rm -f "$patch"' EXIT && cat > "$patch" || exit 90
+git "$@" apply --numstat -z "$patch" || exit
 # The ignored files of a directory that becomes a file or a link are not in the diff, and would keep the directory. So
 # would an ignored file or link keep a directory from being made.
-[ ! -e .git ] || git "$@" apply --numstat -z "$patch" 2> /dev/null | xargs -0 -r sh -c '
+[ ! -e .git ] || git "$@" apply --numstat -z "$patch" | xargs -0 -r sh -c '
     tab=$(printf "\t")
     for counted; do
         path=${counted#*"$tab"*"$tab"}
@@ -216,13 +217,17 @@ patch=$(mktemp /tmp/.patch-XXXXXXXX) && trap 'rm -f "$patch"' EXIT && cat > "$pa
             path=${path%/*}
             { [ -L "./$path" ] || [ -f "./$path" ]; } && git -c safe.directory="*" clean -q -ffX -- ":(literal)$path"
         done
-    done' sh
+    done' sh >&2
 git "$@" apply --binary --whitespace=nowarn "$patch"
 """
+"""Applies a patch, and prints the files that git finds in it, as `git apply --numstat -z` does."""
 
 
-async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
-    """Apply a patch to a workspace; an empty patch changes nothing. Raises `ValueError` where it does not apply."""
+async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> set[bytes]:
+    """Apply a patch to a workspace, and return the paths of the files that git found in the patch.
+
+    An empty patch changes nothing. Raises `ValueError` where the patch does not apply.
+    """
     links = b"".join(_REMOVED_LINKS.findall(diff))
     others = _REMOVED_LINKS.sub(b"", diff) if links else diff
     found = _ATTRIBUTES.findall(others) if b"/.gitattributes" in others else []
@@ -232,9 +237,8 @@ async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None
         others = _ATTRIBUTES.sub(lambda each: each[0] if _makes_room(each[0], made) else b"", others)
     # git finds no place for a directory where a link leads to itself, also where the diff removes the link: those go
     # first. `.gitattributes` come last: they would change how the content of other files is written.
-    for part in (links, others, attributes):
-        if part.strip():
-            await _apply(sandbox, workspace_path, part)
+    parts = [part for part in (links, others, attributes) if part.strip()]
+    return {path for part in parts for path in await _apply(sandbox, workspace_path, part)}
 
 
 def _makes_room(section: bytes, made: Collection[bytes]) -> bool:
@@ -246,7 +250,7 @@ def _makes_room(section: bytes, made: Collection[bytes]) -> bool:
     return b"\ndeleted file mode " in section and any(each in made for each in above)
 
 
-async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
+async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> list[bytes]:
     result = await sandbox.exec(
         Command(
             argv=["sh", "-c", FUNCTIONS + _APPLY, "sh", *_ANY_NAME, "-c", "safe.directory=*"],
@@ -255,6 +259,7 @@ async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
             workdir=workspace_path,
             stdin=diff,
             timeout_seconds=DIFF_SECONDS,
+            output_limit=MAX_DIFF,
         )
     )
     if result.timed_out:
@@ -264,3 +269,4 @@ async def _apply(sandbox: Sandbox, workspace_path: str, diff: bytes) -> None:
         raise SandboxError(f"a diff cannot be written for {workspace_path}: {reason}")
     if result.exit_code != 0:
         raise ValueError(f"the diff does not apply to {workspace_path}: {reason}")
+    return [line.split(b"\t", 2)[2] for line in result.stdout.split(b"\0") if line]

@@ -54,6 +54,26 @@ async def test_wrong_patch_is_worth_nothing(bench, name):
     assert "FAILED" in result.tests.values() or "ERROR" in result.tests.values()
 
 
+FULL = f"index {'0' * 40}..f76dd238ade08917e6712764a16a22005a50573d"
+HIDERS = {
+    "a hunk": "index 0000000..257cc56\n--- /dev/null\n+++ b/notes.txt\n@@ -0,0 +1 @@\n+notes\n",
+    "an empty file": "index 0000000..e69de29\nno line of a patch\n",
+    "a binary file": f"{FULL}\nGIT binary patch\nliteral 1\nIcmZPo000310RR91\n\nliteral 0\nHcmV?d00001\n\n",
+}
+
+
+@pytest.mark.parametrize("hider", HIDERS.values(), ids=HIDERS)
+async def test_a_patch_behind_the_change_of_a_file_is_not_applied_unseen(bench, hider):
+    """git reads on behind a complete change, and takes a patch there: a protected file was written by it."""
+    hidden = "--- /dev/null\n+++ b/tests/conftest.py\n@@ -0,0 +1 @@\n+import sys\n"
+    diff = f"diff --git a/notes.txt b/notes.txt\nnew file mode 100644\n{hider}"
+    assert "does not apply" not in (await bench.evaluate(INTERVALS, diff.encode())).detail
+    result = await bench.evaluate(INTERVALS, (diff + hidden).encode())
+    assert result.reward == 0.0
+    assert result.detail.startswith("the harness's diff does not apply: ")
+    assert "tests/conftest.py" in result.detail
+
+
 BREAKING = {
     "intervals": "sed -i 's/number < self._ends/number <= self._ends/' intervals/intervalset.py",
     "durations": "sed -i 's/appears twice/appears again/' durations/parsing.py",
