@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,12 +51,6 @@ OTHER_WORDS = "Carrot 3"
 
 PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """The text of an id whose bytes are no whole character."""
-
-SPECIAL_TEXT = re.compile(
-    r"<[|｜][^|｜\s]{1,40}[|｜]>|</?(?:think|tool_call|tool_response|s)>|<(?:start|end)_of_turn>"
-    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]+)\]"
-)
-"""Text that tokenizers commonly turn into special tokens, wherever the text stands."""
 
 
 class Templater(Protocol):
@@ -135,14 +128,21 @@ def _was_cut_inside(call: ModelCall) -> bool:
     return bool(message.get("tool_calls")) or not message.get("content")
 
 
+def _is_at_its_limit(call: ModelCall) -> bool:
+    """Return whether the limit may have ended an answer: vLLM says `tool_calls` also there, where a call is whole."""
+    return call.finish_reason == "length" or len(call.response_ids) == call.sampling.get("max_tokens")
+
+
 async def _is_cut_in_a_tool_call(engine: Templater, call: ModelCall) -> bool:
     """Return whether an answer without an end of turn was cut inside a tool call. Its message does not tell: vLLM says
-    `tool_calls` as soon as a call's JSON is whole, also where the limit came before the closing tag. Its streams hold
-    back a call that has only begun."""
-    if call.finish_reason != "length" and len(call.response_ids) != call.sampling.get("max_tokens"):
+    `tool_calls` as soon as a call's JSON is whole, also where the limit came before the closing tag. It holds back a
+    call that has only begun, so that the message ends before the sampled text does."""
+    if not _is_at_its_limit(call):
         return False
-    said = await engine.decode(call.response_ids.tolist())
-    return SPECIAL_TEXT.search(said.split("</think>", 1)[-1]) is not None
+    message = call.response or {}
+    said = (await engine.decode(call.response_ids.tolist())).rstrip(PART_OF_A_CHARACTER).rstrip()
+    told = (message.get("content") or "").rstrip(PART_OF_A_CHARACTER).rstrip()
+    return bool(message.get("tool_calls")) or not told or not said.endswith(told)
 
 
 async def _ids_after_answer(
@@ -164,13 +164,13 @@ async def _ids_after_tool_calls(
     """Return the ids that follow an answer with tool calls. None where the parent has no calls, or where the template
     does not end them with the token with which the policy did."""
     calls, last = (parent.response or {}).get("tool_calls"), int(parent.response_ids[-1])
-    if not calls or not SPECIAL_TEXT.fullmatch(end := await _text_of(engine, last, learned)):
+    if not calls or parent.stop_sequence is not None or _is_at_its_limit(parent):
         return None
     turns = [{"role": "assistant", "content": "", "tool_calls": _with_arguments(calls, said)} for said in DUMMY_ANSWERS]
     after = await _common_ending(engine, turns, new_messages, learned)
     if after is None:
         return None
-    of_template = after
+    of_template, end = after, await _text_of(engine, last, learned)
     if any(end in text or not text.strip() for text in _texts(new_messages)):
         reworded = [{**message, "content": OTHER_WORDS} for message in new_messages]
         other = await _common_ending(engine, turns, reworded, learned)

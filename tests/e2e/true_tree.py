@@ -99,6 +99,9 @@ async def _true_causes(splice: bool, engine: VllmEngine, parent: ModelCall) -> s
     said = await engine.decode(parent.response_ids.tolist())
     if not said.endswith("<|im_end|>"):
         answer = parent.response or {}
+        told = (answer.get("content") or "").rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+        if told and not answer.get("tool_calls") and said.rstrip("\N{REPLACEMENT CHARACTER}").rstrip().endswith(told):
+            return {None}  # a call that the parser left in the words, too
         if _is_cut_inside(said, calls_tools=bool(answer.get("tool_calls"))):
             return {"cut"}
         if answer.get("tool_calls") or not (answer.get("content") or "").strip():

@@ -39,6 +39,7 @@ async def test_spans_begin_and_end_with_the_markers_of_the_models_template(famil
     opening, closing = {
         "kimi": ("<|tool_call_begin|>", "<|tool_call_end|>"),
         "mistral": ("[TOOL_CALLS]", family.end),
+        "minimax": ("<minimax:tool_call>", "</minimax:tool_call>"),
     }.get(family.name, ("<tool_call>", "</tool_call>"))
     assert said.startswith(opening)
     assert said.endswith(closing)

@@ -179,6 +179,15 @@ def _harmony(said: Said, call_ids: Sequence[str]) -> str:
     return "<|end|><|start|>assistant".join(parts)
 
 
+def _minimax(said: Said, call_ids: Sequence[str]) -> str:
+    thinking = f"<think>\n{said.reasoning}\n</think>\n\n" if said.reasoning else ""
+    calls = [
+        f'\n<invoke name="bash">\n<parameter name="command">{each}</parameter>\n</invoke>' for each in said.commands
+    ]
+    section = f"\n<minimax:tool_call>{''.join(calls)}\n</minimax:tool_call>" if calls else ""
+    return thinking + said.text + section
+
+
 FAMILIES = [
     Family(
         name="chatml",
@@ -223,6 +232,12 @@ FAMILIES = [
         spell=_mistral,
         end="</s>",
         call_id="call{:05d}".format,
+    ),
+    Family(
+        name="minimax",
+        special=("]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>"),
+        spell=_minimax,
+        end="[e~[",
     ),
     Family(
         name="harmony",

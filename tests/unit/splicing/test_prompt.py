@@ -88,7 +88,15 @@ async def test_a_finished_turn_is_not_finished_twice() -> None:
     assert await text_of(Template(chatml), parent) == NEXT
 
 
-@pytest.mark.parametrize(("said", "finish"), [("Here", "length"), ("Here.", "stop"), ("Here.<|endoftext|>", "stop")])
+@pytest.mark.parametrize(
+    ("said", "finish"),
+    [
+        ("Here", "length"),
+        ("Here.", "stop"),
+        ("Here.<|endoftext|>", "stop"),
+        ('<tool_call>\n{"na', "length"),  # left in the words by the parser, so that a template would show the same
+    ],
+)
 async def test_an_unfinished_turn_is_finished(said: str, finish: str) -> None:
     """Cut off, ended by a stop string, or by another end token than the template's."""
     parent = answered(chatml(ASKED), said, finish_reason=finish)
@@ -107,11 +115,14 @@ async def test_a_template_that_drops_old_thinking_does_not_make_us_drop_it() -> 
     assert await text_of(Template(drops_old_thinking), parent) == f"{NEXT}<think>\n"
 
 
-async def test_the_real_template_with_tool_results() -> None:
-    class Real(Template):
-        async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
-            return np.asarray(CHATML.prompt_ids(list(messages), list(tools)), np.int32)
+class Real(Template):
+    """The embedded engine's template."""
 
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        return np.asarray(CHATML.prompt_ids(list(messages), list(tools)), np.int32)
+
+
+async def test_the_real_template_with_tool_results() -> None:
     call = {"id": "x", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
     said: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
     parent = make_call(
@@ -123,6 +134,19 @@ async def test_the_real_template_with_tool_results() -> None:
     ]
     spliced = await spliced_prompt(Real(chatml), parent, [*ASKED, said, *results], results)
     assert spliced.tolist() == CHATML.prompt_ids([*ASKED, said, *results], [])
+
+
+async def test_a_token_before_which_a_stop_string_ended_a_call_is_not_its_end() -> None:
+    """Guards against a turn that is left open because the template has the answer's last token behind its end."""
+    call = {"id": "x", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    said: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    sampled = [*CHATML.answer_ids(said)[:-1], *encode("\n").tolist()]
+    parent = make_call(0, CHATML.prompt_ids(ASKED, []), sampled, response=said, finish_reason="tool_calls")
+    result: Message = {"role": "tool", "tool_call_id": "x", "content": "README.md"}
+    ended = parent.model_copy(update={"stop_sequence": "\n"})
+    ids = await spliced_prompt(Real(chatml), ended, [*ASKED, said, result], [result])
+    added = CHATML.decode(ids[len(parent.prompt_ids) + len(sampled) :].tolist())
+    assert added.startswith("<|im_end|>\n<|im_start|>"), added
 
 
 async def test_text_that_the_tokenizer_composes_is_the_same_text() -> None:
@@ -201,17 +225,19 @@ async def test_the_text_of_known_ids_is_not_asked_for_again(left_out: str, said:
 @pytest.mark.parametrize(
     ("template", "parent", "new", "cause"),
     [
-        (chatml, {"said": '<tool_call>\n{"na', "finish_reason": "length"}, MORE, "cut"),
         (chatml, {"said": "", "finish_reason": "stop"}, MORE, "cut"),
-        (  # vLLM's streams hold back a call that has only begun
-            chatml,
-            {
-                "said": "Look.<tool_call>",
-                "finish_reason": "length",
-                "response": {"role": "assistant", "content": "Look."},
-            },
-            MORE,
-            "cut",
+        *(  # vLLM's streams hold back a call that has only begun
+            (
+                chatml,
+                {
+                    "said": f"{words}<tool_call>",
+                    "finish_reason": "length",
+                    "response": {"role": "assistant", "content": words},
+                },
+                MORE,
+                "cut",
+            )
+            for words in ("Look.", "\n\n")
         ),
         (  # vLLM says `tool_calls` as soon as the JSON is whole, also where the room ends before the closing tag
             chatml,

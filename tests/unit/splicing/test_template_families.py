@@ -69,6 +69,10 @@ CASES: dict[str, list[tuple[list[Message], Said]]] = {
     "ended by a stop string": [(START, Said(text="One file: STOP", end="stop string")), ([user("Which?")], DONE)],
     "cut off": [(START, Said(text="One file, and", end="length")), ([user("Go on.")], DONE)],
     "cut off in a call": [(START, Said(commands=("cat README.md",), end="in a call")), ([user("Go on.")], DONE)],
+    "cut off in a call behind words": [
+        (START, Said(text="I look.", commands=("cat README.md",), end="in a call")),
+        ([user("Go on.")], DONE),
+    ],
     "ended by another token": [(START, Said(text="One.", end="another")), ([user("Which?")], DONE)],
     "a late system message": [
         (START, Said(text="One.")),
