@@ -97,6 +97,11 @@ class SglangEngine:
         self, post: Callable[[str, Body], Awaitable[Body]], request: ChatRequest, fields: dict[str, Any]
     ) -> Completion:
         body = chat_body(self.model, request, fields, self._options.chat_template_kwargs)
+        # SGLang reads reasoning under this name alone, and leaves out the other without an error.
+        body["messages"] = [
+            {**message, "reasoning_content": message["reasoning"]} if message.get("reasoning") else message
+            for message in request.messages
+        ]
         if request.prompt_ids is not None:
             body["input_ids"] = request.prompt_ids
         answer = await post(CHAT, body)

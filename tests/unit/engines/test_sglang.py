@@ -121,6 +121,12 @@ async def test_a_spliced_prompt_is_sent_and_echoed(engine: Engine, stand_in: tup
     assert deltas == [], "SGLang streams no ids"
 
 
+async def test_reasoning_is_sent_under_the_name_sglang_reads(engine: Engine, stand_in: tuple[StandIn, str]) -> None:
+    said = {"role": "assistant", "content": "Hm.", "reasoning": "hm"}
+    await engine.template([*request().messages, said, *request().messages], [])
+    assert [each.get("reasoning_content") for each in stand_in[0].asked[-1]["messages"]] == [None, "hm", None]
+
+
 async def test_templating_decoding_and_scoring(engine: Engine) -> None:
     assert (engine.info.model, engine.info.max_model_len, engine.info.logprobs_mode) == ("m", 64, None)
     assert (await engine.template(request().messages, [])).tolist() == [1, 2]
