@@ -2,7 +2,8 @@
 
 A value that is read here is written again as a part of a larger one, and orjson writes less deep than it reads. A value
 that could not be written is therefore refused. JavaScript leaves half of a surrogate pair where it cuts a text in the
-middle of an emoji. In a request this half becomes U+FFFD, as it does where JavaScript encodes such a text itself.
+middle of an emoji, and a model may write one. This half becomes U+FFFD, as it does where JavaScript encodes such a text
+itself.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def request_body(raw: bytes | bytearray) -> dict[str, Any]:
 def parsed(text: str) -> Any:
     """Return the JSON value of a model's text, or None where the text is not JSON or nests too deeply for an answer."""
     try:
-        value = orjson.loads(text)
+        value = _loads(text.encode(errors="replace"))
     except orjson.JSONDecodeError:
         return None
     return value if _can_be_written(value) else None

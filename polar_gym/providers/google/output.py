@@ -100,8 +100,8 @@ def _calls(completion: Completion, call_id: str) -> tuple[list[Part], dict[str, 
 
 
 def _object(arguments: str) -> dict[str, Any] | None:
-    """Return the arguments as an object that can be sent, or None. Blank text means no arguments."""
-    if not arguments.strip():
+    """Return the arguments as an object that can be sent, or None. Blank text and `null` mean no arguments."""
+    if arguments.strip() in ("", "null"):
         return {}
     args = parsed(arguments)
     return args if isinstance(args, dict) else None

@@ -413,6 +413,11 @@ def test_no_call_is_made_up_of_broken_arguments(arguments: str, finish_reason: s
     assert (answer["finishReason"], answer["content"]["parts"]) == (ending, [{"text": "so"}])
 
 
-def test_no_arguments_are_an_empty_object():
-    answer = PROVIDER.render(parse(GO), completion(assistant(None, None, tool_call("run", ""))), "x")
-    assert answer["candidates"][0]["content"]["parts"][0]["functionCall"]["args"] == {}
+@pytest.mark.parametrize(
+    ("arguments", "args"),
+    [("", {}), (" null", {}), (r'{"text": "half \ud83d"}', {"text": "half \N{REPLACEMENT CHARACTER}"})],
+)
+def test_arguments_that_can_be_said_are_a_call(arguments: str, args: dict[str, str]):
+    """Guards against whole turns that clients throw away."""
+    answer = PROVIDER.render(parse(GO), completion(assistant(None, None, tool_call("run", arguments))), "x")
+    assert answer["candidates"][0]["content"]["parts"][0]["functionCall"]["args"] == args
