@@ -29,6 +29,9 @@ _SERVER_SIDE = (
 )
 """Types, or beginnings of dated types (`web_search_preview_2025_03_11`), of tools that OpenAI's servers execute."""
 
+_NO_DESCRIPTION = "Tools in the {} namespace."
+"""Codex's words for a namespace that has no description. Another description stands before that of the first tool."""
+
 _LOCAL_SHELL_PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -68,9 +71,13 @@ def _add(tools: OfferedTools, tool: dict[str, Any], path: str, namespace: str | 
         shell = {"description": "Runs a command on the user's machine.", "parameters": _LOCAL_SHELL_PARAMETERS}
         _offer(tools, {"name": LOCAL_SHELL}, path, namespace, kind, shell)
     elif kind == "namespace" and namespace is None:
-        name = required(tool, "name", str, path)
+        name, about = required(tool, "name", str, path), optional(tool, "description", str, path)
+        first = len(tools.definitions)
         for inner_path, inner in objects(tool, "tools", path):
             _add(tools, inner, inner_path, namespace=name)
+        if about and about != _NO_DESCRIPTION.format(name) and len(tools.definitions) > first:
+            function = tools.definitions[first]["function"]
+            function["description"] = "\n\n".join(filter(None, (about, function.get("description"))))
     elif kind.startswith(_SERVER_SIDE):
         tools.withheld.append(kind)
     else:

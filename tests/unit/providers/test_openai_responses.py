@@ -178,6 +178,22 @@ def test_a_freeform_call_with_other_arguments_is_handed_over_as_it_is():
         assert PROVIDER.render(request, answer, "x")["output"][0]["input"] == arguments
 
 
+@pytest.mark.parametrize(
+    ("about", "own", "shown"),
+    [
+        ("Call begin first.", "Begins.", "Call begin first.\n\nBegins."),
+        ("Call begin first.", None, "Call begin first."),
+        ("Tools in the team namespace.", "Begins.", "Begins."),
+        ("", None, None),
+    ],
+)
+def test_the_model_reads_the_description_of_a_namespace(about: str, own: str | None, shown: str | None):
+    begin = {"type": "function", "name": "begin", **({"description": own} if own else {})}
+    tools = [{**TEAM, "description": about, "tools": [begin, PATCH]}]
+    first, second = (tool["function"] for tool in parse(GO, tools=tools).tools)
+    assert (first.get("description"), "first" in second.get("description", "")) == (shown, False)
+
+
 def test_a_named_tool_can_be_forced():
     request = parse(GO, tools=[TEAM], tool_choice={"type": "function", "name": "spawn", "namespace": "team"})
     assert request.tool_choice == {"type": "function", "function": {"name": "team__spawn"}}
