@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from polar_gym.chat import ChatRequest, Completion, Delta
@@ -102,6 +102,8 @@ class Provider:
     """(kind, message) -> an in-stream error event, for a stream whose status line is already sent."""
     keep_alive: bytes
     """Bytes that every client of this format tolerates between events."""
+    stream_headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Headers of a stream, beside those of all streams."""
     token_count: Callable[[int], dict[str, Any]] | None = None
     """Prompt length -> the answer of the provider's token-counting endpoint, where it has one."""
 

@@ -310,3 +310,11 @@ async def test_a_count_is_the_length_of_the_prompt_that_a_call_would_have(tmp_pa
         await responses.create(model="policy", input=turn, tools=[tool])
         assert capture.calls[1].continuation == "spliced"
         assert counted.input_tokens == len(capture.calls[1].prompt_ids)
+
+
+async def test_codex_is_told_that_the_usage_has_its_reasoning(tmp_path: Path) -> None:
+    """Guards against Codex adding an estimate of earlier reasoning to the usage, and compacting too early."""
+    async with running_session(listing_engine(), tmp_path) as (node, capture):
+        ask = client(node, capture.key).responses.with_streaming_response.create
+        async with ask(model="policy", input="List the files.", stream=True) as response:
+            assert response.headers["X-Reasoning-Included"] == "true"

@@ -25,7 +25,8 @@ async def send_stream(exchange: Exchange, sampling: asyncio.Future[tuple[Complet
     """Send the answer as the provider's events: each delta as it comes, or the whole answer where the engine gives no
     deltas. The status line waits for the first bytes to send. The last event leaves after the call is recorded."""
     provider, deltas = exchange.provider, exchange.deltas
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **provider.stream_headers}
+    response = web.StreamResponse(headers=headers)
     events = provider.stream(exchange.request, exchange.call_id)
     sampling.add_done_callback(lambda _: deltas.put_nowait(None))
     silent_until = time.monotonic() + HOLD_SECONDS

@@ -99,5 +99,7 @@ PROVIDER = Provider(
     error=error_body,
     error_event=output.error_event,
     keep_alive=b": keep-alive\n\n",
+    # Codex adds its own estimate of earlier reasoning to the usage elsewhere, and compacts too early.
+    stream_headers={"X-Reasoning-Included": "true"},
     token_count=lambda count: {"object": "response.input_tokens", "input_tokens": count},
 )
