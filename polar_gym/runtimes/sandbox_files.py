@@ -79,7 +79,7 @@ async def own_disk(scratch: Path, limits: LimitOptions, claim: uids.Claim) -> di
     try:
         return await disk.limited(scratch, size)
     except copy_on_write.OverlayError as error:
-        say_once(f"{UNLIMITED}: {' '.join(str(error).split())}")
+        say_once(f"{UNLIMITED}: {' '.join(str(error).split())}", "disk")
     return disk.Disk(scratch, size, enter=claim.enter)
 
 
@@ -118,7 +118,7 @@ async def show_workspace(source: Path, own: disk.Disk, claim: uids.Claim, own_fi
                 source.resolve(), upper, work, at, uid=claim.uid, through=own.enter, roots=own_files
             )
         except copy_on_write.OverlayError as error:
-            say_once(f"workspaces are copied, because no overlay can be mounted here: {error}")
+            say_once(f"workspaces are copied, because no overlay can be mounted here: {error}", "overlay")
     await copy_workspace(source, own, claim)
     return None
 
@@ -166,7 +166,7 @@ def limit(scratch: Path, limits: LimitOptions) -> cgroups.Cgroup | None:
     try:
         return cgroups.make(scratch.name, limits)
     except cgroups.CgroupError as error:
-        say_once(f"sandboxes are limited process by process only: {error}")
+        say_once(f"sandboxes are limited process by process only: {error}", "limits")
         return None
 
 
@@ -218,7 +218,8 @@ _said: dict[str, object] = {}
 
 
 def say_once(message: str, about: str | None = None) -> None:
-    """Log a warning, unless one with the same text, or `about` the same, was logged before."""
+    """Log a warning, unless one with the same text, or `about` the same, was logged before. A text that names a
+    sandbox needs `about`."""
     own = object()
     said = _said.setdefault(about or message, own)
     if said is own:  # one thread alone gets its own back: sandboxes come up in several

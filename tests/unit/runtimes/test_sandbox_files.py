@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
+import pytest
+
 from polar_gym.runtimes.sandbox_files import say_once
 
 
@@ -28,3 +30,9 @@ def test_two_sandboxes_that_come_up_together_say_once_what_lacks() -> None:
     finally:
         logger.removeFilter(hear)
     assert said == ["it lacks groups"]
+
+
+def test_a_lack_is_said_once_though_its_text_names_each_sandbox(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("one", "other"):
+        say_once(f"no disk for {name}", "a test's disk")
+    assert [record.getMessage() for record in caplog.records] == ["no disk for one"]
