@@ -10,9 +10,9 @@ enter that (not root, or in a container itself), it uses a mounted Unix socket a
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import docker
 import requests
@@ -44,7 +44,7 @@ class Docker:
 
     def __init__(self, options: DockerOptions) -> None:
         self._daemon = Daemon(options)
-        self._getting: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._getting: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
 
     def check(self) -> list[str]:
         try:
@@ -112,7 +112,7 @@ class Docker:
 
     async def _get(self, name: str | None) -> Image:
         """Return the image to run. Of all who ask for one image, one alone holds a thread. Raises `SandboxError`."""
-        async with self._getting[name]:
+        async with self._getting.setdefault(name, asyncio.Lock()):
             return await self._daemon.fetch(lambda client: self._image(client, name))
 
     def _image(self, client: docker.DockerClient, name: str | None) -> Image:

@@ -61,6 +61,8 @@ class Images:
                 f"runtime.image: {name!r} is not on this machine; get it with: docker pull {name}, or set "
                 "runtime.pull=missing"
             )
+        if name.startswith(f"{KEPT}:"):
+            return _look_into(client, name, found)  # of one session, and soon removed
         if found not in self._known:
             self._known[found] = _look_into(client, name, found)
         return replace(self._known[found], name=name)
