@@ -42,8 +42,9 @@ REPLAY_WINDOW_SECONDS = 300.0
 ANSWER_SECONDS, CONNECT_SECONDS = 60.0, 10.0
 """The time for a receiver's answer, and of that for a connection. A large body has as much more as one that is sent to
 the server."""
-GIVE_UP_SECONDS = 3 * 86400.0
-"""How long a callback is repeated."""
+GIVE_UP_SECONDS, LEAST_TRIES = 3 * 86400.0, 100
+"""How long a callback is repeated, and how often at least: a server that was down for days has not tried, and a clock
+may jump."""
 AT_ONCE = 16
 """The most callbacks that are under way at once."""
 TO_ONE_HOST = 8
@@ -191,8 +192,9 @@ class CallbackSender:
             await self._failed(entry, problem)
 
     async def _failed(self, entry: OutboxEntry, problem: str) -> None:
-        """Have a callback tried again later, or give it up where it is too old."""
-        if time.time() - entry.created_at > GIVE_UP_SECONDS:
+        """Have a callback tried again later, or give it up where it is too old and was tried often."""
+        if time.time() - entry.created_at > GIVE_UP_SECONDS and entry.tries + 1 >= LEAST_TRIES:
+            log.warning("callback %s: given up after %d tries: %s", entry.key, entry.tries + 1, problem)
             await self._done(entry, "callback.given_up", problem)
         else:
             self._book.counts.callbacks["failed"] += 1

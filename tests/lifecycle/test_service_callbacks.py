@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import re
 import socket
 import threading
 from collections import Counter
@@ -120,6 +121,27 @@ async def test_a_receiver_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
 
 async def given_up(client: RolloutClient) -> set[str | None]:
     return {event.session_id async for event in client.events("t") if event.kind == "callback.given_up"}
+
+
+async def test_a_callback_that_is_old_and_was_hardly_tried_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against all callbacks of a server that was down for days being lost, because their receiver starts a
+    second after the server."""
+    async with Receiver(CALLBACK_KEY, broken=lambda number: True) as receiver:
+        async with rollout_server(tmp_path) as (service, client):
+            await client.submit(make_request("t", callback_url=receiver.url))
+            await client.cancel("t")
+            await service.store._execute("UPDATE outbox SET created_at = created_at - 400000, tries = 0")
+        tried = len(receiver.requests)
+        async with rollout_server(tmp_path) as (service, client), asyncio.timeout(60):
+            while len(receiver.requests) < tried + 4:  # noqa: ASYNC110 - no end tells
+                await asyncio.sleep(0.05)
+            assert await given_up(client) == set()
+            await service.store._execute("UPDATE outbox SET tries = ?, due_at = 0", callbacks.LEAST_TRIES)
+            while len(await given_up(client)) < 2:  # noqa: ASYNC110 - no end tells
+                await asyncio.sleep(0.05)
+        assert re.search(r"given up after 10[12] tries: HTTP 500", caplog.text)  # some were under way
 
 
 async def test_an_episode_that_cannot_be_read_holds_up_no_other(
