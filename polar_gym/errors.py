@@ -24,6 +24,10 @@ class ConfigError(ValueError):
     """A config that cannot be run. The message names the key, the value and what is allowed."""
 
 
+class UnavailableError(ConfigError):
+    """A port, a directory or a disk cannot be used now. The same command may succeed later."""
+
+
 def how_to_install(*extras: str) -> str:
     """Return the command that installs the packages of some extras. No index has this package itself."""
     try:

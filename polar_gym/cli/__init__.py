@@ -117,19 +117,22 @@ def polar_gym(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the console script. Exit codes: 0 done, 1 some sessions failed, 2 a wrong request, 130 interrupted."""
+    """Run the console script. Exit codes: 0 done, 1 some sessions failed, 2 a wrong request, 75 the same command may
+    succeed later (`EX_TEMPFAIL` of sysexits.h), 130 interrupted."""
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False)]
     )
     try:
         app(args=list(arguments) if arguments is not None else None)
     except Exception as error:
-        from polar_gym.engines import EngineError  # these load much that `--help` does not need
-        from polar_gym.errors import ConfigError
+        from polar_gym.engines import UNREACHABLE, EngineError  # these load much that `--help` does not need
+        from polar_gym.errors import ConfigError, UnavailableError
 
         if not isinstance(error, ConfigError | EngineError):
             raise
         head, said = ("error: ", str(error)) if isinstance(error, ConfigError) else ("engine: ", error.message)
         # Plain text, not markup: the user's own words may hold brackets.
         errors.print(Text.assemble((head, "bold red"), said), soft_wrap=True)
-        sys.exit(2)
+        away = isinstance(error, EngineError) and error.kind in (UNREACHABLE, "overloaded")
+        later = away or isinstance(error, UnavailableError)
+        sys.exit(75 if later else 2)

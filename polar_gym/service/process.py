@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import logging
 import math
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, how_to_install
+from polar_gym.errors import ConfigError, UnavailableError, how_to_install
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.process import unless
@@ -55,7 +57,8 @@ async def serving(
         try:
             store = Store(settings.state)
         except StoreError as error:
-            raise ConfigError(f"state={str(settings.state)!r}: {error}") from error
+            kind = UnavailableError if _may_pass(error.__cause__) else ConfigError
+            raise kind(f"state={str(settings.state)!r}: {error}") from error
         stack.push_async_callback(store.close)
         link = await stack.enter_async_context(NodeLink(keys.node))
         service = await stack.enter_async_context(RolloutService(store, link, settings))
@@ -78,6 +81,14 @@ async def serving(
         app = make_app(service, keys, allowed, addresses, watch.lines, settings.url)
         listener = await stack.enter_async_context(Listener(app, bound, LINGERING_SECONDS))
         yield service, settings.own_url(listener.port)
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Return whether a directory that could not be opened may be opened later: it is in use, or its disk is full."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the part that tells more
+        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    return isinstance(error, BlockingIOError) or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
 
 
 async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, say: Callable[[str], None]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import orjson
 
 from polar_gym import durable
+from polar_gym.errors import ConfigError
 from polar_gym.protocol import Event, Generation
 from polar_gym.schema import TaskRequest
 from polar_gym.service.change import Change, OutboxEntry
@@ -112,10 +113,10 @@ class Store:
             raise StoreError(f"{self.path}: {error}") from error
 
     def _migrate(self) -> None:
-        """Run the scripts that the database lacks, each in one transaction. Raise `StoreError` for a newer database."""
+        """Run the scripts that the database lacks, one transaction each. Raise `ConfigError` for a newer database."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > len(MIGRATIONS):
-            raise StoreError(
+            raise ConfigError(
                 f"{self.path}: a newer polar-gym wrote it (schema {version}, this one knows {len(MIGRATIONS)}); "
                 "start that version, or name another directory with state="
             )

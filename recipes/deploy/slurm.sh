@@ -22,7 +22,7 @@ export POLAR_GYM_NODE_KEY_FILE=${POLAR_GYM_NODE_KEY_FILE:-$HOME/.polar-gym/node.
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 server=http://$first:8700
 
-again() { # repeat the command until it ends by itself: status 0 after a SIGTERM, 2 when a setting is wrong
+again() { # repeat the command until it ends by itself: status 0 after a SIGTERM, 2 when a setting is wrong (75: try later)
   local code=0
   while true; do
     "$@" && return 0 || code=$?

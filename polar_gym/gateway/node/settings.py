@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import uuid
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, field_validator
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, validated
+from polar_gym.errors import ConfigError, UnavailableError, validated
 from polar_gym.http.keys import is_loopback
 from polar_gym.http.urls import is_http_url
 from polar_gym.record import Record
@@ -63,12 +64,14 @@ class ListenSettings(Record):
         return int(self.listen.rpartition(":")[2])
 
     def bound(self) -> socket.socket:
-        """Return a socket at the address of the settings. Raises `ConfigError`."""
+        """Return a socket at the address of the settings. Raises `ConfigError`, or `UnavailableError` where another
+        process has the port."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=1024)
         except OSError as error:
-            raise ConfigError(f"listen={self.listen}: {error.strerror}") from error
+            kind = UnavailableError if error.errno == errno.EADDRINUSE else ConfigError
+            raise kind(f"listen={self.listen}: {error.strerror}") from error
 
     def own_url(self, port: int) -> str:
         """Return the URL at which others reach this process, which listens on `port`."""

@@ -15,6 +15,7 @@ A directory without an episode is a session that was running when its process di
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import IO
 import orjson
 
 from polar_gym import durable
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, UnavailableError
 from polar_gym.gateway.session.starting import JOURNAL, MANIFEST, Manifest
 from polar_gym.protocol import DeliveryAnswer, Dispatch, JournalPiece
 from polar_gym.record import Record
@@ -88,18 +89,20 @@ class StateDirectory:
     def lock(self, key: str = "state") -> IO[bytes]:
         """Return a file that locks the directory until the file is closed. `key`: the setting that names the directory.
 
-        Raise `ConfigError` where another process serves the directory, or where the directory cannot be written.
+        Raise `UnavailableError` where another process serves the directory or its disk is full, and `ConfigError` where
+        the directory cannot be written for another reason.
         """
         try:
             self.sessions.mkdir(parents=True, exist_ok=True, mode=0o700)
             return durable.locked(self.root / "lock", wait=False, mode=0o600)
         except BlockingIOError as error:
-            raise ConfigError(
+            raise UnavailableError(
                 f"{key}={self.root}: another process serves it; stop that one, or set {key} to a directory of this "
                 "one alone"
             ) from error
         except OSError as error:
-            raise ConfigError(f"{key}={self.root}: {error.strerror}; name a directory that can be written") from error
+            kind = UnavailableError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+            raise kind(f"{key}={self.root}: {error.strerror}; name a directory that can be written") from error
 
     def files(self, key: Key) -> SessionFiles:
         return SessionFiles(self.sessions / str(key))

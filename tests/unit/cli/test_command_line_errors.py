@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from polar_gym import durable
 from polar_gym.cli import main
 from polar_gym.config.loading import load_config
 from polar_gym.console import make_console
+from polar_gym.engines import http
 from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.paths import check_writable
@@ -25,10 +28,10 @@ from tests.support.processes import free_port, running
 from tests.support.requirements import need_bubblewrap
 
 
-def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-    assert ended.value.code == 2
+    assert ended.value.code == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "Traceback" not in captured.err
@@ -61,6 +64,23 @@ def test_a_file_that_holds_no_episodes_is_not_resumed(tmp_path: Path, capsys: py
     message = said(["rollout", "demo", "--resume", str(file)], capsys)
     assert f"{file}:1: not an episode of this version: session: is required" in message
     assert file.read_text() == content
+
+
+def test_a_lack_that_may_pass_has_a_status_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a service that is never started again after a full disk, or an engine that loads for long."""
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setattr(http, "START_PATIENCE_SECONDS", 0.1)
+    engine = ["engine=vllm", f"engine.url=http://{address}", "engine_wait_seconds=0", "listen=127.0.0.1:0"]
+    assert said(["gateway", *engine, f"state={tmp_path}/node"], capsys, 75).startswith("engine: ")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"listen=127.0.0.1:{taken.getsockname()[1]}"
+        assert "Address already in use" in said(["serve", listen, f"state={tmp_path}/state"], capsys, 75)
+    with durable.locked(tmp_path / "lock"):
+        message = said(["serve", "listen=127.0.0.1:0", f"state={tmp_path}"], capsys, 75)
+    assert "in use by another rollout server" in message
+    assert "No such file" in said(["serve", "listen=127.0.0.1:0", "state=/proc/nowhere"], capsys)
 
 
 def test_what_was_typed_is_shown_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polar_gym.errors import ConfigError
 from polar_gym.protocol import Event, Generation
 from polar_gym.service.book import event
 from polar_gym.service.callbacks import host_of
@@ -288,7 +289,7 @@ async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     await Store(tmp_path).close()
     with sqlite3.connect(tmp_path / "service.sqlite") as db:
         db.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match=r"service\.sqlite: a newer polar-gym wrote it \(schema 99, .*state="):
+    with pytest.raises(ConfigError, match=r"service\.sqlite: a newer polar-gym wrote it \(schema 99, .*state="):
         Store(tmp_path)
 
 
