@@ -133,6 +133,26 @@ async def follow(
     return list(tasks.values())
 
 
+def _unscored(episode: Episode, session: Session) -> Episode:
+    """Return an episode that the server excluded, with no reward and with the server's reason. The server keeps it as
+    its node delivered it, and the session may have ended well on its node."""
+    traces = [
+        trace.model_copy(
+            update={"reward": None, "turns": [turn.model_copy(update={"reward": None}) for turn in trace.turns]}
+        )
+        for trace in episode.trajectory.traces
+    ]
+    decided = {"status": session.status, "failure": session.failure or episode.session.failure}
+    return episode.model_copy(
+        update={
+            "session": episode.session.model_copy(update={**decided, "staleness": session.staleness}),
+            "trajectory": episode.trajectory.model_copy(update={"traces": traces}),
+            "reward": None,
+            "evaluation": None,
+        }
+    )
+
+
 async def _of_cancelled(client: RolloutClient, sessions: Sequence[Session]) -> AsyncGenerator[Episode]:
     """The episodes, kept as excluded, of samples that ended without an accepted one. Those of cancelled samples come
     from their nodes a little after the task's end."""
@@ -140,7 +160,7 @@ async def _of_cancelled(client: RolloutClient, sessions: Sequence[Session]) -> A
     for session in sessions:
         while session.node is not None:  # else it was on no node
             try:
-                yield await client.episode(session.session_id, session.attempt)
+                yield _unscored(await client.episode(session.session_id, session.attempt), session)
                 break
             except RolloutServiceError as error:
                 if error.status not in (404, 410):

@@ -126,6 +126,25 @@ async def test_what_was_captured_of_cancelled_samples_is_written_too(
     assert (tmp_path / "episodes.1.jsonl").read_text() == "precious"
 
 
+async def test_an_episode_that_the_server_refused_is_written_without_its_reward(tmp_path: Path) -> None:
+    """Guards against training on what early stopping left out: its node had graded the session in time."""
+    output = tmp_path / "episodes.jsonl"
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=2) as node:
+        await client.submit(make_request("t", num_samples=2, stop_when_usable=1))
+        first, late = await node.take(2)
+        await node.deliver(episode_of(first), 0)
+        graded = episode_of(late)
+        graded.trajectory.traces[0].reward = 1.0
+        await node.deliver(graded, 0)
+        await asyncio.wait_for(follow(client, ["t"], output, quiet()), 60)
+    accepted, excluded = (Episode.from_json(line) for line in output.read_bytes().splitlines())
+    assert (accepted.session.session_id, accepted.reward) == (first.session_id, 1.0)
+    assert (excluded.session.session_id, excluded.session.status) == (late.session_id, Status.CANCELLED)
+    assert (excluded.reward, excluded.trajectory.traces[0].reward) == (None, None)
+    assert excluded.session.failure is not None
+    assert excluded.session.failure.kind == "early_stop"
+
+
 async def test_the_wrong_key_says_where_the_client_takes_it_from(tmp_path: Path) -> None:
     async with rollout_server(tmp_path) as (_, own), RolloutClient(own.url, "not the key") as client:
         with pytest.raises(RolloutServiceError, match="POLAR_GYM_SERVICE_KEY"):
