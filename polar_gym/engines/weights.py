@@ -29,7 +29,7 @@ def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, t
     `told`: the spans that the engine names, empty where it names none. Without a trainer's version nothing else is
     known. The label of a single span says which of the two versions it is. Among several spans, the first and the last
     are known by their place. A label only confirms this, because two counters may use the same numbers for different
-    weights.
+    weights. Where the last label is the trainer's, another first label says that sampling began after an update.
     """
     if not tokens or (began is None and ended is None):
         return list(told)
@@ -40,8 +40,9 @@ def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, t
     if len(told) == 1:
         known = labels[0] is not None and labels[0] in (began, ended)
         return [_named(told[0], str(labels[0]), certain=True) if known else _between(told[0], first, ended)]
+    began_late = began is not None and labels[-1] == ended and labels[0] not in (None, began)
     return [
-        _named(told[0], first, certain=labels[0] == began),
+        _between(told[0], first, ended) if began_late else _named(told[0], first, certain=labels[0] == began),
         *(_between(span, first, ended) for span in told[1:-1]),
         _named(told[-1], ended, certain=labels[-1] == ended),
     ]
