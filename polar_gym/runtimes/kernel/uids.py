@@ -11,6 +11,7 @@ see different files, such as those in containers, hardly ever choose the same ui
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -62,6 +63,8 @@ class Uids:
                 uid = uids[self._turn % len(uids)]
                 if uid not in self._mine and self._lock(uid):
                     self._mine[uid] = Claim(uid, self, enter)
+                    with contextlib.suppress(OSError):
+                        os.utime(self._file)  # systemd-tmpfiles removes what is old in /tmp
                     return self._mine[uid]
         raise SandboxError(f"all {len(uids)} uids of sandboxes are in use: start fewer sandboxes at once")
 
