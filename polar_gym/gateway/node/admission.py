@@ -120,7 +120,9 @@ def _check(named: Named, allowed: Allowed) -> None:
         except ValueError as error:
             raise ConfigError(f"{said}: {error}; the operator of the service may allow it: directories=DIR") from error
     if named.kind is Names.OTHER and allowed.own is not None:
-        raise ConfigError(f"{said}: a request may not choose it; leave it out, or set it in the config of the node")
+        raise ConfigError(
+            f"{said}: a request may only repeat what the config of the node has; leave it out, or set the same there"
+        )
 
 
 def _named_by(
