@@ -13,9 +13,9 @@ import itertools
 import logging
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -55,7 +55,7 @@ class AgentSettings(Options):
     policy_model_name: str | None = None
     policy_api_key: str | None = None
     concurrency: int = Field(default=16, gt=0)
-    """How many harnesses may run at once, over all replicas."""
+    """How many harnesses may run at once, over all replicas; each has a like share, rounded up."""
     resume: bool = False
     """Whether a row that an earlier process of this server had begun goes on with its record when the row comes again:
     with `polar.rollout.state`, a directory of this run alone."""
@@ -111,6 +111,8 @@ class Rollouts:
         self._records = StateDirectory(state) if settings.resume and state is not None else None
         self._starting: asyncio.Task[_Machinery] | None = None
         self._turns = itertools.count()
+        self._open = Counter[int]()
+        """The number of a node -> its rows."""
         self._unnumbered: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         """Task -> the numbers of rows that come without one: else all would have the same seeds."""
 
@@ -118,16 +120,29 @@ class Rollouts:
         """Return one episode as a verify response. Any failure becomes a masked sample: an error would end the run."""
         try:
             machinery = await self._machinery()
-            turn = next(self._turns) % len(machinery.nodes)
             request, index = self._request(machinery, row), _sample_index(row)
             if index is None:  # a row that may go on with a record is known by its number
                 index = next(self._unnumbered[request.task_id]) if self._records is None else 0
-            node = machinery.nodes[turn]
-            with machinery.leftovers.watching(node.census.has_left) as note:
-                episode = await self._episode(machinery, node, request, index, note)
+            with (
+                self._place(len(machinery.nodes)) as place,
+                machinery.leftovers.watching(machinery.nodes[place].census.has_left) as note,
+            ):
+                episode = await self._episode(machinery, machinery.nodes[place], request, index, note)
             return await asyncio.to_thread(self._answer, row, episode)
         except Exception as error:  # noqa: BLE001 - /run must not raise: one broken session would end all others
             return verified(row, _why(error), response_id=uuid.uuid4().hex, created_at=time.time())
+
+    @contextmanager
+    def _place(self, count: int) -> Iterator[int]:
+        """Give the number of the node with the fewest rows; of several, the next one in turn. The row is counted until
+        the block ends."""
+        turn = next(self._turns)
+        place = min(range(count), key=lambda each: (self._open[each], (each - turn) % count))
+        self._open[place] += 1
+        try:
+            yield place
+        finally:
+            self._open[place] -= 1
 
     async def _episode(
         self, machinery: _Machinery, node: Node, request: TaskRequest, index: int, note: Callable[[Session], None]

@@ -287,6 +287,19 @@ async def test_an_unknown_task_is_masked_and_carries_one_token() -> None:
     assert consumed(answer["response"]["output"]) == [([0], [0])]
 
 
+def test_a_row_goes_to_the_node_with_the_fewest_rows() -> None:
+    """Guards against rows that wait for a node whose one place hangs, beside nodes without any row."""
+    rollouts = Rollouts(AgentSettings(policy_base_url="http://127.0.0.1:1/v1", polar={"runtime": "bubblewrap"}))
+    with rollouts._place(3) as hung:
+        others = set[int]()
+        for _ in range(6):
+            with rollouts._place(3) as place:
+                others.add(place)
+        assert others == {0, 1, 2} - {hung}
+        with rollouts._place(3) as one, rollouts._place(3) as other:
+            assert {hung, one, other} == {0, 1, 2}
+
+
 async def test_a_dead_engine_is_masked_and_does_not_end_the_batch(unused_tcp_port: int) -> None:
     """NeMo RL raises `ValueError` for a sample without any token."""
     settings = AgentSettings(policy_base_url=f"http://127.0.0.1:{unused_tcp_port}/v1", polar={"runtime": "bubblewrap"})
