@@ -89,7 +89,7 @@ class TaskFiles:
         """Return whether Python would import this new file in place of a module that is not the workspace's."""
         top = next((part for part in path.parts if part not in _SOURCE_ROOTS), "")
         if link:
-            return not top or top in self._importable
+            return not top or top.partition(".")[0] in self._importable
         name = top.partition(".")[0]
         if path.suffix not in (".py", ".so") or name not in self._importable:
             return False

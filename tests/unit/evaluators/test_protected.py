@@ -171,10 +171,14 @@ def test_a_directory_that_is_no_package_hides_no_installed_one():
 
 
 @pytest.mark.parametrize(
-    ("path", "theirs"), [("attr", True), ("src", True), ("lib/yaml", True), ("docs/attr", False), ("data", False)]
+    ("path", "theirs"),
+    [
+        *(("attr", True), ("src", True), ("lib/yaml", True), ("docs/attr", False), ("data", False)),
+        *(("attr.py", True), ("data.py", False)),
+    ],
 )
 def test_a_new_link_is_no_way_around(path, theirs):
-    """Guards against a link to a package, which has no `.py` in its name."""
+    """Guards against a link to a package, which has no `.py` in its name, and against one to a module."""
     patch = f"diff --git a/{path} b/{path}\nnew file mode 120000\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+pkg\n"
     (change,) = file_changes(patch.encode())
     assert FILES.protects(change) == theirs
