@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass
 
@@ -11,6 +12,12 @@ _SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 _OTHER_PATH = re.compile(rb"^(?:rename|copy) [^\n]*", re.MULTILINE)
 """A line that has git read or write another path than the first line of the section names. Git takes it also behind
 `---` and `+++`; no line of a hunk or of base 85 text is like that."""
+
+_CONTENT = (b"@@ ", b"GIT binary patch")
+"""The beginning of the first line behind a section's header."""
+
+_ESCAPE = re.compile(rb'\\([abtnvfr"\\]|[0-3][0-7]{2})')
+"""The escapes of git. Python knows more, which git takes as they stand."""
 
 _NEW = re.compile(rb"\Adiff --git [^\n]*\nnew file mode ")
 _NEW_LINK = re.compile(_NEW.pattern + rb"120000$", re.MULTILINE)
@@ -45,14 +52,18 @@ def file_changes(diff: bytes) -> list[FileChange]:
 
 
 def unquoted(name: bytes) -> bytes:
-    """Return a file name that git printed, without the quoting that git uses for unusual names."""
+    """Return a file name that git printed, without the quoting that git uses for unusual names. Raises `ValueError` for
+    an escape that git does not know."""
     if len(name) < 2 or not (name.startswith(b'"') and name.endswith(b'"')):
         return name
+    if b"\\" in _ESCAPE.sub(b"", name):
+        raise ValueError(f"{name.decode(errors='replace')}: git knows no such escape")
     return name[1:-1].decode("unicode_escape").encode("latin-1")  # git's escapes are a part of Python's
 
 
 def _path(section: bytes) -> bytes:
-    """Return the path in `diff --git a/PATH b/PATH`. Both halves must hold the same path, and no line another one."""
+    """Return the path in `diff --git a/PATH b/PATH`. Both halves must hold the same path, and no line another one: git
+    takes the names behind `---` and `+++`, each by itself, where it finds none in the first line."""
     header = section.split(b"\n", 1)[0].removeprefix(b"diff --git ")
     middle = len(header) // 2
     old, new = unquoted(header[:middle]), unquoted(header[middle + 1 :])
@@ -60,4 +71,22 @@ def _path(section: bytes) -> bytes:
         raise ValueError(f"cannot tell the path in {header.decode(errors='replace')!r}")
     if other := _OTHER_PATH.search(section):
         raise ValueError(f"{other[0].decode(errors='replace')!r}: the patch renames or copies a file")
+    lines = io.BytesIO(section)
+    next(lines)
+    for place, line in enumerate(lines):
+        if line.startswith(_CONTENT):
+            break
+        if _is_forged(line.rstrip(b"\n"), place, old[2:], new=bool(_NEW.match(section))):
+            said, of = (text.decode(errors="replace") for text in (line, header))
+            raise ValueError(f"{said!r}: git writes no such line for {of!r}")
     return old[2:]
+
+
+def _is_forged(line: bytes, place: int, path: bytes, *, new: bool) -> bool:
+    """Return whether a line of a header makes a file, or names one, in another way than git's own patches do."""
+    if line.startswith(b"new file mode "):
+        return place != 0
+    sign, name = line[:4], unquoted(line[4:].removesuffix(b"\t")) if line[:4] in (b"--- ", b"+++ ") else b""
+    if sign == b"--- ":
+        return name != b"a/" + path and not (new and name == b"/dev/null")
+    return sign == b"+++ " and name not in (b"b/" + path, b"/dev/null")

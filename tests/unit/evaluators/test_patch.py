@@ -63,6 +63,36 @@ def test_what_is_not_plain_is_refused(repository):
     assert file_changes(b"") == []
 
 
+FORGED = {
+    "an escape that git does not know": (
+        'diff --git "a/notes\\x2etxt" "b/notes\\x2etxt"\nold mode 100644\nnew mode 100755\n'
+        "--- a/test_hard.py\n+++ b/notes.txt\n",
+        "git knows no such escape",
+    ),
+    "another name behind ---": (
+        "diff --git a/notes.txt b/notes.txt\nold mode 100644\nnew mode 100755\n--- a/test_hard.py\n+++ b/notes.txt\n",
+        r"'--- a/test_hard\.py\\n': git writes no such line",
+    ),
+    "a new file behind the index": (
+        "diff --git a/attr.py b/attr.py\nindex 0000000..257cc56\nnew file mode 100644\n"
+        "--- /dev/null\n+++ b/attr.py\n@@ -0,0 +1 @@\n+x\n",
+        r"'new file mode 100644\\n': git writes no such line",
+    ),
+    "a new file without a mode": (
+        "diff --git a/attr.py b/attr.py\n--- /dev/null\n+++ b/attr.py\n@@ -0,0 +1 @@\n+x\n",
+        r"'--- /dev/null\\n': git writes no such line",
+    ),
+}
+
+
+@pytest.mark.parametrize(("diff", "says"), FORGED.values(), ids=FORGED)
+def test_a_header_that_git_does_not_write_is_refused(diff, says):
+    """Guards against a patch that removes a protected file, or makes one, in the section of another file: git reads the
+    names of a header in more ways than it writes them."""
+    with pytest.raises(ValueError, match=says):
+        file_changes(diff.encode())
+
+
 @pytest.mark.parametrize("way", ["rename", "copy"])
 @pytest.mark.parametrize("place", ["before its names", "behind its names"])
 def test_no_line_has_git_write_another_file_than_the_path(repository, way, place):
