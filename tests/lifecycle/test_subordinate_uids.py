@@ -102,7 +102,12 @@ def asked() -> Iterator[dict[str, Any]]:
         names = ("workspace", "git_dir", "mount", "scratch")
         yield {
             **{name: str(place / name) for name in names},
-            **{"uid": NOBODY, "python": host_python(), "mode": 0o755, "commands": {}, "reap": [], "audit": False},
+            "uid": NOBODY,
+            "python": host_python(),
+            "mode": 0o755,
+            "commands": {},
+            "reap": [],
+            "audit": False,
         }
         assert list((place / "scratch").iterdir()) == []
 
