@@ -71,12 +71,12 @@ def _path(section: bytes) -> bytes:
         raise ValueError(f"cannot tell the path in {header.decode(errors='replace')!r}")
     if other := _OTHER_PATH.search(section):
         raise ValueError(f"{other[0].decode(errors='replace')!r}: the patch renames or copies a file")
-    lines = io.BytesIO(section)
+    lines, new_file = io.BytesIO(section), bool(_NEW.match(section))
     next(lines)
     for place, line in enumerate(lines):
         if line.startswith(_CONTENT):
             break
-        if _is_forged(line.rstrip(b"\n"), place, old[2:], new=bool(_NEW.match(section))):
+        if _is_forged(line.rstrip(b"\n"), place, old[2:], new=new_file):
             said, of = (text.decode(errors="replace") for text in (line, header))
             raise ValueError(f"{said!r}: git writes no such line for {of!r}")
     return old[2:]
