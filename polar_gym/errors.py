@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,15 @@ class ConfigError(ValueError):
 
 class UnavailableError(ConfigError):
     """A port, a directory or a disk cannot be used now. The same command may succeed later."""
+
+
+_PASSING = (errno.EADDRINUSE, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT)
+"""The errors of a port or a directory in use, and of a full disk."""
+
+
+def kind_of(error: BaseException | None) -> type[ConfigError]:
+    """Return the error that a setting gets because of an error of the operating system."""
+    return UnavailableError if isinstance(error, OSError) and error.errno in _PASSING else ConfigError
 
 
 def how_to_install(*extras: str) -> str:

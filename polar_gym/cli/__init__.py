@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -118,7 +119,7 @@ def polar_gym(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script. Exit codes: 0 done, 1 some sessions failed, 2 a wrong request, 75 the same command may
-    succeed later (`EX_TEMPFAIL` of sysexits.h), 130 interrupted."""
+    succeed later (`os.EX_TEMPFAIL`), 130 interrupted."""
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False)]
     )
@@ -135,4 +136,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         errors.print(Text.assemble((head, "bold red"), said), soft_wrap=True)
         away = isinstance(error, EngineError) and error.kind in (UNREACHABLE, "overloaded")
         later = away or isinstance(error, UnavailableError)
-        sys.exit(75 if later else 2)
+        sys.exit(os.EX_TEMPFAIL if later else 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import importlib.util
 import logging
 import math
@@ -13,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, UnavailableError, how_to_install
+from polar_gym.errors import ConfigError, UnavailableError, how_to_install, kind_of
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.process import serving as gateway_serving
 from polar_gym.gateway.node.process import unless
@@ -57,8 +56,7 @@ async def serving(
         try:
             store = Store(settings.state)
         except StoreError as error:
-            kind = UnavailableError if _may_pass(error.__cause__) else ConfigError
-            raise kind(f"state={str(settings.state)!r}: {error}") from error
+            raise _kind_of(error.__cause__)(f"state={str(settings.state)!r}: {error}") from error
         stack.push_async_callback(store.close)
         link = await stack.enter_async_context(NodeLink(keys.node))
         service = await stack.enter_async_context(RolloutService(store, link, settings))
@@ -83,12 +81,13 @@ async def serving(
         yield service, settings.own_url(listener.port)
 
 
-def _may_pass(error: BaseException | None) -> bool:
-    """Return whether a directory that could not be opened may be opened later: it is in use, or its disk is full."""
-    if isinstance(error, sqlite3.Error):
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the part that tells more
-        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-    return isinstance(error, BlockingIOError) or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+def _kind_of(error: BaseException | None) -> type[ConfigError]:
+    """Return the error of a state directory that cannot be opened, as `kind_of` does, also because of an error of
+    SQLite."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the part that tells more
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return UnavailableError
+    return kind_of(error)
 
 
 async def serve(settings: ServeSettings, config: RunConfig | None, keys: Keys, say: Callable[[str], None]) -> None:

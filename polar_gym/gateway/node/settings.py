@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import socket
 import uuid
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, field_validator
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.errors import ConfigError, UnavailableError, validated
+from polar_gym.errors import ConfigError, kind_of, validated
 from polar_gym.http.keys import is_loopback
 from polar_gym.http.urls import is_http_url
 from polar_gym.record import Record
@@ -70,8 +69,7 @@ class ListenSettings(Record):
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=1024)
         except OSError as error:
-            kind = UnavailableError if error.errno == errno.EADDRINUSE else ConfigError
-            raise kind(f"listen={self.listen}: {error.strerror}") from error
+            raise kind_of(error)(f"listen={self.listen}: {error.strerror}") from error
 
     def own_url(self, port: int) -> str:
         """Return the URL at which others reach this process, which listens on `port`."""

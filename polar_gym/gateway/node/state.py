@@ -15,7 +15,6 @@ A directory without an episode is a session that was running when its process di
 
 from __future__ import annotations
 
-import errno
 import re
 import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import IO
 import orjson
 
 from polar_gym import durable
-from polar_gym.errors import ConfigError, UnavailableError
+from polar_gym.errors import UnavailableError, kind_of
 from polar_gym.gateway.session.starting import JOURNAL, MANIFEST, Manifest
 from polar_gym.protocol import DeliveryAnswer, Dispatch, JournalPiece
 from polar_gym.record import Record
@@ -101,8 +100,9 @@ class StateDirectory:
                 "one alone"
             ) from error
         except OSError as error:
-            kind = UnavailableError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
-            raise kind(f"{key}={self.root}: {error.strerror}; name a directory that can be written") from error
+            raise kind_of(error)(
+                f"{key}={self.root}: {error.strerror}; name a directory that can be written"
+            ) from error
 
     def files(self, key: Key) -> SessionFiles:
         return SessionFiles(self.sessions / str(key))
