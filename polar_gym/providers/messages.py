@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from polar_gym.providers import BadRequestError
@@ -14,7 +15,29 @@ _KIND = re.compile(r"data:([\w.+/-]+)[;,]")
 """The beginning of a data URL, with the media type."""
 
 
-def merge_leading_system(messages: list[Message]) -> list[Message]:
+def arranged(messages: list[Message]) -> list[Message]:
+    """Return the messages with one system message at their beginning, and with results in the order of their calls."""
+    return in_call_order(_merge_leading_system(messages))
+
+
+def in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with each turn's tool results in the order of its calls. Results of no call of it come last.
+
+    Claude Code sends results in the order in which the tools ended, a race. Ids pair them with their calls, but most
+    chat templates print no ids: there only the order says which result is that of which call.
+    """
+    ordered: list[Message] = []
+    places: dict[str, int] = {}
+    for is_result, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            ordered += sorted(run, key=lambda result: places.get(result["tool_call_id"], len(places)))
+        else:
+            ordered += run
+            places = {call["id"]: place for place, call in enumerate(ordered[-1].get("tool_calls") or [])}
+    return ordered
+
+
+def _merge_leading_system(messages: list[Message]) -> list[Message]:
     """Join the system messages that open a conversation into one, with blank lines between.
 
     Harnesses send several (instructions, permissions, skills), while chat templates know one. Later system messages

@@ -6,10 +6,11 @@ It compares whole histories, message by message, where the gateway compares dige
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from polar_gym.builders.fidelity import first_difference
 from polar_gym.engines.vllm import VllmEngine
-from polar_gym.schema import ModelCall
+from polar_gym.schema import Message, ModelCall
 from tests.e2e.agent import TAGS, Asked, Item
 
 FORKS = ("history", "partial_turn", "tools", "ambiguous", "unknown_turn")
@@ -19,12 +20,14 @@ FORKS = ("history", "partial_turn", "tools", "ambiguous", "unknown_turn")
 def requests_by_call(asked: Sequence[Asked], calls: Sequence[ModelCall]) -> dict[str, Asked]:
     """Call id -> the request as the agent made it. One that was hung up on is known by its last words."""
     by_id = {each.call_id: each for each in asked if each.call_id is not None}
-    by_words = {_words(each.items[-1]): each for each in asked if each.call_id is None}
-    return {call.call_id: by_id.get(call.call_id) or by_words[str(call.messages[-1]["content"])] for call in calls}
+    by_words = {_last_words([item.message for item in each.items]): each for each in asked if each.call_id is None}
+    return {call.call_id: by_id.get(call.call_id) or by_words[_last_words(call.messages)] for call in calls}
 
 
-def _words(item: Item) -> str:
-    return str(item.message["content"])
+def _last_words(messages: Sequence[Message]) -> frozenset[str]:
+    """The words of the last message, or of all tool results at the end: the gateway puts these in call order."""
+    results = [*takewhile(lambda message: message["role"] == "tool", reversed(messages))]
+    return frozenset(str(message["content"]) for message in results or messages[-1:])
 
 
 async def call_problems(

@@ -48,8 +48,11 @@ def test_the_registry_finds_it():
 
 @pytest.mark.parametrize("profile", ["default", "lean"])
 async def test_a_tool_runs_and_the_history_comes_back(profile: Literal["default", "lean"], tmp_path: Path):
-    # The third is not JSON: it must reach the harness as it is, and come back unchanged.
-    arguments = ['{"command":  "echo \\u00e9 > made.txt"}', '{"command":"echo second"}', '{"command": broken']
+    # The third is not JSON: it must reach the harness as it is, and come back unchanged. The fourth is encoded twice.
+    arguments = [
+        *('{"command":  "sleep 1; echo \\u00e9 > made.txt"}', '{"command":"echo second"}', '{"command": broken'),
+        json.dumps('{"command":"echo fourth"}'),
+    ]
     said = assistant(" I shall.\n", "thinking\n\n", *(tool_call("Bash", each) for each in arguments))
     async with serving([CHAT, PROVIDER], [completion(said), completion(assistant("all done"))]) as stand_in:
         run = await run_harness(HARNESS, stand_in, tmp_path, INSTRUCTION, profile=profile)
@@ -63,16 +66,17 @@ async def test_a_tool_runs_and_the_history_comes_back(profile: Literal["default"
     assert second.messages[: len(first.messages)] == first.messages
     assert second.tools == first.tools
     came_back, *results = second.messages[len(first.messages) :]
-    minted = [ids.tool_call(stand_in.call_ids[0], index) for index in range(3)]
+    minted = [ids.tool_call(stand_in.call_ids[0], index) for index in range(4)]
     assert (came_back["content"], came_back["reasoning"]) == (said["content"], said["reasoning"])
     assert [call["id"] for call in came_back["tool_calls"]] == minted
     functions = [call["function"] for call in came_back["tool_calls"]]
     assert [json.loads(function["arguments"]) for function in functions[:2]] == [json.loads(a) for a in arguments[:2]]
-    assert functions[2]["arguments"] == arguments[2]
-    assert {result["tool_call_id"] for result in results} == set(minted)
+    assert [function["arguments"] for function in functions[2:]] == arguments[2:]
+    assert [result["tool_call_id"] for result in results] == minted
     answers = {result["tool_call_id"]: text(result) for result in results}
     assert answers[minted[1]] == "second"
-    assert answers[minted[2]].startswith(f"{TOOL_ERROR}<tool_use_error>InputValidationError")
+    for each in minted[2:]:
+        assert answers[each].startswith(f"{TOOL_ERROR}<tool_use_error>InputValidationError")
     assert ["kind" in hint for hint in hints(stand_in)] == [False, False]
     assert len({hint["thread"] for hint in hints(stand_in)}) == 1
 

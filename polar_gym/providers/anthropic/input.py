@@ -16,7 +16,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.anthropic.output import UNPARSED, utf16_length
 from polar_gym.providers.fields import objects, optional, required, shown
-from polar_gym.providers.messages import left_out, merge_leading_system, plain, renumbered
+from polar_gym.providers.messages import arranged, left_out, plain, renumbered
 from polar_gym.schema import Message
 
 Block = dict[str, Any]
@@ -51,7 +51,7 @@ def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
             "messages",
             "the last one is the assistant's: answers cannot be begun for the model; end with a user message",
         )
-    merged = merge_leading_system(messages)
+    merged = arranged(messages)
     return merged, renumbered(origins, messages, merged)
 
 
@@ -173,14 +173,16 @@ _PARTS: dict[str, Callable[[Block, str], Block]] = {
 
 def _assistant(message: dict[str, Any], path: str) -> list[Message]:
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning, origin = "", None
     calls: list[dict[str, Any]] = []
     for block_path, block in _blocks(message, path):
         kind = required(block, "type", str, block_path)
         if kind == "text":
             texts.append(required(block, "text", str, block_path))
         elif kind in ("thinking", "redacted_thinking"):
-            thoughts.append(_thought(block, block_path))
+            before, (origin, thought) = origin, _thought(block, block_path)
+            if thought:  # parts of one answer are joined as they were sampled
+                reasoning += ("\n\n" if reasoning and (origin is None or origin != before) else "") + thought
         elif kind == "tool_use":
             calls.append(_tool_use(block, block_path))
         else:
@@ -189,7 +191,7 @@ def _assistant(message: dict[str, Any], path: str) -> list[Message]:
                 f"{shown(kind)} is not supported: Anthropic's own tools are not executed here; leave the block out",
             )
     said: Message = {"role": "assistant", "content": "".join(texts) or None}
-    if reasoning := "\n\n".join(filter(None, thoughts)):
+    if reasoning:
         said["reasoning"] = reasoning
     if calls:
         said["tool_calls"] = calls
@@ -209,19 +211,22 @@ def _carried(block: Block, path: str) -> tuple[str, str] | None:
     return ids.carried(opaque) if opaque else None
 
 
-def _thought(block: Block, path: str) -> str:
-    """Return the text of a thinking block. The text that its carrier holds is exact, and so it wins over `thinking`.
-    Thinking that another server redacted cannot be read."""
+def _thought(block: Block, path: str) -> tuple[str | None, str]:
+    """Return (call id, text) of a thinking block; None: the block was not made here. The text that its carrier holds is
+    exact, and so it wins over `thinking`. Thinking that another server redacted cannot be read."""
     if carried := _carried(block, path):
-        return carried[1]
-    return "" if block["type"] == "redacted_thinking" else required(block, "thinking", str, path)
+        return carried
+    return None, "" if block["type"] == "redacted_thinking" else required(block, "thinking", str, path)
 
 
 def _tool_use(block: Block, path: str) -> dict[str, Any]:
     call_id, name = required(block, "id", str, path), required(block, "name", str, path)
-    given = required(block, "input", dict, path)
+    given = block.get("input")
+    if given is None:
+        required(block, "input", dict, path)
     try:
-        arguments = _unparsed(given) or canonical_json(given)
+        # Arguments may be JSON without being an object. The client tells the policy of this mistake, as of broken JSON.
+        arguments = (_unparsed(given) if isinstance(given, dict) else None) or canonical_json(given)
     except RecursionError as error:
         raise BadRequestError(f"{path}.input", "is nested too deeply; send a flatter one") from error
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

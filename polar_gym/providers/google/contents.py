@@ -21,7 +21,7 @@ from polar_gym.chat.messages import canonical_json
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import optional, required, shown
 from polar_gym.providers.google.json import base64_at, message_at, messages_at
-from polar_gym.providers.messages import left_out, plain, renumbered
+from polar_gym.providers.messages import in_call_order, left_out, plain, renumbered
 from polar_gym.schema import Message
 
 _NOT_HERE = {
@@ -58,7 +58,7 @@ def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
         raise BadRequestError("contents", "is empty; send at least one content with a part")
     system = _system(body)
     leading: list[Message] = [{"role": "system", "content": system}] if system else []
-    messages = [*leading, *conversation.messages]
+    messages = in_call_order([*leading, *conversation.messages])
     return messages, renumbered(conversation.origins(), conversation.messages, messages)
 
 

@@ -15,7 +15,7 @@ from polar_gym.providers.google.json import camel, message_at, messages_at, stri
 from polar_gym.providers.tools import ToolChoice, Tools
 from polar_gym.schema import ToolDefinition
 
-_NOT_JSON_SCHEMA = ("type", "nullable", "properties", "items", "anyOf", "propertyOrdering")
+_NOT_JSON_SCHEMA = ("type", "nullable", "properties", "items", "anyOf", "propertyOrdering", "ref", "defs")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -53,18 +53,23 @@ def json_schema(openapi: dict[str, Any], path: str) -> dict[str, Any]:
     if kind is not None and kind != "TYPE_UNSPECIFIED":
         schema["type"] = [kind.lower(), "null"] if nullable else kind.lower()
     schema |= {key: value for key, value in given.items() if key not in _NOT_JSON_SCHEMA and value is not None}
+    if (ref := optional(given, "ref", str, path)) is not None:
+        schema["$ref"] = ref.replace("#/defs/", "#/$defs/")
     for key in _COUNTS:
         if isinstance(count := schema.get(key), str) and count.isdecimal():
             schema[key] = int(count)
     if nullable and (values := optional(given, "enum", list, path)) is not None:
         schema["enum"] = [*values, None]
-    if (properties := optional(given, "properties", dict, path)) is not None:
-        schema["properties"] = {
-            name: json_schema(expect(value, dict, f"{path}.properties.{name}"), f"{path}.properties.{name}")
-            for name, value in properties.items()
-        }
+    for key, own in (("properties", "properties"), ("defs", "$defs")):
+        if (named := optional(given, key, dict, path)) is not None:
+            schema[own] = {
+                name: json_schema(expect(value, dict, f"{path}.{key}.{name}"), f"{path}.{key}.{name}")
+                for name, value in named.items()
+            }
     if (items := optional(given, "items", dict, path)) is not None:
         schema["items"] = json_schema(items, f"{path}.items")
+    if isinstance(others := given.get("additionalProperties"), dict):
+        schema["additionalProperties"] = json_schema(others, f"{path}.additionalProperties")
     if (choices := optional(given, "anyOf", list, path)) is not None:
         schema["anyOf"] = [
             json_schema(expect(choice, dict, f"{path}.anyOf[{i}]"), f"{path}.anyOf[{i}]")

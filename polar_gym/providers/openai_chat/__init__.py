@@ -19,7 +19,7 @@ from polar_gym.chat import ChatRequest
 from polar_gym.providers import BadRequestError, Provider, Route
 from polar_gym.providers.fields import expect, objects, optional, positive, refuse, required, shown
 from polar_gym.providers.http import bearer_key
-from polar_gym.providers.messages import file_left_out, merge_leading_system
+from polar_gym.providers.messages import arranged, file_left_out
 from polar_gym.providers.openai_chat import output
 from polar_gym.providers.openai_errors import error_body
 from polar_gym.providers.tools import Tools, openai_choice
@@ -41,7 +41,7 @@ def parse(body: dict[str, Any]) -> ChatRequest:
     stream_options = optional(body, "stream_options", dict) or {}
     return ChatRequest(
         model=model,
-        messages=merge_leading_system(messages),
+        messages=arranged(messages),
         tools=tools.definitions,
         tool_choice=openai_choice(body.get("tool_choice"), tools, _named_tool),
         parallel_tool_calls=optional(body, "parallel_tool_calls", bool),

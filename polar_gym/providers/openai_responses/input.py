@@ -16,7 +16,7 @@ from typing import Any
 from polar_gym.chat import ids
 from polar_gym.providers import BadRequestError
 from polar_gym.providers.fields import expect, objects, optional, required, shown
-from polar_gym.providers.messages import file_left_out, merge_leading_system, plain, renumbered
+from polar_gym.providers.messages import arranged, file_left_out, plain, renumbered
 from polar_gym.providers.openai_responses.tools import LOCAL_SHELL, flat_name, freeform_arguments, shell_arguments
 from polar_gym.schema import Message
 
@@ -38,7 +38,7 @@ def messages_of(body: dict[str, Any]) -> tuple[list[Message], dict[int, str]]:
             _read(conversation, item, path)
     if not conversation.messages:
         raise BadRequestError("input", "is empty; send at least one item", code="empty_array")
-    merged = merge_leading_system(conversation.messages)
+    merged = arranged(conversation.messages)
     return merged, renumbered(conversation.origins, conversation.messages, merged)
 
 
@@ -51,6 +51,8 @@ class _Conversation:
         """Index of an assistant message -> the call that an id of its items names."""
         self._place: int | None = None
         """The index of the open turn."""
+        self._parts: dict[tuple[int, str], str | None] = {}
+        """(Index of an assistant message, `content` or `reasoning`) -> the call that the last such item names."""
         self._answered = False
         """Whether tool results of the open turn have come. Then only an item of the same call may still join it."""
 
@@ -74,6 +76,14 @@ class _Conversation:
         if origin:
             self.origins.setdefault(self._place, origin)
         return self.messages[self._place]
+
+    def joins(self, origin: str | None, part: str) -> bool:
+        """Note that the open turn gets a part of an answer, and return whether the turn's last such part is of the same
+        model call: then nothing that was not sampled may stand between them."""
+        assert self._place is not None
+        before = self._parts.get((self._place, part))
+        self._parts[self._place, part] = origin
+        return origin is not None and origin == before
 
     def call(self, item: dict[str, Any], path: str, name: str, arguments: str) -> None:
         """Add a tool call to its turn."""
@@ -101,8 +111,9 @@ def _message(conversation: _Conversation, item: dict[str, Any], path: str) -> No
     if role == "assistant":
         content = _content(item, "content", path, media=False)
         text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-        turn = conversation.turn(ids.call_of(optional(item, "id", str, path) or ""))
-        turn["content"] = text if turn["content"] is None else f"{turn['content']}\n{text}"
+        origin = ids.call_of(optional(item, "id", str, path) or "")
+        turn, between = conversation.turn(origin), "" if conversation.joins(origin, "content") else "\n"
+        turn["content"] = text if turn["content"] is None else f"{turn['content']}{between}{text}"
     elif role in ("system", "developer"):
         conversation.say({"role": "system", "content": _content(item, "content", path, media=False)})
     elif role == "user":
@@ -129,8 +140,8 @@ def _reasoning(conversation: _Conversation, item: dict[str, Any], path: str) -> 
                 code="invalid_encrypted_content",
             )
     if text:
-        turn = conversation.turn(origin)
-        turn["reasoning"] = f"{turn['reasoning']}\n\n{text}" if "reasoning" in turn else text
+        turn, between = conversation.turn(origin), "" if conversation.joins(origin, "reasoning") else "\n\n"
+        turn["reasoning"] = f"{turn['reasoning']}{between}{text}" if "reasoning" in turn else text
 
 
 def _tool_call(

@@ -24,10 +24,30 @@ def test_results_are_messages_of_their_own_and_come_before_the_users():
         GO, said(tool_use("a"), tool_use("b")), user(result("b"), text("and"), result("a", None), text("so"))
     )
     assert request.messages[2:] == [
-        {"role": "tool", "tool_call_id": "b", "content": "ok"},
         {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "tool", "tool_call_id": "b", "content": "ok"},
         {"role": "user", "content": [text("and"), text("so")]},
     ]
+
+
+def test_results_stand_in_the_order_of_their_calls():
+    """Guards against the result of one call under the template's place of another: Claude Code sends them in the order
+    in which the tools ended, and few templates print ids."""
+    first, second = said(tool_use("a"), tool_use("b"), tool_use("c")), said(tool_use("d"), tool_use("e"))
+    results = user(result("c"), result("other"), result("a")), user(result("b")), user(result("e"), result("d"))
+    request = parse(GO, first, *results[:2], second, results[2], GO)
+    assert [message["tool_call_id"] for message in request.messages if message["role"] == "tool"] == [
+        *("a", "b", "c", "other"),
+        *("d", "e"),
+    ]
+
+
+@pytest.mark.parametrize(("given", "arguments"), [([1], "[1]"), ("{}", '"{}"'), (3, "3"), (False, "false")])
+def test_arguments_that_are_json_and_no_object_come_back(given: Any, arguments: str):
+    """Guards against a session that ends because the policy encoded its arguments twice: Claude Code hands back the
+    value that it read, and tells the policy of its mistake."""
+    request = parse(GO, said(tool_use("a") | {"input": given}), user(result("a")))
+    assert request.messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 def test_a_moving_cache_marker_changes_nothing():
@@ -97,6 +117,9 @@ def test_what_was_carried_wins_over_what_was_shown():
     assert parse(GO, said(ours), GO).messages[1]["reasoning"] == " exactly this\n"
     redacted = {"type": "redacted_thinking", "data": ids.carrier("x", 0, "hidden")}
     assert parse(GO, said(redacted), GO).messages[1]["reasoning"] == "hidden"
+    assert parse(GO, said(ours, text("Hi."), redacted), GO).messages[1]["reasoning"] == " exactly this\nhidden"
+    foreign = {"type": "thinking", "thinking": "shown", "signature": "EqQB"}
+    assert parse(GO, said(foreign, foreign), GO).messages[1]["reasoning"] == "shown\n\nshown"
 
 
 def test_a_turns_thinking_names_the_call_that_it_came_from():
@@ -200,7 +223,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"messages": [GO, said({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}), GO]},
         r"messages\[1\]\.content\[0\]\.type: 'server_tool_use' is not supported: .* leave the block out",
     ),
-    ({"messages": [GO, said(tool_use("a") | {"input": "{}"}), GO]}, r"messages\[1\].*\.input: expected an object"),
+    ({"messages": [GO, said(tool_use("a") | {"input": None}), GO]}, r"messages\[1\].*\.input: is missing"),
     (
         {"thread": {"type": "continue", "previous_message_id": "msg_1"}},
         "thread.previous_message_id: 'msg_1' is not stored; send the whole conversation in `messages`",

@@ -153,7 +153,7 @@ def test_the_model_is_told_of_a_file_that_it_cannot_read():
 def test_a_call_without_an_id_is_known_by_its_signature():
     turn = model(call(thoughtSignature=signature("x", "hm")), call("look"))
     request = parse(GO, turn, {"parts": [result("look", "own#0-1"), result("run", "own#0-0")]})
-    assert shape(request) == ["user go", "assistant - call_x_0 call_x_1", "tool ok call_x_1", "tool ok call_x_0"]
+    assert shape(request) == ["user go", "assistant - call_x_0 call_x_1", "tool ok call_x_0", "tool ok call_x_1"]
     assert request.messages[1]["reasoning"] == "hm"
 
 
@@ -211,7 +211,10 @@ def test_an_openapi_schema_becomes_json_schema():
             "any_of": {"type": "STRING", "nullable": True, "max_length": "5", "enum": ["A", "B"]},
             "either": {"nullable": True, "anyOf": [{"type": "STRING"}, {"type": "NUMBER"}]},
             "list": {"type": "ARRAY", "items": {"anyOf": [{"type": "INTEGER"}, {"type": "TYPE_UNSPECIFIED"}]}},
+            "open": {"type": "OBJECT", "additional_properties": {"type": "STRING"}},
+            "closed": {"ref": "#/defs/closed_one"},
         },
+        "defs": {"closed_one": {"type": "OBJECT", "additionalProperties": False}},
         "required": ["any_of"],
         "propertyOrdering": ["list", "any_of"],
     }
@@ -224,7 +227,10 @@ def test_an_openapi_schema_becomes_json_schema():
             "any_of": {"type": ["string", "null"], "maxLength": 5, "enum": ["A", "B", None]},
             "either": {"anyOf": [{"type": "string"}, {"type": "number"}, {"type": "null"}]},
             "list": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {}]}},
+            "open": {"type": "object", "additionalProperties": {"type": "string"}},
+            "closed": {"$ref": "#/$defs/closed_one"},
         },
+        "$defs": {"closed_one": {"type": "object", "additionalProperties": False}},
         "required": ["any_of"],
     }
     assert request.withheld_tools == ["googleSearch", "urlContext"]

@@ -76,11 +76,11 @@ def test_items_of_two_calls_are_two_messages_with_nothing_between():
     assert shape(request) == ["user go", "assistant half", "assistant whole call_y_0"]
 
 
-def test_two_messages_of_one_turn_are_two_lines():
-    assert shape(parse(GO, said("a", "msg_x_0"), said("b", "msg_x_1"), call("call_x_0"))) == [
-        "user go",
-        "assistant a\nb call_x_0",
-    ]
+def test_two_messages_of_one_turn_are_two_lines_unless_one_answer_had_both():
+    """Guards against a line break that was never sampled between the parts of an answer that was read along."""
+    for text, parts in (("ab", ("msg_x_0", "msg_x_1")), ("a\nb", (None, "msg_x_1")), ("a\nb", (None, None))):
+        turn = [said(said_text, id_) for said_text, id_ in zip("ab", parts, strict=True)]
+        assert shape(parse(GO, *turn, call("call_x_0"))) == ["user go", f"assistant {text} call_x_0"]
 
 
 def test_instructions_and_leading_developer_messages_become_one_system_message():
@@ -142,7 +142,7 @@ def test_a_message_between_agents_is_a_users_message():
 def test_what_was_carried_wins_over_what_was_shown():
     carrier = ids.carrier("x", 0, " exactly this\n")
     request = parse(GO, reasoning("trimmed", encrypted_content=carrier), reasoning("more", id="rs_x_1"))
-    assert request.messages[1]["reasoning"] == " exactly this\n\n\nmore"
+    assert request.messages[1]["reasoning"] == " exactly this\nmore", "nothing that was not sampled stands between them"
     foreign = reasoning("", encrypted_content="gAAAA", content=[{"type": "reasoning_text", "text": "shown"}])
     assert parse(GO, foreign).messages[1]["reasoning"] == "shown"
     assert shape(parse(GO, {"type": "reasoning", "summary": []})) == ["user go"]
