@@ -58,12 +58,13 @@ def _settings(context: LaunchContext, lean: bool) -> dict[str, Any]:
         "telemetry": {"enabled": False},
         "tools": {"exclude": _FOUND_BY_SEARCH},
         "model": {"generationConfig": _generation(context)},
+        # After a first answer without a tool call, an agent of Qwen Code's own would look for things to remember.
+        "memory": {"enableManagedAutoMemory": False},
     }
     if context.mcp_url:
         settings["mcpServers"] = {mcp.SERVER: mcp.gemini_server(context)}
     if lean:
         settings["tools"] = {"core": _LEAN_CORE, "exclude": [*_FOUND_BY_SEARCH, *_NOT_CORE]}
-        settings["memory"] = {"enableManagedAutoMemory": False}
     return settings
 
 

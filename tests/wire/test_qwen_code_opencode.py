@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -39,6 +39,19 @@ def _shell(name: str, command: str) -> dict[str, Any]:
     """A call of the harness's shell. Odd but valid JSON: a re-serialisation loses the blanks and the escape."""
     spelled = json.dumps(command).replace("é", "\\u00e9")
     return tool_call(SHELL[name], f'{{"command":  {spelled}, "description": "d", "is_background": false}}')
+
+
+@pytest.mark.parametrize("name", HARNESSES)
+@pytest.mark.parametrize("profile", ["default", "lean"])
+async def test_an_answer_without_a_tool_call_ends_it(name: str, profile: Literal["default", "lean"], tmp_path: Path):
+    """Guards against an agent of Qwen Code's own that looks for things to remember after such an answer: it was trained
+    as the policy, and its answer was graded as the policy's."""
+    async with serving([CHAT], []) as stand_in:
+        stand_in.afterwards = completion(assistant("42"))
+        run = await run_harness(HARNESSES[name], stand_in, tmp_path, INSTRUCTION, profile=profile)
+    assert (run.exit_code, run.stdout.strip()) == (0, "42")
+    kinds = [hints.get("kind", "main") for hints in _hints(HARNESSES[name], stand_in)]
+    assert sorted(kinds) == ["auxiliary"] * (len(kinds) - 1) + ["main"]
 
 
 @pytest.mark.parametrize("name", HARNESSES)
