@@ -77,6 +77,14 @@ class Seeing(Engine):
         return await super().template(messages, tools)
 
 
+class Deaf(Seeing):
+    async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
+        parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+        if any(part["type"].endswith(("audio", "audio_url")) for part in parts):
+            raise EngineError(400, "At most 0 audio(s) may be provided in one prompt.", kind="invalid_request")
+        return await super().template(messages, tools)
+
+
 class Broken(Engine):
     async def template(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> NDArray[np.int32]:
         if any(isinstance(message["content"], list) for message in messages):
@@ -98,6 +106,9 @@ async def test_only_a_model_that_reads_nothing_but_text_gets_words_for_an_image(
     for engine in (Seeing(), Broken()):
         seen, _ = await prepared(engine, SessionMemory(), asked)
         assert seen == asked
+    seen, _ = await prepared(Deaf(), SessionMemory(), asked)
+    assert seen[0]["content"][:2] == asked[0]["content"][:2]
+    assert seen[0]["content"][2]["text"] == "[audio left out: this model reads text and image only]"
     told, _ = await prepared(Engine(), SessionMemory(), asked)
     assert [part["text"] for part in told[0]["content"]] == [
         "Look.",
