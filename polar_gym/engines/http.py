@@ -44,8 +44,11 @@ SILENCE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_
 """The options by which the system ends a connection 90 s after the other host has fallen silent, for instance without
 power. A host whose engine samples for long is not silent: it acknowledges the system's own questions."""
 
-AWAY = (429, 502, 503, 504)
+AWAY = (408, 429, 502, 503, 504)
 """Statuses of a busy engine, or of a router before it. All become 503, because some harnesses give up on a 429."""
+
+GIVEN_UP = (502, 504)
+"""Statuses of a router that gave up a request that it may have passed on."""
 
 DIED = re.compile(r"EngineCore|EngineDead")
 """Words of a server, with status 500, whose engine has died. Such a server is about to be restarted."""
@@ -58,6 +61,11 @@ SWITCHED_OFF = "--enable-scale-out"
 
 Body = dict[str, Any]
 T = TypeVar("T")
+
+
+class _GivenUpError(EngineError):
+    """A router gave up a request that it may have passed on. A stream would have begun by then; a whole answer may have
+    been sampled."""
 
 
 class Http:
@@ -115,10 +123,14 @@ class Http:
             return await self._read("POST", path, body, long=True)
         except EngineError as error:
             cause = error.__cause__
-            if not isinstance(cause, Exception) or error.kind == UNREACHABLE:  # a refusal, or no connection
+            if isinstance(error, _GivenUpError):
+                why = error.message
+            elif isinstance(cause, Exception) and error.kind != UNREACHABLE:
+                why = reason(cause)
+            else:  # a refusal, or no connection
                 raise
-            told = f"{self.name} at {self.url} took a request and gave no whole answer ({reason(cause)})"
-            raise EngineError(502, told, kind="server", sampled=True) from cause
+            told = f"{self.name} at {self.url} took a request and gave no whole answer ({why})"
+            raise EngineError(502, told, kind="server", sampled=True) from error
 
     def _parsed(self, path: str, raw: bytes) -> Body:
         try:
@@ -230,10 +242,12 @@ def _refusal(url: str, status: int, payload: bytes) -> EngineError:
     if status in (401, 403):
         return EngineError(502, f"{url} answered {status}: {message}; check its api_key", kind="server")
     if status in AWAY or (status == 500 and DIED.search(message)):
-        return EngineError(503, f"{url} answered {status}: {message}", kind="overloaded")
+        made = _GivenUpError if status in GIVEN_UP else EngineError
+        return made(503, f"{url} answered {status}: {message}", kind="overloaded")
     if status >= 500:
         return EngineError(502, f"{url} answered {status}: {message}", kind="server")
-    return EngineError(status, message, kind="invalid_request")
+    kind = "not_found" if status in (404, 405) else "invalid_request"
+    return EngineError(status, message, kind=kind)
 
 
 def _error_message(payload: bytes) -> str:

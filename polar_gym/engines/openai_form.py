@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from math import isfinite
 from typing import Any
 
@@ -108,6 +109,17 @@ def check_count(url: str, logprobs: list[float], ids: list[int]) -> None:
             502,
             f"the engine at {url} answered with {len(ids)} ids but {len(logprobs)} logprobs: it must "
             "honour `logprobs: true` for every sampled token",
+        )
+
+
+def check_whole(url: str, counted: int | None, ids: Sized) -> None:
+    """Check that a whole answer holds an id for each token that the engine counted, if it counted any. Raises
+    `EngineError`: tokens after a gap would be trained in a context in which they were not sampled."""
+    if counted not in (None, len(ids)):
+        raise EngineError(
+            502,
+            f"the engine at {url} sampled {counted} tokens and answered with {len(ids)} ids: it leaves out the ids of "
+            "text that a parser holds back, as vLLM does before its pull request 29074; use a newer version",
         )
 
 

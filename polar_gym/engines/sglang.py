@@ -24,6 +24,7 @@ from polar_gym.engines.openai_form import (
     ServerOptions,
     as_ids,
     chat_body,
+    check_whole,
     context_length,
     logprobs_of,
     message_of,
@@ -107,6 +108,8 @@ class SglangEngine:
         answer = await post(CHAT, body)
         choice = answer["choices"][0]
         prompt_ids, response_ids = self._ids(choice)
+        counted = (answer.get("usage") or {}).get("completion_tokens")
+        check_whole(self.http.url, counted, response_ids)
         return Completion(
             message=message_of(choice["message"]),
             finish_reason=choice["finish_reason"],
@@ -115,7 +118,7 @@ class SglangEngine:
             response_ids=as_ids(response_ids),
             logprobs=np.asarray(logprobs_of(self.http.url, choice, response_ids), np.float32),
             sampling=fields,
-            engine_tokens=(answer.get("usage") or {}).get("completion_tokens"),
+            engine_tokens=counted,
         )
 
     def _ids(self, choice: Body) -> tuple[list[int], list[int]]:

@@ -30,6 +30,7 @@ def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, t
     known. The label of a single span says which of the two versions it is. Among several spans, the first and the last
     are known by their place. A label only confirms this, because two counters may use the same numbers for different
     weights. Where the last label is the trainer's, another first label says that sampling began after an update.
+    Where the trainer names one version only, a second label is of weights that the trainer has not named yet.
     """
     if not tokens or (began is None and ended is None):
         return list(told)
@@ -41,6 +42,15 @@ def spans(told: Sequence[WeightVersion], began: str | None, ended: str | None, t
         known = labels[0] is not None and labels[0] in (began, ended)
         return [_named(told[0], str(labels[0]), certain=True) if known else _between(told[0], first, ended)]
     began_late = began is not None and labels[-1] == ended and labels[0] not in (None, began)
+    if began == ended:  # a trainer that loads the weights itself tells of them later
+        first_span = _named(told[0], first, certain=labels[0] == began)
+        others = (
+            _named(span, ended, certain=True)
+            if span.engine_version == ended
+            else _until(span, first, span.engine_version)
+            for span in told[1:]
+        )
+        return [first_span, *others]
     return [
         _between(told[0], first, ended) if began_late else _named(told[0], first, certain=labels[0] == began),
         *(_between(span, first, ended) for span in told[1:-1]),
@@ -54,5 +64,8 @@ def _named(span: WeightVersion, version: str, *, certain: bool) -> WeightVersion
 
 def _between(span: WeightVersion, first: str, ended: str) -> WeightVersion:
     """Return the span as estimated: its weights may have changed from `first` to `ended`, at an unknown token."""
-    until = None if first == ended else ended
+    return _until(span, first, None if first == ended else ended)
+
+
+def _until(span: WeightVersion, first: str, until: str | None) -> WeightVersion:
     return span.model_copy(update={"version": first, "estimated": True, "until": until})

@@ -132,6 +132,7 @@ async def test_cancelling_stops_the_engines_work(path: Literal["chat", "generate
     engine = EndlessEngine(VllmOptions(url=vllm_server.url, path=path))
     await engine.start()
     url = vllm_server.url
+    await engine.chat(request(messages=[LONG_MESSAGE], max_tokens=1), Sampling())  # a slow engine finds it in its cache
     before = await asyncio.to_thread(sampled_tokens, url)
     received = Received()
     with slow_engine(url):

@@ -187,6 +187,8 @@ async def test_a_harness_that_hangs_up_stops_vllm(
         running_session(engine, tmp_path, SEEDED, streaming=streaming) as (node, capture),
         aiohttp.ClientSession() as http,
     ):
+        once = ChatRequest(model="policy", messages=[LONG_MESSAGE], max_tokens=1)
+        await engine.chat(once, Sampling())  # a slow engine finds the message in its cache
         before = await asyncio.to_thread(sampled_tokens, url)
         headers = {"Authorization": f"Bearer {capture.key}"}
         body = {"model": "m", "messages": [LONG_MESSAGE], "stream": True}

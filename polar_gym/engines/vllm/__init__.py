@@ -45,7 +45,7 @@ from polar_gym.engines.openai_form import (
 )
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.sampling import logprobs_problem, sampling_fields
-from polar_gym.engines.vllm.generate import answer_by_ids, read_again, uncertain_call, unusable
+from polar_gym.engines.vllm.generate import answer_by_ids, lacks_call, read_again, uncertain_call, unusable
 from polar_gym.engines.vllm.own_grammar import own_grammar, warn_of_own_grammar, warn_of_unknown_grammar
 from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.stream import StreamedAnswer, abort_route, ask, ids_and_logprobs, prompt_ids
@@ -225,10 +225,13 @@ class VllmEngine:
                 raise
             raise no_space(self.max_model_len) from error
         completion = answer.completion(fields)
-        if request.stream or self.own_grammar is None or not uncertain_call(completion):
+        if request.stream or self.own_grammar is None:
+            return completion
+        uncertain = uncertain_call(completion)
+        if not (uncertain or lacks_call(completion, request.tools)):
             return completion
         try:
-            return await read_again(self.http, body, answer, completion)
+            return await read_again(self.http, body, answer, completion, "refused" if uncertain else "never")
         except EngineError as error:  # some of vLLM's parsers break at what the policy wrote
             self._warn_of_reading(error)
             return completion
@@ -281,7 +284,7 @@ class VllmEngine:
     def _warn_of_reading(self, error: EngineError) -> None:
         if not self._warned_of_reading:
             self._warned_of_reading = True
-            told = "%s could not read a broken tool call again, whose text stays as it was streamed: %s"
+            told = "%s could not read an answer again, which stays as it was streamed: %s"
             log.warning(told, self.url, error.message)
 
     # What the server can do ---------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ stop token is not given to it, and a stop string is cut off here. The finish rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -27,7 +27,7 @@ from polar_gym.engines.http import Body, Http
 from polar_gym.engines.openai_form import message_of
 from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.stream import GENERATE, StreamedAnswer, ask
-from polar_gym.schema import Message, ReplayRecord
+from polar_gym.schema import Message, ReplayRecord, ToolDefinition
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ async def answer_by_ids(
     """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`.
 
     `headers`: of the request that samples. `routed_positions`: at how many of the prompt's ids the routed experts are
-    known, and not told again. `alone`: see `read_message`.
+    known, and not told again. `alone`: an answer that the parsers fail to read is plain text.
     """
     if answer.sent is None:
         asked = await http.post(RENDER, body)
@@ -67,7 +67,7 @@ async def answer_by_ids(
     await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort, headers)
     reason = answer.finish_reason
     if reason in ("stop", "length"):
-        message = message_of(await read_message(http, body, answer, alone=alone))
+        message = message_of(await read_message(http, body, answer, "always" if alone else "refused"))
         answer.say(message, finish_reason(body, message, reason))
 
 
@@ -79,10 +79,13 @@ def _put_prompt(asked: Body, prompt: Sent, max_tokens: int | None, max_model_len
         asked["reasoning_ended"] = None  # the engine finds the value from the ids
 
 
-async def read_message(http: Http, body: Body, answer: StreamedAnswer, *, alone: bool) -> Message:
-    """Return the message that the server's parsers read from the ids of a whole answer. Where they refuse (a lone
-    surrogate in a tool call's JSON), the message is the plain text, and also where they fail, if the answer has no
-    other reading (`alone`)."""
+AsText = Literal["always", "refused", "never"]
+"""When an answer is plain text that the server's parsers do not read: also where they fail; where they refuse, as with
+a lone surrogate in a tool call's JSON; or never, because the answer has another reading."""
+
+
+async def read_message(http: Http, body: Body, answer: StreamedAnswer, as_text: AsText) -> Message:
+    """Return the message that the server's parsers read from the ids of a whole answer. Raises `EngineError`."""
     stop = answer.stop_sequence
     shown = answer.response_ids[:-1] if answer.finish_reason != "length" and stop is None else answer.response_ids
     if not shown:
@@ -93,8 +96,9 @@ async def read_message(http: Http, body: Body, answer: StreamedAnswer, *, alone:
     try:
         message = (await http.post(DERENDER, asked))["choices"][0]["message"]
     except EngineError as error:
-        fails = alone and error.kind == "server"
-        if not (fails or 400 <= error.status < 500):
+        fails = as_text == "always" and error.kind == "server"
+        refused = as_text != "never" and 400 <= error.status < 500
+        if not (fails or refused):
             raise
         if fails:
             log.warning("an answer could not be read, and is passed on as plain text: %s", error.message)
@@ -116,10 +120,29 @@ def uncertain_call(completion: Completion) -> bool:
     return False
 
 
-async def read_again(http: Http, body: Body, answer: StreamedAnswer, completion: Completion) -> Completion:
+def lacks_call(completion: Completion, tools: Sequence[ToolDefinition]) -> bool:
+    """Return whether tools were offered and a whole answer has no call, or one without an argument that its tool
+    requires. Some of vLLM's parsers lose calls or arguments of which several tokens come at once (its issues 31501,
+    48347 and 55082), and none of these where they read the whole answer."""
+    calls = [call["function"] for call in completion.message.get("tool_calls") or []]
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    if not calls:
+        return bool(tools) and completion.finish_reason == "stop"
+    return any(not {*_required(schemas.get(call["name"]))} <= orjson.loads(call["arguments"]).keys() for call in calls)
+
+
+def _required(schema: Any) -> list[str]:
+    """Return the arguments that a tool's schema requires; harnesses may send any JSON as a schema."""
+    names = schema.get("required") if isinstance(schema, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+async def read_again(
+    http: Http, body: Body, answer: StreamedAnswer, completion: Completion, as_text: AsText
+) -> Completion:
     """Return an answer with the message that the server's parsers read from all of its ids. While ids come, the parsers
     tell of a call before they know that it is broken, or that its arguments stand before its name."""
-    message = message_of(await read_message(http, body, answer, alone=False))
+    message = message_of(await read_message(http, body, answer, as_text))
     ended = "length" if completion.finish_reason == "length" else "stop"
     return replace(completion, message=message, finish_reason=finish_reason(body, message, ended))
 

@@ -25,7 +25,15 @@ from polar_gym.chat import Completion, Delta, OnDelta
 from polar_gym.chat.received import Received, text_delta
 from polar_gym.engines import EngineError
 from polar_gym.engines.http import Body, Http
-from polar_gym.engines.openai_form import CHAT, as_ids, check_count, check_logprobs, logprobs_of, stop_sequence
+from polar_gym.engines.openai_form import (
+    CHAT,
+    as_ids,
+    check_count,
+    check_logprobs,
+    check_whole,
+    logprobs_of,
+    stop_sequence,
+)
 from polar_gym.engines.vllm import prompt_echo
 from polar_gym.engines.vllm.prompt_echo import Sent
 from polar_gym.engines.vllm.replay import Choices
@@ -232,6 +240,7 @@ class StreamedAnswer:
         received = self._received
         if not self._done or self.finish_reason is None or received.prompt_ids is None:
             raise self._http.broken_off(f"the stream ended after {len(received.response_ids)} tokens")
+        check_whole(self._http.url, received.engine_tokens, received.response_ids)
         sampled = len(received.response_ids)
         return Completion(
             message=received.message(),

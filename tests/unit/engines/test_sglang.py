@@ -66,6 +66,8 @@ class StandIn:
         return web.json_response({"choices": [choice]})
 
     async def _broken(self, request: web.Request) -> web.StreamResponse:
+        if self.breaks == "at a proxy":
+            return web.Response(status=504, text="upstream timed out")
         response = web.StreamResponse(headers={"Content-Length": "1000"})
         if self.breaks == "in its body":
             await response.prepare(request)
@@ -160,7 +162,7 @@ async def test_a_full_context_is_known_in_each_wording(
     assert (refusal.value.status, refusal.value.kind) == (400, "context_length")
 
 
-@pytest.mark.parametrize("breaks", ["before its head", "in its body"])
+@pytest.mark.parametrize("breaks", ["before its head", "in its body", "at a proxy"])
 async def test_a_call_whose_answer_breaks_off_is_recorded_and_not_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from polar_gym.chat import ChatRequest
+from polar_gym.chat import ChatRequest, Completion
 from polar_gym.engines import EngineError
 from polar_gym.engines.vllm import VllmEngine, VllmOptions
+from polar_gym.engines.vllm.generate import lacks_call
 from polar_gym.schema import Sampling
 from tests.exactness.stand_in import StandIn, template
 from tests.support.tools import BASH
@@ -68,7 +69,7 @@ async def test_an_answer_stands_as_it_came_where_it_cannot_be_read_again(caplog:
         assert [call["function"]["name"] for call in answer.message["tool_calls"]] == ["bash"]
         assert answer.finish_reason == "length"
     assert [record.message for record in caplog.records if "'NoneType' object" in record.message] == [
-        f"{server.url} could not read a broken tool call again, whose text stays as it was streamed: "
+        f"{server.url} could not read an answer again, which stays as it was streamed: "
         f"{server.url}/v1/chat/completions/derender answered 500: 'NoneType' object is not iterable"
     ], "said once"
 
@@ -111,3 +112,45 @@ async def test_the_parsers_are_told_the_prompt(path: Literal["chat", "generate"]
     (asked,) = server.asked
     assert asked["generate_response"]["prompt_token_ids"] == answer.prompt_ids.tolist()
     assert ids is None or answer.prompt_ids.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("says", "tools", "asks"),
+    [("tokens-20", [BASH], 1), ("tokens-20", [], 0), ("tokens-20 tool", [BASH], 0)],
+    ids=["no call", "no tools", "a whole call"],
+)
+@pytest.mark.parametrize("broken", [False, True])
+async def test_an_answer_that_could_lack_a_call_is_read_again(
+    says: str, tools: list[Any], asks: int, broken: bool
+) -> None:
+    """Guards against parsers of vLLM that lose a call of which several tokens come at once: the harness went on, and
+    the reward said that the policy had called nothing."""
+    request = ChatRequest(model="m", messages=[{"role": "user", "content": says}], tools=tools)
+    async with started("chat") as (engine, server):
+        server.broken = broken
+        answer = await engine.chat(request, Sampling())
+        assert len(server.asked) == asks
+        server.asked.clear()
+        await engine.chat(replace(request, stream=True), Sampling(), lambda _: None)
+        assert not server.asked, "the harness reads along"
+    assert bool(answer.message.get("tool_calls")) == ("tool" in says)
+    assert answer.finish_reason == ("tool_calls" if "tool" in says else "stop")
+
+
+@pytest.mark.parametrize(("arguments", "lacks"), [('{"command": "ls"}', False), ("{}", True), ('{"other": 1}', True)])
+def test_a_call_without_a_required_argument_is_read_again(arguments: str, lacks: bool) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": arguments}}
+    ids = np.zeros(1, np.int32)
+    answer = Completion(
+        message={"role": "assistant", "content": None, "tool_calls": [call]},
+        finish_reason="tool_calls",
+        prompt_ids=ids,
+        response_ids=ids,
+        logprobs=np.zeros(1, np.float32),
+        sampling={},
+    )
+    assert lacks_call(answer, [BASH]) == lacks
+    for odd in (True, 5, [["command"]], {"command": 1}, None):
+        parameters = {**BASH["function"]["parameters"], "required": odd}
+        tool = {**BASH, "function": {**BASH["function"], "parameters": parameters}}
+        assert not lacks_call(answer, [tool]), "the schema is the harness's"

@@ -141,6 +141,16 @@ FAULTS: dict[str, tuple[Handler, str, int]] = {
     "not JSON": (streaming(ROLE, end=b"data: {oh\n\n"), "not JSON", 0),
     "no prompt ids": (streaming({"choices": ROLE["choices"]}), "without token ids", 0),
     "no ids": (streaming(ROLE, chunk(None, content="a")), "without token ids", 0),
+    "a gap": (
+        streaming(
+            ROLE,
+            chunk([9], tool_calls=[call(0, "{}", name="run")]),
+            chunk([10], finish="tool_calls"),
+            {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 8}},
+        ),
+        "sampled 8 tokens and answered with 2 ids",
+        2,
+    ),
     "no logprobs": (streaming(ROLE, chunk([5, 6], logprobs=1, content="a")), "2 ids but 1 logprobs", 0),
 }
 

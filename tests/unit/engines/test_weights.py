@@ -54,7 +54,8 @@ def test_without_a_label_of_the_engine_an_estimate_is_one_span(
         (["0", "1"], "1", "2", [("1", True, None), ("2", True, None)]),
         (["7", "8"], "A", "B", [("A", True, None), ("B", True, None)]),
         (["B", "C"], "A", "C", [("A", True, "C"), ("C", False, None)]),  # it waited in the engine's queue under A
-        (["7", "8"], "A", "A", [("A", True, None), ("A", True, None)]),
+        (["7", "8"], "A", "A", [("A", True, None), ("A", True, "8")]),  # loaded, and not named yet
+        (["old", "A"], "A", "A", [("A", True, None), ("A", False, None)]),  # named, and loaded late
         (["7", "8", "9"], "A", "C", [("A", True, None), ("A", True, "C"), ("C", True, None)]),
     ],
 )
