@@ -1,10 +1,12 @@
 """Which calls are not trained on, and why.
 
-A mistake of the policy is not a reason: without its failures, training would be biased. A harness that asks the same
-again leaves several answers to one prompt. Calls that were in flight together are one question (a client's fallback
-beside its stream). The answer from which the conversation went on counts, or the last one delivered where it went on
-from none of them. An answer that was complete before the same was asked again was rejected by the harness: it is a
-separate branch. Calls of different threads are never one question, though two sub-agents may be given the same words.
+A mistake of the policy is not a reason: without its failures, training would be biased. The one exception is an answer
+that the end of the session's time cut, perhaps a loop: the gateway may not have received all of its tokens.
+A harness that asks the same again leaves several answers to one prompt. Calls that were in flight together are one
+question (a client's fallback beside its stream). The answer from which the conversation went on counts, or the last one
+delivered where it went on from none of them. An answer that was complete before the same was asked again was rejected
+by the harness: it is a separate branch. Calls of different threads are never one question, though two sub-agents may be
+given the same words.
 """
 
 from __future__ import annotations
@@ -14,20 +16,23 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from polar_gym.chat import has_media
-from polar_gym.schema import BuilderSpec, ModelCall
+from polar_gym.schema import TIME_UP, BuilderSpec, ModelCall
 
 
 def exclusions(calls: Sequence[ModelCall], spec: BuilderSpec) -> dict[str, str]:
-    """Return for each excluded call, by its id, why none of its tokens is trained on: `abandoned`, `failed`, `frozen`
-    (another model answered), `sampling_mismatch`, `multimodal` (a trace carries ids, not media), `superseded`,
-    `rejected`, `branched` (another session trains them), or `kind:<kind>`."""
+    """Return for each excluded call, by its id, why none of its tokens is trained on.
+
+    Reasons: `abandoned`, `time` (cut by the end of the session's time), `failed`, `frozen` (another model answered),
+    `sampling_mismatch`, `multimodal` (a trace carries ids, not media), `superseded`, `rejected`, `branched` (another
+    session trains them), or `kind:<kind>`.
+    """
     reasons: dict[str, str] = {}
     for call in calls:
         kind = call.kind
         if call.branched_from is not None:
             reasons[call.call_id] = "branched"
         elif call.outcome != "delivered":
-            reasons[call.call_id] = call.outcome
+            reasons[call.call_id] = TIME_UP if call.error_kind == TIME_UP else call.outcome
         elif call.frozen is not None:
             reasons[call.call_id] = "frozen"
         elif call.sampling_mismatch and not spec.train_on_sampling_mismatch:

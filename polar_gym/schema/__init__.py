@@ -9,6 +9,7 @@ Token ids, masks and logprobs are numpy arrays in memory (9 times smaller than l
 """
 
 from polar_gym.schema.call import (
+    TIME_UP,
     Kind,
     Message,
     ModelCall,
@@ -53,6 +54,7 @@ from polar_gym.schema.trajectory import Break, Fidelity, Trace, Trajectory, Turn
 
 __all__ = [
     "HARNESS_SECONDS",
+    "TIME_UP",
     "Artifacts",
     "Break",
     "Budget",

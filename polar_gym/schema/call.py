@@ -20,6 +20,10 @@ Kind = Literal["main", "subagent", "compaction", "auxiliary", "judge"]
 """The purpose of a call or a trace. `judge`: a program in the sandbox asked the model that is named `judge`."""
 
 
+TIME_UP = "time"
+"""The `error_kind` of a call that the end of the session's time cut off."""
+
+
 class WeightVersion(Record):
     """Which weights sampled `response_ids[start:end]`."""
 
@@ -33,7 +37,8 @@ class WeightVersion(Record):
     estimated: bool = False
     """True where the engine did not confirm the version: it has no label, or a label that is not the trainer's."""
     until: str | None = None
-    """Set for estimated spans whose weights changed during the call: the version at its end. The token is unknown."""
+    """Set for estimated spans whose weights changed during the call: the version at its end, or the engine's label
+    where the trainer had not named that version yet. The token is unknown."""
     older_cache: bool = False
     """True for tokens that were sampled after an update in the middle of their call. The engine's cache then holds the
     tokens before them as earlier weights computed them, unless the updater had the engine compute them again."""
@@ -180,7 +185,8 @@ class ModelCall(Record):
     """The reason why a continuation was not spliced, or why a request that names known calls continues none of them."""
     weight_versions: list[WeightVersion] = Field(default_factory=list)
     outcome: Literal["delivered", "abandoned", "failed"] = "delivered"
-    """`abandoned`: the harness closed the connection before the answer was complete. `failed`: the engine gave none."""
+    """`abandoned`: the harness closed the connection, or its time ended, before the answer was complete. `failed`: the
+    engine gave none."""
     hints: dict[str, str] = Field(default_factory=dict)
     """The hints that the harness's `classify` read: `kind` (subagent, compaction, auxiliary) and `thread`."""
     started_at: float
@@ -193,7 +199,8 @@ class ModelCall(Record):
     error: str | None = None
     error_kind: str | None = None
     """`context_length`: the conversation became too long for the model, through the policy. `unreachable`: the engine
-    could not be connected to. Any other kind may be the machinery's doing, or that of a request of the agent."""
+    could not be connected to. `time`: the session's time ended. Any other kind may be the machinery's doing, or that of
+    a request of the agent."""
     engine_tokens: int | None = None
     """How many tokens the engine counts for the answer: those beyond `response_ids` were never sent. None where the
     engine gave no count."""

@@ -149,6 +149,9 @@ class Artifacts(Record):
     """The harness's changes as a git patch; binary files as git binary patches."""
     not_carried: list[str] = Field(default_factory=list)
     """Files outside of the workspace, or ignored in it, that are in no diff and were not graded; the first 50."""
+    refused_fields: list[str] = Field(default_factory=list)
+    """Fields of the harness's requests that the gateway cannot translate, for which it refused these requests; the
+    first 50 by name. None of these requests is among the calls."""
     project_settings: list[str] = Field(default_factory=list)
     """Files of the task's workspace from which the harness takes settings: its prompt, its tools, its limits."""
     stdout: str = ""
@@ -173,6 +176,17 @@ class Episode(Record):
     @property
     def truncated(self) -> bool:
         return self.session.truncated_by is not None
+
+    def unscored(self) -> Episode:
+        """Return the episode without its rewards."""
+        traces = [
+            trace.model_copy(
+                update={"reward": None, "turns": [turn.model_copy(update={"reward": None}) for turn in trace.turns]}
+            )
+            for trace in self.trajectory.traces
+        ]
+        trajectory = self.trajectory.model_copy(update={"traces": traces})
+        return self.model_copy(update={"trajectory": trajectory, "reward": None, "evaluation": None})
 
     @property
     def branch_point(self) -> StartFrom | None:

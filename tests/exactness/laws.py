@@ -191,13 +191,19 @@ def _balance(books: Books) -> Iterator[str]:
         yield f"session {books.session_id}: {excluded.total()} tokens are excluded by name, {untrained} are not trained"
     if set(excluded) == {"not_built"}:
         return
-    for outcome in CUT_OFF:
-        fact = sum(len(call.ids) for call in books.calls if call.outcome == outcome)
+    cut_off = [call for call in books.calls if call.outcome in CUT_OFF]
+    for outcome in (*CUT_OFF, "time"):
+        named = (call for call in cut_off if outcome == ("time" if _by_time(call) else call.outcome))
+        fact = sum(len(call.ids) for call in named)
         if excluded[outcome] != fact:
             yield f"session {books.session_id}: {excluded[outcome]} tokens are told as {outcome}, {fact} are"
-    for call in books.calls:
-        if call.outcome in CUT_OFF and trained[call.call_id]:
+    for call in cut_off:
+        if trained[call.call_id]:
             yield f"session {books.session_id}: call {call.call_id} is {call.outcome} and trained"
+
+
+def _by_time(call: Call) -> bool:
+    return call.line.get("error_kind") == "time"
 
 
 def _prefixes(books: Books) -> Iterator[str]:

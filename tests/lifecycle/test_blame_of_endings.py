@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -160,7 +160,7 @@ async def test_an_engine_that_is_wedged_in_the_middle_of_an_answer_is_masked(
     request = task(agent=asking("ask(); ask()"), evaluator=MADE, runtime=runtime, timeout_seconds=3600)
     async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
         episode = await local.rollout(request)
-    assert episode.trajectory.fidelity.excluded.keys() == {"abandoned"}
+    assert episode.trajectory.fidelity.excluded.keys() == {"time"}
     assert (episode.session.failure.kind if episode.session.failure else None) == failure
     assert (episode.session.truncated_by, episode.reward) == ("time", 0.0 if failure is None else None)
 
@@ -184,15 +184,24 @@ TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": PARAMET
 class Choosy(EmbeddedEngine):
     """Refuses every request without tools, as vLLM does one whose schema it cannot compile."""
 
+    refusal: ClassVar = (400, "no tools", "invalid_request")
+
     async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
         if not request.tools:
-            raise EngineError(400, "no tools", kind="invalid_request")
+            status, message, kind = self.refusal
+            raise EngineError(status, message, kind=kind)
         return await super().chat(request, sampling, on_delta)
 
 
-async def after_acting(tmp_path: Path, workspace: Workspace, rest: str) -> Episode:
+class Unloaded(Choosy):
+    """Refuses such requests as vLLM does while an adapter is loaded anew."""
+
+    refusal = (404, "The model `adapter` does not exist.", "not_found")
+
+
+async def after_acting(tmp_path: Path, workspace: Workspace, rest: str, made: type[Choosy] = Choosy) -> Episode:
     """An episode of a harness that gets a tool call from the policy, and then does this."""
-    engine = Choosy(EmbeddedOptions(scripts=[Script(commands=["true"])]))
+    engine = made(EmbeddedOptions(scripts=[Script(commands=["true"])]))
     runtime = RuntimeSpec(name="bubblewrap", workspace=workspace)
     async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
         return await local.rollout(
@@ -214,6 +223,16 @@ async def test_harness_that_fails_after_the_agent_has_acted_is_scored(
     episode = await after_acting(tmp_path, workspace, rest)
     assert (episode.session.failure, episode.reward) == (None, 0.0)
     assert episode.trajectory.fidelity.calls == 1 + ("ask()" in rest)
+
+
+async def test_harness_that_gives_up_on_a_model_that_is_not_served_is_masked(
+    tmp_path: Path, workspace: Workspace
+) -> None:
+    """Guards against unfinished work that is graded because a call came while a trainer loaded its adapter anew. The
+    gateway names the model, so the agent cannot bring this about."""
+    episode = await after_acting(tmp_path, workspace, f"{REFUSED}sys.exit(1)", Unloaded)
+    assert episode.session.failure is not None
+    assert (episode.session.failure.kind, episode.reward) == ("engine_error", None)
 
 
 async def test_what_a_failed_harness_left_is_graded(tmp_path: Path, workspace: Workspace) -> None:
@@ -317,9 +336,9 @@ async def test_an_answer_that_an_earlier_attempt_cut_off_is_no_act(tmp_path: Pat
     engine = Endless(EmbeddedOptions(scripts=[Script(final_message="word " * 20)]))
     async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state", streaming="real") as local:
         first = await local.rollout(by_its_workspace(workspace, "ask()").model_copy(update={"timeout_seconds": 5}))
-        assert first.trajectory.fidelity.excluded.keys() == {"abandoned"}
+        assert first.trajectory.fidelity.excluded.keys() == {"time"}
         resumed = await local.rollout(going_on(first, by_its_workspace(workspace, "sys.exit('no memory')")))
-    assert resumed.trajectory.fidelity.excluded.keys() == {"abandoned"}, "it stays in the books"
+    assert resumed.trajectory.fidelity.excluded.keys() == {"time"}, "it stays in the books"
     assert resumed.session.failure is not None
     assert resumed.session.failure.kind == "harness_error"
 
@@ -382,3 +401,12 @@ async def test_files_that_are_not_carried_are_named(tmp_path: Path, workspace: W
     episode = await run(tmp_path, workspace, "open('/tmp/elsewhere', 'w'); open('made', 'w')")
     assert episode.reward == 1.0
     assert episode.artifacts.not_carried == ["/tmp/elsewhere"]
+
+
+async def test_fields_for_which_requests_were_refused_are_named(tmp_path: Path, workspace: Workspace) -> None:
+    """Guards against a run that broke off at a request which the gateway cannot translate, and whose episode looks like
+    an honest failure."""
+    refused = "messages=[{'role': 'user', 'content': [{'type': 'tape'}]}]"
+    episode = await run(tmp_path, workspace, f"try: ask({refused})\nexcept OSError: sys.exit(1)")
+    assert episode.trajectory.fidelity.calls == 1
+    assert episode.artifacts.refused_fields == ["messages[].content[].type"]

@@ -20,6 +20,7 @@ from polar_gym.chat import ChatRequest, Completion, Delta, OnDelta
 from polar_gym.chat.received import whole_delta
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions, Script
 from polar_gym.gateway.node.node import Node
+from polar_gym.gateway.proxy import proxy
 from polar_gym.gateway.proxy.capture import CaptureError, SessionCapture
 from polar_gym.providers import routes
 from polar_gym.schema import BuilderSpec, HarnessSpec, RuntimeSpec, Sampling, TaskRequest
@@ -223,6 +224,35 @@ async def test_a_key_that_is_no_text_opens_nothing(tmp_path: Path) -> None:
         writer.close()
         server.close()
     assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_sandbox_has_some_connections_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against an agent that opens thousands, so that the gateway has no descriptor left for other sessions."""
+    monkeypatch.setattr(proxy, "MAX_CONNECTIONS", 2)
+    get = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with running_session(EmbeddedEngine(options()), tmp_path) as (node, capture):
+        server = await asyncio.get_running_loop().create_server(node.proxy.server_for(capture), "127.0.0.1", 0)
+
+        async def ask() -> tuple[bytes, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(get)
+            try:
+                return await reader.readline(), writer
+            except ConnectionResetError:
+                return b"", writer
+
+        asked = [await ask() for _ in range(4)]
+        assert [line for line, _ in asked] == [b"HTTP/1.1 200 OK\r\n"] * 2 + [b""] * 2
+        assert caplog.text.count(f"session {capture.session_id} has 2 connections open") == 1
+        for _, writer in asked:
+            writer.close()
+        async with asyncio.timeout(60):
+            while not (again := await ask())[0]:  # noqa: ASYNC110 - the server notices closed sockets in its own time
+                await asyncio.sleep(0.01)
+        again[1].close()
+        server.close()
 
 
 async def test_keys_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

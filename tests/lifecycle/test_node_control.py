@@ -245,3 +245,20 @@ async def test_no_secret_is_written_anywhere(tmp_path: Path, caplog: pytest.LogC
     for key in keys:
         assert key not in caplog.text
         assert not [data for data in written if key.encode() in data]
+
+
+async def test_sessions_that_wait_for_the_one_place_without_confinement_are_told(tmp_path: Path) -> None:
+    """Guards against a node that is given the whole queue, runs one session at a time, and says that none waits."""
+    async with node_here(tmp_path) as (gateway, _):
+        alone = gateway.service.node.alone
+
+        async def run() -> None:
+            async with alone.place("t"):
+                pass
+
+        async with alone.place("t"):
+            waiting = asyncio.create_task(run())
+            await asyncio.sleep(0)  # the task runs up to its wait
+            assert gateway.service.heartbeat(gateway.url).waiting == 1
+        await waiting
+        assert gateway.service.heartbeat(gateway.url).waiting == 0

@@ -59,6 +59,26 @@ async def test_a_call_in_flight_when_the_time_is_up_is_in_the_fidelity(tmp_path:
     assert episode.trajectory.fidelity.calls == 1
 
 
+class Endless(EmbeddedEngine):
+    """Sends a whole answer and does not end it, as a policy in a loop."""
+
+    async def chat(self, request: ChatRequest, sampling: Sampling, on_delta: OnDelta | None = None) -> Completion:
+        await super().chat(request, sampling, on_delta)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+
+async def test_an_answer_that_the_end_of_the_time_cut_is_excluded_as_such(tmp_path: Path) -> None:
+    """Guards against a policy in a loop whose tokens look like those of a harness that hung up: the harness is killed,
+    which closes the connection, too."""
+    engine = Endless(EmbeddedOptions(scripts=[Script(final_message="word " * 20)]))
+    async with Node(engine, cache=tmp_path / "cache", state=tmp_path / "state") as local:
+        episode = await local.rollout(task(timeout_seconds=20))
+    (call,) = read_journal(Path(str(episode.artifacts.journal)))
+    assert (episode.session.truncated_by, call.outcome, call.error_kind) == ("time", "abandoned", "time")
+    assert episode.trajectory.fidelity.excluded == {"time": len(call.response_ids)}
+    assert len(call.response_ids)
+
+
 async def test_a_client_outside_of_the_sandbox_is_cut_off_with_the_session(tmp_path: Path) -> None:
     """Guards against a call that goes on after its session, and is written to a closed journal."""
     async with node(tmp_path, delay_seconds=60) as local, aiohttp.ClientSession() as http:

@@ -28,7 +28,10 @@ def load_tasks(config: RunConfig) -> list[Task]:
     except (ValueError, OSError) as error:
         raise ConfigError(f"tasks: {error}") from error
     if not tasks:
-        raise ConfigError(f"tasks={config.tasks.name!r}: no task is left; check tasks.limit and tasks.instance_ids")
+        path = f", tasks.path={str(given)!r}" if (given := config.tasks.options.get("path")) is not None else ""
+        raise ConfigError(
+            f"tasks={config.tasks.name!r}{path}: no task is there, or tasks.limit and tasks.instance_ids leave none"
+        )
     return tasks
 
 

@@ -36,7 +36,7 @@ from polar_gym.gateway.session.stages import Pool, Stages
 from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.providers import PROVIDERS
-from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, agent, check_scope
+from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, Serve, agent, check_offered
 from polar_gym.schema import Episode, RuntimeSpec, Session, Status, TaskRequest
 from polar_gym.spans import Emit, Spans, open_spans
 from polar_gym.workspaces.shared import Repositories
@@ -94,7 +94,8 @@ class Node:
         self._scoring = Scoring(scoring or ScoringConfig(share=None), self.proxy.generation)
         self.stages = Stages(pools or Pools())
         self.census = Census()
-        self._alone = Pool(1)
+        self.alone = Pool(1)
+        """The place of sessions without confinement."""
         self._spans = spans
         self._emit: Emit | None = None
         self._tool_calls = ToolCalls()
@@ -306,7 +307,7 @@ class Node:
     async def _conduct(self, life: SessionLife) -> Episode:
         """Take a session through the stages; those without confinement one after another, because they share paths."""
         task = life.request.task_id
-        async with contextlib.nullcontext() if life.confined else self._alone.place(task):
+        async with contextlib.nullcontext() if life.confined else self.alone.place(task):
             return await self.stages.conduct(task, life)
 
     async def prepare(self, requests: Iterable[TaskRequest]) -> None:
@@ -358,7 +359,7 @@ class Node:
         if key not in self._runtimes:
             made = RUNTIMES.get(spec.name)(options)
             self._runtimes.setdefault(key, made)  # threads that look at once all get the first one made
-        check_scope(spec, self._runtimes[key])
+        check_offered(spec, self._runtimes[key])
         return self._runtimes[key]
 
     def _serve(self, capture: SessionCapture) -> Serve:

@@ -382,7 +382,7 @@ class NodeService:
             engine_key=self.engine_key,
             places=stages.places,
             held=stages.held,
-            waiting=stages.init.waiting,
+            waiting=stages.init.waiting + self.node.alone.waiting,
             draining=self.draining,
             sessions=self.sessions,
         )

@@ -16,6 +16,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, kind_of, validated
 from polar_gym.http.keys import is_loopback
 from polar_gym.http.urls import is_http_url
+from polar_gym.paths import NamedPath
 from polar_gym.record import Record
 
 
@@ -45,6 +46,13 @@ class ListenSettings(Record):
         host, colon, port = value.rpartition(":")
         if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
             raise ValueError(f"expected host:port, e.g. {cls.model_fields['listen'].default}")
+        return value
+
+    @field_validator("imports")
+    @classmethod
+    def _import_paths(cls, value: list[str]) -> list[str]:
+        if wrong := [each for each in value if not re.fullmatch(r"[^:]+:\w+", each)]:
+            raise ValueError(f"{wrong[0]!r}: expected package.module:attribute or path/to/file.py:function")
         return value
 
     @field_validator("server", "url", check_fields=False)
@@ -94,7 +102,7 @@ class GatewaySettings(ListenSettings):
     """The URL at which the server reaches this node; null: at `listen`."""
     name: str | None = None
     """The name of this node; null: made of the names of machine and port."""
-    state: Path = Path("state")
+    state: NamedPath = Path("state")
     """The directory that holds sessions while they run, and until their episodes are delivered. One process at a time
     may use it."""
     records: Annotated[list[Path], BeforeValidator(several)] = Field(default=[])

@@ -51,6 +51,8 @@ class SessionCapture:
     """Whose tools the harness may call."""
     running: bool = False
     """The proxy answers only while this is true."""
+    time_is_up: bool = False
+    """The agent's time has ended: a call that is cut off now is so for that."""
     calls: list[ModelCall] = field(default_factory=list)
     memory: SessionMemory = field(default_factory=SessionMemory)
     recording: Recording | None = None

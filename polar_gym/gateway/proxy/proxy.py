@@ -36,10 +36,11 @@ from polar_gym.gateway.proxy.generation import GenerationGate
 from polar_gym.gateway.proxy.receiving import CallRefusedError, error_answer, read_json
 from polar_gym.gateway.proxy.sending import error_kind, send_stream, send_whole
 from polar_gym.http.careful import SERVER_OPTIONS
+from polar_gym.http.crowd import at_most
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.silence import SilentConnections
 from polar_gym.providers import BadRequestError, Provider, Route, routes
-from polar_gym.schema import ModelCall, Sampling
+from polar_gym.schema import TIME_UP, ModelCall, Sampling
 from polar_gym.splicing.plan import Plan, Splicer
 from polar_gym.splicing.prompt import Templater
 from polar_gym.splicing.recording import DivergenceError
@@ -58,6 +59,8 @@ FINISHED = ("stop", "tool_calls", "length")
 """Finish reasons of an answer that came to its end."""
 HEAD_SECONDS = 60.0
 """How long a connection may take for its first request's head."""
+MAX_CONNECTIONS = 256
+"""Connections of one sandbox at once; harnesses with sub-agents have some dozens."""
 LOGGED = (401, 403, 408, 413)
 """Statuses of refusals that are logged, because a well-behaved client does not cause them."""
 
@@ -114,7 +117,8 @@ class Proxy:
             return await self._handle(request, bound)
 
         server = web.Server(handle, handler_cancellation=True, **SERVER_OPTIONS)  # pyright: ignore[reportArgumentType]
-        return self._silent.watched(server)
+        connect = self._silent.watched(server)
+        return connect if bound is None else at_most(MAX_CONNECTIONS, server, connect, f"session {bound.session_id}")
 
     async def _handle(self, http: web.BaseRequest, bound: SessionCapture | None) -> web.StreamResponse:
         if http.path == "/" and http.method in ("GET", "HEAD"):  # clients check that the port answers
@@ -298,7 +302,10 @@ class Proxy:
             if completion.finish_reason not in FINISHED:
                 raise _given_up(completion.finish_reason)
         except asyncio.CancelledError:
-            self._record_cut_off(exchange, "abandoned", "the harness hung up")
+            if exchange.capture.time_is_up:
+                self._record_cut_off(exchange, "abandoned", "the session's time was up", TIME_UP)
+            else:
+                self._record_cut_off(exchange, "abandoned", "the harness hung up")
             raise
         except EngineError as error:
             self._record_cut_off(exchange, "failed", error.message, error.kind)

@@ -16,6 +16,7 @@ from polar_gym.gateway.proxy.capture import SessionCapture
 from polar_gym.gateway.proxy.mcp import MCP_PATH
 from polar_gym.gateway.proxy.proxy import Proxy
 from polar_gym.harnesses import Launch, LaunchContext
+from polar_gym.harnesses.install import InstallError
 from polar_gym.harnesses.today import told_today
 from polar_gym.runtimes import HOME, TOOLCHAIN, Command, ExecResult, Sandbox
 from polar_gym.runtimes.agent import PATH
@@ -72,6 +73,8 @@ class HarnessRun:
         harness = self.capture.harness
         try:
             launch = told_today(harness, harness.launch(context), context)
+        except InstallError as error:
+            raise LaunchError(str(error)) from error
         except Exception as error:
             log.exception("session %s: harness=%s", self.session.session_id, self.request.agent.name)
             raise LaunchError(f"launch of harness={self.request.agent.name} raised {error!r}") from error
@@ -95,6 +98,7 @@ class HarnessRun:
             stdin=launch.stdin,
             timeout_seconds=self.request.timeout_seconds + PAUSES_SECONDS,
             end=end,
+            untrusted=True,
         )
         output = await self._run(command, end)
         self.session.exit_code = output.exit_code
@@ -121,6 +125,7 @@ class HarnessRun:
                 self.session.truncated_by = exhausted.result()
             elif not running.done():
                 self.session.truncated_by = "time"
+                self.capture.time_is_up = True
             end.set()
             await asyncio.wait({running}, timeout=ENDING_SECONDS)
         finally:
@@ -215,13 +220,14 @@ class HarnessRun:
         """Return whether the last call failed by a fault of the engine.
 
         An agent that has acted can provoke any answer of an engine, a broken connection too, by a request of its own.
-        It cannot provoke two things: that no connection can be made, and that the engine does not answer another
-        request (`engine_answers`). So an outage masks the run if it lasts until the end of the run, or if the last
-        call waited in vain for a connection. Failures of other sessions prove nothing: a policy that has learned a bad
-        request sends it in all sessions.
+        It cannot provoke three things: that no connection can be made, that the engine does not know the model or the
+        route, which the gateway names, and that the engine does not answer another request (`engine_answers`). So an
+        outage masks the run if it lasts until the end of the run, or if the last call waited in vain for a connection,
+        or came while an adapter was loaded anew. Failures of other sessions prove nothing: a policy that has learned a
+        bad request sends it in all sessions.
         """
         if call.outcome != "failed" or call.error_kind == "context_length":
             return False
-        if not acted or call.error_kind == UNREACHABLE:
+        if not acted or call.error_kind in (UNREACHABLE, "not_found"):
             return True
         return call.error_kind != "invalid_request" and not await self.proxy.engine_answers(call, self.capture.sampling)

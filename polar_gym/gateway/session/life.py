@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 OUTPUT_TAIL = 64 * 1024
 """Bytes of the harness's stdout and stderr that an episode keeps."""
 
+NAMED = 50
+"""How many refused fields an episode names: an agent can send any number."""
+
 INFRASTRUCTURE_ERRORS = (SandboxError, InstallError, VenvError, WorkspaceError, OSError)
 
 
@@ -327,6 +330,7 @@ class SessionLife:
             for turn in trace.turns:
                 turn.reward = of_calls.get(turn.call_id)
         self.artifacts.final_message = final_message(self.capture.calls)
+        self.artifacts.refused_fields = sorted(self.capture.refused_fields)[:NAMED]
         self.enter(status or (Status.COMPLETED if self.session.failure is None else Status.ERROR))
         return Episode(
             session=self.session,
