@@ -157,7 +157,7 @@ def twin_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> No
     The reference solution must resolve the task with twins, too. Exit code 1 when one does not.
     """
     loaded, config = _to_be_written(file, settings, out)
-    earlier = _earlier(out)
+    earlier = _earlier(file, out)
 
     async def twins(task: Task, bench: Bench) -> Verdict:
         verdict = await with_twins(task, bench)
@@ -184,7 +184,7 @@ def audit_tasks(file: TaskFile, settings: Settings = None, out: Out = None) -> N
     Exit code 1 when a task cannot be audited.
     """
     loaded, config = _to_be_written(file, settings, out)
-    earlier = _earlier(out)
+    earlier = _earlier(file, out)
 
     async def audited(task: Task, bench: Bench) -> bool:
         head = f"{loaded.index(task) + 1}/{len(loaded)} {task.instance_id}: "
@@ -262,20 +262,30 @@ def _check_out(file: Path, out: Path | None, tasks: Sequence[Task]) -> None:
     check_writable("--out", out or file)
 
 
-def _earlier(out: Path | None) -> dict[str, dict[str, Any]]:
-    """Return the fields that `tasks audit` and `tasks twins` add -> instance id -> the value, of the rows that an
-    earlier run of either wrote to `out`.
+_ADDED = ("audit", "twins")
+"""The fields that `tasks audit` and `tasks twins` add."""
 
-    Raises `ConfigError` where `out` cannot be read: it would be replaced.
+
+def _earlier(file: Path, out: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the added fields -> instance id -> the value, of the rows that an earlier run of either command wrote to
+    `out`, as far as they are otherwise those of `file`: a figure is that of one task.
+
+    Raises `ConfigError` where `out` cannot be read, or has rows that `file` lacks: it would be replaced.
     """
     try:
         rows = [row for _, row in read_rows(out)] if out is not None and out.exists() else []
     except ValueError as error:
         raise ConfigError(f"--out={out}: holds no rows: {error}; remove it, or name another file") from error
-    return {
-        field: {row["instance_id"]: row[field] for row in rows if "instance_id" in row and row.get(field) is not None}
-        for field in ("audit", "twins")
-    }
+    own = {row["instance_id"]: _without_added(row) for _, row in read_rows(file)}
+    if others := [row.get("instance_id") for row in rows if row.get("instance_id") not in own]:
+        raise ConfigError(f"--out={out}: has rows that {file} lacks, such as {others[0]!r}; name another file")
+    same = [row for row in rows if _without_added(row) == own[row["instance_id"]]]
+    return {field: {row["instance_id"]: row[field] for row in same if row.get(field) is not None} for field in _ADDED}
+
+
+def _without_added(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rest of a row as JSON gives it back: Parquet has other types, and NaN comes back as null."""
+    return orjson.loads(orjson.dumps({name: value for name, value in row.items() if name not in _ADDED}))
 
 
 def _write_rows(file: Path, out: Path | None, field: str, values: Mapping[str, Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from polar_gym.errors import ConfigError, explain
 from polar_gym.evaluators import EVALUATORS, EvaluationContext
 from polar_gym.evaluators.blame import judge
-from polar_gym.runtimes import RUNTIMES, Command, Mount, Runtime, Sandbox, SandboxRequest, check_scope
+from polar_gym.runtimes import RUNTIMES, Command, Mount, Runtime, Sandbox, SandboxRequest, check_offered
 from polar_gym.runtimes.agent import PATH
 from polar_gym.schema import EvaluationResult, EvaluatorSpec, HarnessSpec, RuntimeSpec, Session, TaskRequest
 from polar_gym.tasks import Task
@@ -103,7 +103,10 @@ class Bench:
         name = f"bench-{uuid.uuid4().hex[:12]}"
         try:
             request = await self._sandbox_request(task, name)
-            runtime = await asyncio.to_thread(self._runtime_of, request.spec)
+            try:
+                runtime = await asyncio.to_thread(self._runtime_of, request.spec)
+            except ConfigError as error:
+                raise UngradableError(f"{task.place or task.instance_id}: {error}") from error
             request.spec.image = image or request.spec.image
             sandbox = await runtime.start(request)
             try:
@@ -139,7 +142,7 @@ class Bench:
         key = repr(spec.options)
         if key not in self._runtimes:
             self._runtimes[key] = RUNTIMES.make(spec)
-        check_scope(spec, self._runtimes[key])
+        check_offered(spec, self._runtimes[key])
         return self._runtimes[key]
 
     def _request(self, task: Task) -> TaskRequest:

@@ -86,7 +86,7 @@ class Tried:
 def open_history(repository: Path, name: str | None, **options: Any) -> History:
     """Return the history of a repository, bare or with a work tree. Raises `ConfigError`."""
     if not repository.is_dir():
-        raise ConfigError(f"{repository}: there is no such directory")
+        raise ConfigError(f"{repository}: there is no such directory; clone the repository, and name the clone")
     try:
         git_dir = Path(_git(repository, "rev-parse", "--absolute-git-dir").strip())
     except CurationError as error:

@@ -25,7 +25,7 @@ async def grade_container(task: Task, bench: Bench, *, solve: bool) -> Evaluatio
     """
     async with bench.sandbox(task) as sandbox:
         said = await _solve(sandbox, task.container) if solve and task.container is not None else ""
-        assert isinstance(sandbox, WholeSandbox), "check_scope let the runtime through"
+        assert isinstance(sandbox, WholeSandbox), "check_offered let the runtime through"
         try:
             image = await sandbox.keep()
         except LeftoverError as error:

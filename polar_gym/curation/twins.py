@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
@@ -16,8 +18,9 @@ from polar_gym.evaluators import EVALUATORS, verdict
 from polar_gym.evaluators.alternatives import MOST
 from polar_gym.evaluators.expectations import Expectation, TestFunction, find_tests
 from polar_gym.evaluators.parsers import ERROR, FAILED, PASSED
-from polar_gym.evaluators.swe import Swe
+from polar_gym.evaluators.swe import Swe, applies_patch
 from polar_gym.evaluators.twins import Twins, copied, copy, names_test
+from polar_gym.runtimes.files import UnreadableFileError, read_file
 from polar_gym.schema import EvaluationResult
 from polar_gym.tasks import Task
 
@@ -27,6 +30,8 @@ COPIES = 2
 fail with the reference solution. A place at which some texts pass would fail an honest solution by chance."""
 MOST_PLACES = 24
 """The most places of one test that are tried; more are chosen among by chance."""
+_OLD = re.compile(r"^(?:--- a/|(?:rename|copy) from )([^\t\n]+)", re.MULTILINE)
+"""Matches the name of a file of the base commit in a git patch."""
 Place = tuple[str, str, tuple[int, int]]
 """Test file, qualified name of the test, offsets in bytes."""
 Key = tuple[str, str, tuple[int, int] | None]
@@ -49,9 +54,12 @@ class Trial:
         """Name of an original -> test file, qualified name of the test."""
         self.bits: dict[Place, int] = {}
         """Place -> `Expectation.bits`."""
+        self.sources: Mapping[str, bytes] = {}
+        """The test files without copies."""
 
     def draw(self, sources: Mapping[str, bytes]) -> Twins:
         chance = random.SystemRandom()
+        self.sources = sources
         texts: dict[str, bytes] = {}
         for file, source in sources.items():
             tests = [test for test in find_tests(source) if self._is_listed(file, test)]
@@ -123,10 +131,12 @@ async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[
     task = await as_harness_diff(task, bench)
     live: set[Place] | None = None
     bits: dict[Place, int] = {}
+    sources: Mapping[str, bytes] = {}
     for _ in range(RUNS):
         trial, read, told = await _try(task, bench, task.patch.encode(), live, _altered)
-        live, bits = trial.failed(read, told) - trial.broken(read), trial.bits
-    hiding = {place for place in live or () if bits[place]}
+        live, bits, sources = trial.failed(read, told) - trial.broken(read), trial.bits, trial.sources
+    shown = await _shown(task, bench, sources)
+    hiding = {place for place in live or () if bits[place] and _lines(sources, place).isdisjoint(shown)}
     gold, read, told = await _try(task, bench, task.patch.encode(), hiding, _alone)
     base, base_read, base_told = await _try(task, bench, NO_OP, hiding - gold.failed(read, told), _alone)
     strong = base.failed(base_read, base_told)
@@ -136,6 +146,25 @@ async def find_twins(task: Task, bench: Bench) -> dict[str, dict[str, list[list[
         if not mine or (file, name, span) in mine:
             found.setdefault(file, {}).setdefault(name, []).append([*span, bits[file, name, span] if mine else 0])
     return found
+
+
+async def _shown(task: Task, bench: Bench, files: Collection[str]) -> set[bytes]:
+    """Return the lines of test files, and of the files that the test patch makes them of, that the agent can see: code
+    of its solution that knows the original line answers right there alone."""
+    workspace = bench.context(task, b"").request.runtime.workspace.path
+    found = set[bytes]()
+    async with bench.sandbox(task, for_agent=not applies_patch(task.eval_script)) as sandbox:
+        for file in {*files, *_OLD.findall(task.test_patch)}:
+            with contextlib.suppress(FileNotFoundError, UnreadableFileError):
+                found.update(map(bytes.strip, (await read_file(sandbox, f"{workspace}/{file}")).splitlines()))
+    return found
+
+
+def _lines(sources: Mapping[str, bytes], place: Place) -> set[bytes]:
+    """Return the lines of a place."""
+    source, (start, end) = sources[place[0]], place[2]
+    first, last = source.rfind(b"\n", 0, start) + 1, source.find(b"\n", end)
+    return {*map(bytes.strip, source[first : last if last >= 0 else len(source)].splitlines())}
 
 
 async def _try(

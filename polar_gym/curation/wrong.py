@@ -120,7 +120,10 @@ def _is_tag(node: object) -> bool:
 
 def changed_lines(source: str, before: str) -> set[int]:
     """Return the lines of a source that `before` lacks, without regard to comments."""
-    texts = [[_COMMENT.sub("", line) for line in text.splitlines()] for text in (source, before)]
+    texts = [
+        [_COMMENT.sub("", line) for line in io.StringIO(text, newline=None).read().split("\n")]  # the lines of `ast`
+        for text in (source, before)
+    ]
     changes = difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes()
     return {line + 1 for tag, start, end, *_ in changes if tag != "equal" for line in range(start, end)}
 

@@ -52,6 +52,15 @@ _EXCEPTIONS = (
 """Classes that no solution raises by chance, nor as a second base of its own class."""
 
 _HELPER = re.compile(r"_*(assert|check|expect|verify)")
+_TOLERANCES = frozenset(
+    {
+        *("abs", "rel", "delta", "places", "decimal", "significant"),
+        *("atol", "rtol", "abs_tol", "rel_tol", "tol", "tolerance", "eps", "epsilon"),
+    }
+)
+"""Arguments by which a test accepts results beside the expected one. A result may then equal two literals."""
+_BEFORE_TOLERANCE = {"approx": 1, "assertAlmostEqual": 2, "isclose": 2, "allclose": 2, "assert_allclose": 2}
+"""Function -> how many positional arguments it has before its tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,8 @@ class _Finder:
         self._span = self._offsets.of
         self._words: frozenset[str] = frozenset()
         """The words in the literals of the test at hand."""
+        self._tolerant = False
+        """Whether the test at hand accepts several results, so that its literals are no expectations."""
 
     def tests(self, body: list[ast.stmt], prefix: str, places: Places) -> Iterator[TestFunction]:
         for node in body:
@@ -146,12 +157,14 @@ class _Finder:
 
     def literals_of(self, test: Function) -> Iterator[Expectation]:
         """Yield all literals of a test and of its tables of cases."""
+        self._tolerant = False
         for node in [*_tables(test), *test.body]:
             if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
                 yield from self._literals(node)
 
     def expectations_of(self, test: Function) -> Iterator[Expectation]:
         """Yield what a test expects."""
+        self._tolerant = any(map(_has_tolerance, ast.walk(test)))
         for table in _tables(test):
             yield from self._last_of_rows(table)
         known = {
@@ -193,7 +206,7 @@ class _Finder:
 
     def _of_call(self, node: ast.Call, known: dict[str, ast.expr]) -> Iterator[Expectation]:
         """Yield the expectations of a call of `assertEqual`, `pytest.raises`, or a helper whose name says as much."""
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = _name_of(node)
         if name in _EQUAL and len(node.args) > 1:
             found = self._of_pair(node.args[0], node.args[1], known)
             yield from found or self._of_name(node.func, name)
@@ -220,6 +233,8 @@ class _Finder:
                 yield from self._literals(cells[-1])
 
     def _literals(self, node: ast.AST) -> Iterator[Expectation]:
+        if self._tolerant:
+            return
         in_f_strings = {part for each in ast.walk(node) if isinstance(each, ast.JoinedStr) for part in ast.walk(each)}
         for each in ast.walk(node):
             if isinstance(each, ast.Constant) and each not in in_f_strings:
@@ -240,12 +255,15 @@ class _Finder:
             yield Expectation(end - len(name), end, 2, choice([name, _OPPOSITE[name]]))
 
     def _of_exception(self, node: ast.expr) -> Expectation:
-        text = ast.unparse(node)
-        known = getattr(builtins, text, None)
-        mine = known if isinstance(known, type) and issubclass(known, BaseException) else ()
-        related = [each for each in _EXCEPTIONS if mine and (issubclass(each, mine) or issubclass(mine, each))]
-        others = [each.__name__ for each in _EXCEPTIONS if each not in related and each.__name__ != text]
-        return Expectation(*self._span(node), 1 + len(others), choice([text, *others]))
+        named = [ast.unparse(each) for each in (node.elts if isinstance(node, ast.Tuple) else [node])]
+        known = [getattr(builtins, text, None) for text in named]
+        mine = [each for each in known if isinstance(each, type) and issubclass(each, BaseException)]
+        others = [
+            each.__name__
+            for each in _EXCEPTIONS
+            if not any(issubclass(each, expected) or issubclass(expected, each) for expected in mine)
+        ]
+        return Expectation(*self._span(node), 1 + len(others), choice([ast.unparse(node), *others]))
 
     def _either(self, node: ast.expr, other: str) -> Expectation:
         return Expectation(*self._span(node), 2, choice([ast.unparse(node), other]))
@@ -257,6 +275,23 @@ def _is_helper(node: ast.expr) -> TypeGuard[ast.Call]:
     A single argument would be the input of the tested code.
     """
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1
+
+
+def _has_tolerance(node: ast.AST) -> bool:
+    """Return whether a test with this part accepts several results: `approx(x, abs=1)`, `abs(x - y) < 1`."""
+    if isinstance(node, ast.Compare):
+        ordered = isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+        return ordered and any(_name_of(side) in ("abs", "fabs") for side in (node.left, *node.comparators))
+    if not isinstance(node, ast.Call):
+        return False
+    positional = len(node.args) > _BEFORE_TOLERANCE.get(_name_of(node), len(node.args))
+    return positional or any(keyword.arg in _TOLERANCES for keyword in node.keywords)
+
+
+def _name_of(node: ast.expr) -> str:
+    """Return the name of the function that a call calls, without the object that has it; empty for no call."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _is_literal(node: ast.expr) -> bool:

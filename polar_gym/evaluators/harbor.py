@@ -64,6 +64,7 @@ class Harbor:
                     argv=["sh", "-c", "chmod +x /tests/test.sh; exec /tests/test.sh"],
                     environment={**AS_ROOT, **self._options.environment},
                     timeout_seconds=timeout,
+                    untrusted=True,
                 )
             )
             log = kept_log(full_log(ended))

@@ -87,7 +87,7 @@ def _unittest_status(text: str) -> str | None:
 # pytest -rA -----------------------------------------------------------------------------------------------------------
 
 _SUMMARY = re.compile(r"^=+ short test summary info =+\n", re.MULTILINE)
-_RESULT = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) ([^\[\s]{1,1000}(?:\[.{0,1000}?\])?)(?: - .*)?")
+_RESULT = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
 _COUNTS = re.compile(r"=+ (.{0,500}) in [\d.]+s(?: \([\d:]+\))? =+")
 _PYTEST = {"PASSED": PASSED, "XPASS": PASSED, "XFAIL": PASSED, "FAILED": FAILED, "ERROR": ERROR}
 
@@ -106,10 +106,27 @@ def parse_pytest(log: str) -> dict[str, str]:
         counts = _COUNTS.fullmatch(line)
         if counts:
             return statuses if _agree(statuses, counts[1]) else {}
-        match = _RESULT.fullmatch(line)
-        if match and statuses.get(match[2]) not in (FAILED, ERROR):
-            statuses[match[2]] = _PYTEST[match[1]]
+        if match := _RESULT.fullmatch(line):
+            test = match[2] if match[1] == "PASSED" else _without_message(match[2])
+            if statuses.get(test) not in (FAILED, ERROR):
+                statuses[test] = _PYTEST[match[1]]
     return {}
+
+
+def _without_message(text: str) -> str:
+    """Return the id at the beginning of `ID - MESSAGE`. An id with parameters ends with a bracket: the first one after
+    which all are closed, or, where a parameter is a lone bracket, the first one."""
+    opened = closed = start = 0
+    shortest = text
+    for cut in re.finditer(" - ", text):
+        opened += text.count("[", start, cut.start())
+        closed += text.count("]", start, cut.start())
+        start = cut.start()
+        ends = text[start - 1] == "]"
+        if not opened or (opened == closed and ends):
+            return text[:start]
+        shortest = text[:start] if ends and shortest is text else shortest
+    return shortest
 
 
 def _agree(statuses: dict[str, str], counts: str) -> bool:

@@ -41,6 +41,7 @@ from polar_gym.evaluators.witness import Testimony, Witness, under_witness
 from polar_gym.registry import Names, Options
 from polar_gym.runtimes import HOME, Command, ExecResult, Sandbox
 from polar_gym.schema import EvaluationResult, TaskRequest
+from polar_gym.workspaces.history import forget
 
 _ENVIRONMENT = {"PYTHONPYCACHEPREFIX": f"{HOME}/.pycache", "PYTHONNOUSERSITE": "1"}
 """Python looks for compiled files only here, never beside the sources: a compiled file in the diff could replace a
@@ -49,11 +50,17 @@ one, whose files have the same time, and often the same size."""
 
 _APPLIES = re.compile(r"^\s*git\b.*\bapply\b", re.MULTILINE)
 
+
 _NEW_FILE = b"\nnew file mode "
 """In a diff, the line of a file that the base commit does not have."""
 
 _WITNESSED = re.compile(r"pytest|py\.test|unittest|runtests")
 """Matches commands of runners that the witness knows. `tox` is excluded: it runs the tests in another environment."""
+
+
+def applies_patch(script: str) -> bool:
+    """Return whether an eval script applies a patch to the files of the base commit, which must then be there."""
+    return bool(_APPLIES.search(script))
 
 
 def _test_list(value: Any) -> Any:
@@ -112,7 +119,7 @@ class SweOptions(Options):
             raise ValueError("eval_type: fail_only needs one of swebench's log parsers")
         if self.eval_script and not (START in self.eval_script and END in self.eval_script):
             raise ValueError(f"eval_script does not print {START!r} and {END!r}")
-        if _APPLIES.search(self.eval_script) and not self.test_patch.strip():
+        if applies_patch(self.eval_script) and not self.test_patch.strip():
             raise ValueError("test_patch is empty, and eval_script applies a patch; set test_patch to this patch, too")
         if self.min_trust == "high" and (weak := weak_tests(self.twins, self.FAIL_TO_PASS)):
             cure = "run: polar-gym tasks twins FILE --out FILE, or let the test expect a checksum"
@@ -215,6 +222,9 @@ class Swe:
             except ValueError as error:
                 raise EvaluatorError(str(error)) from error
             twins = with_canaries(twins, files.with_tests(sources)) if self._wants_canary() else twins
+            in_image = [file for file in context.request.runtime.workspace.hidden_files if file in twins.texts]
+            if in_image and not applies_patch(options.eval_script):
+                await forget(sandbox, workspace, in_image)  # they are written again when the tests are to run
             environment = _ENVIRONMENT
             if not options.eval_script:
                 environment = await copies.before_copies(sandbox, workspace, _ENVIRONMENT)
@@ -251,7 +261,7 @@ class Swe:
         the `Run.steered`."""
         argv = ["sh", "-c", f"{under_witness(witness.directory)}; {self._options.test_command}"]
         timeout = request.evaluator.timeout_seconds
-        command = Command(argv=argv, environment=environment, timeout_seconds=timeout)
+        command = Command(argv=argv, environment=environment, timeout_seconds=timeout, untrusted=True)
         if script := self._options.eval_script:
             look = partial(hidden_tests.digests, sandbox, files.steers)
             workspace, patch = request.runtime.workspace.path, self._options.test_patch

@@ -109,6 +109,7 @@ class TestOnOutput:
                     workdir=str(workdir),
                     stdin=context.final_message.encode(errors="replace"),
                     timeout_seconds=timeout,
+                    untrusted=True,
                 )
             )
             log = kept_log(full_log(result))

@@ -116,12 +116,15 @@ def test_tasks_of_low_trust_are_refused_before_the_run() -> None:
 SHOP = {
     "tests/__init__.py": "",
     "shop.py": "def price(number):\n    return number + 2\n",
-    "tests/test_shop.py": "import unittest\n",
-}
-SHOP_TESTS = """
+    "tests/test_shop.py": """import unittest
 from shop import price
 
 class PriceTest(unittest.TestCase):
+    def test_known(self):
+        self.assertEqual(price(50), 100)
+""",
+}
+SHOP_TESTS = """
     runs = 0
 
     def test_value(self):
@@ -138,13 +141,14 @@ class PriceTest(unittest.TestCase):
 
 
 async def test_places_are_those_at_which_the_solution_fails(tmp_path: Path) -> None:
-    """A test that asks nothing has no twins. A test that passes once in a process has none either."""
+    """A test that asks nothing has no twins. A test that passes once in a process has none either. One that the agent
+    can read hides nothing: its solution may hold the original line, and be right there alone."""
     need_bubblewrap()
     new = {"shop.py": SHOP["shop.py"].replace("+", "*"), "tests/test_shop.py": SHOP["tests/test_shop.py"] + SHOP_TESTS}
     for name, text in SHOP.items():
         (tmp_path / "workspace" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "workspace" / name).write_text(text)
-    names = ("test_value", "test_asks_nothing", "test_passes_once")
+    names = ("test_value", "test_asks_nothing", "test_passes_once", "test_known")
     task = Task(
         instance_id="shop-1",
         problem_statement="Prices are wrong",
@@ -158,9 +162,8 @@ async def test_places_are_those_at_which_the_solution_fails(tmp_path: Path) -> N
         found = await find_twins(task, bench)
     source = new["tests/test_shop.py"]
     (tests,) = found.values()
-    assert {name: [source[start:end] for start, end, _ in places] for name, places in tests.items()} == {
-        "PriceTest.test_value": ["10"]
-    }
+    found = {name: [(source[start:end], bits > 0) for start, end, bits in places] for name, places in tests.items()}
+    assert found == {"PriceTest.test_value": [("10", True)], "PriceTest.test_known": [("100", False)]}
 
 
 def test_command_writes_twins_into_the_rows(tmp_path: Path) -> None:
@@ -174,3 +177,30 @@ def test_command_writes_twins_into_the_rows(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "6 tests can be altered at 12 places; trust: high" in done.output
     assert json.loads(file.read_text()) == row
+
+
+RERUNS = """
+from _pytest.runner import runtestprotocol
+
+
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for last in (False, True):
+        for report in runtestprotocol(item, log=False, nextitem=nextitem):
+            if report.when == "call" and not last:
+                report.outcome = "rerun"
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+"""
+
+
+async def test_a_test_that_is_tried_again_counts_by_its_last_try(bench: Bench) -> None:
+    """Guards against a right solution that is worth nothing as often as a test of pytest-rerunfailures, whose reports
+    these are, fails first."""
+    bench.offer_pytest()
+    task = prices_task(bench.directory, {**PRICES, "conftest.py": PRICES["conftest.py"] + RERUNS})
+    result = await bench.evaluate(task, task.patch.encode())
+    assert (result.reward, result.resolved) == (1.0, True), result.log
+    assert " rerun in " in result.log
+    assert (await bench.evaluate(task, await bench.diff_after(task, "echo >> prices/total.py"))).reward == 0.0

@@ -121,6 +121,30 @@ def test_an_audit_stays_where_twins_are_searched_for(tmp_path: Path) -> None:
     assert audits == [earlier, later], "a figure of FILE is not replaced by one of --out"
 
 
+def test_a_figure_of_other_tests_does_not_stay(tmp_path: Path) -> None:
+    """Guards against `tasks.max_hackable` that accepts a task by the figure of its earlier tests."""
+    first, second = {"audit": None}, {"instance_id": "second", "audit": None}
+    file, out = put(tmp_path, first, second), tmp_path / "audited.jsonl"
+    rows = [{**json.loads(line), "audit": {"rewarded": 0, "tried": 1}} for line in file.read_text().splitlines()]
+    rows[1]["test_command"] = "earlier tests"
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, said = run("twins", str(file), "--out", str(out), "evaluator.timeout_seconds=0.01")
+    assert code == 1, said
+    audits = [json.loads(line)["audit"] for line in out.read_text().splitlines()]
+    assert audits == [{"rewarded": 0, "tried": 1}, None]
+
+
+def test_rows_of_another_file_are_not_replaced(tmp_path: Path) -> None:
+    """Guards against hours of an audit that are gone after the audit of another file with the same --out."""
+    file, out = put(tmp_path, {}), tmp_path / "audited.jsonl"
+    text = json.dumps({**json.loads(file.read_text()), "instance_id": "other"}) + "\n"
+    out.write_text(text)
+    code, said = run("audit", str(file), "--out", str(out))
+    assert code != 0
+    assert f"--out={out}: has rows that {file} lacks, such as 'other'; name another file" in said
+    assert out.read_text() == text
+
+
 def test_an_out_that_holds_no_rows_is_not_replaced(tmp_path: Path) -> None:
     file, out = put(tmp_path, {}), tmp_path / "notes.jsonl"
     out.write_text("not a row\n")

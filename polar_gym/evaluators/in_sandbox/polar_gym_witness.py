@@ -160,6 +160,8 @@ class _PytestWitness:
             self._xfailed = _origin(call.excinfo.tb, getattr(item, "obj", None))
 
     def pytest_runtest_logreport(self, report):
+        if report.outcome == "rerun":  # of pytest-rerunfailures; the report of the last try follows
+            return
         if report.when == "call" or report.outcome != "passed":
             xfail = hasattr(report, "wasxfail")
             test = self._id(report.nodeid)

@@ -77,6 +77,7 @@ def test_only_code_of_the_named_lines_is_changed():
 def test_lines_of_a_source_that_another_one_lacks():
     assert changed_lines("a\nb\nc  # new\n", "a\nx\nc\n") == {2}
     assert changed_lines("a\nc\n", "a\nb\nc\n") == set()
+    assert changed_lines("\f\na\u2028\nb\n", "\f\na\u2028\n") == {3}, "the lines of `ast`"
 
 
 def test_a_source_of_another_python_has_no_mutants():

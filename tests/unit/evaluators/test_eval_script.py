@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 import subprocess
 from collections.abc import Callable
@@ -134,9 +135,13 @@ def test_the_tests_run_in_the_state_of_the_lines_before(
     assert not (tmp_path / "temporary").exists(), "the trap comes at the end of the tests"
 
 
-@pytest.mark.parametrize("end", ["exit 0", "kill -9 $$", "set -e; false"])
-def test_no_test_runs_where_the_lines_before_end_the_script(end: str, run: Run, tmp_path: Path) -> None:
-    """Guards against tested code that ends the shell before the tests, and against a state of its own making."""
+@pytest.mark.parametrize("end", ["exit 0", "kill -9 $$", "set -e; false", "echo the mark; echo umask 0; kill -9 $$"])
+def test_no_test_runs_where_the_lines_before_end_the_script(
+    end: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against tested code that ends the shell before the tests, and against a state of its own making: it may
+    have read the mark in the shell's memory."""
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "the mark")
     result = run(SCRIPT.format("", end, ""))
     assert not (tmp_path / "during").exists()
     assert END not in result.stdout.decode()

@@ -152,6 +152,33 @@ def test_pytest_log(project):
     }
 
 
+def test_pytest_ids_with_brackets_blanks_and_messages():
+    """Guards against an id that is cut where a parameter looks like a message: no row can name the test then."""
+    lines = """
+PASSED test_e.py::test_eval[[1] - [2]]
+PASSED test_e.py::test_eval[(1] - x]
+PASSED my dir/test_s.py::test_s
+XFAIL test_e.py::test_x[[1] - [2]] - known: [1] - [2]
+FAILED test_e.py::test_f[[3] - [4]] - assert [3] - [4] == [5]
+FAILED my dir/test_s.py::test_t - assert 1 - 2 == [3]
+ERROR test_broken.py - ImportError: no [x] - y
+PASSED test_y.py::test_t[[]
+ERROR test_y.py::test_t[[] - RuntimeError: teardown [x] - y
+XFAIL test_y.py::test_u[]] - known bug"""
+    log = f"=== short test summary info ==={lines}\n=== 4 passed, 2 xfailed, 2 failed, 2 errors in 0.1s ===\n"
+    assert parse_pytest(log) == {
+        "test_e.py::test_eval[[1] - [2]]": "PASSED",
+        "test_e.py::test_eval[(1] - x]": "PASSED",
+        "my dir/test_s.py::test_s": "PASSED",
+        "test_e.py::test_x[[1] - [2]]": "PASSED",
+        "test_e.py::test_f[[3] - [4]]": "FAILED",
+        "my dir/test_s.py::test_t": "FAILED",
+        "test_broken.py": "ERROR",
+        "test_y.py::test_t[[]": "ERROR",
+        "test_y.py::test_u[]]": "PASSED",
+    }
+
+
 def test_pytest_lines_beyond_the_runners_count_are_not_believed():
     log = "=== short test summary info ===\nPASSED a.py::a\nPASSED a.py::b\n=== {} in 0.1s ===\n"
     assert parse_pytest(log.format("2 passed")) == {"a.py::a": "PASSED", "a.py::b": "PASSED"}
