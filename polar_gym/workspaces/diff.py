@@ -33,6 +33,7 @@ _ATTRIBUTES = re.compile(rb"^diff --git [^\n]*/\.gitattributes\"?\n.*?(?=^diff -
 _REMOVED_LINKS = re.compile(
     rb"^diff --git [^\n]*\ndeleted file mode 120000\n.*?(?=^diff --git |\Z)", re.MULTILINE | re.DOTALL
 )
+_UNQUOTED = re.compile(rb'^diff --git (a/[^\n"]*)$', re.MULTILINE)
 _MADE = re.compile(rb'^diff --git ("?)a/([^\n]*)\1 \1b/\2\1\nnew file mode ', re.MULTILINE)
 
 MAX_DIFF = 64 * 1024 * 1024
@@ -206,13 +207,18 @@ _APPLY = r"""
 make_readable  # as the snapshot does: git writes into no directory that the image has locked
 patch=$(mktemp /tmp/.patch-XXXXXXXX) && trap 'rm -f "$patch"' EXIT && cat > "$patch" || exit 90
 git "$@" apply --numstat -z "$patch" || exit
-# The ignored files of a directory that becomes a file or a link are not in the diff, and would keep the directory. So
-# would an ignored file or link keep a directory from being made.
+export submodules=
+! grep -q " 160000$" "$patch" || submodules=yes  # their directories stay
+# The ignored files and the empty directories in a directory that becomes a file or a link are not in the diff, and
+# would keep the directory. So would an ignored file or link keep a directory from being made.
 [ ! -e .git ] || git "$@" apply --numstat -z "$patch" | xargs -0 -r sh -c '
     tab=$(printf "\t")
     for counted; do
         path=${counted#*"$tab"*"$tab"}
-        [ -L "./$path" ] || [ ! -d "./$path" ] || git -c safe.directory="*" clean -q -ffdX -- ":(literal)$path"
+        if [ ! -L "./$path" ] && [ -d "./$path" ]; then
+            git -c safe.directory="*" clean -q -ffdX -- ":(literal)$path"
+            [ -n "$submodules" ] || find "./$path" -depth -type d -exec rmdir {} + 2> /dev/null || :
+        fi
         while [ "$path" != "${path%/*}" ]; do
             path=${path%/*}
             { [ -L "./$path" ] || [ -f "./$path" ]; } && git -c safe.directory="*" clean -q -ffX -- ":(literal)$path"
@@ -228,6 +234,7 @@ async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> set[
 
     An empty patch changes nothing. Raises `ValueError` where the patch does not apply.
     """
+    diff = _UNQUOTED.sub(_quoted, diff)
     links = b"".join(_REMOVED_LINKS.findall(diff))
     others = _REMOVED_LINKS.sub(b"", diff) if links else diff
     found = _ATTRIBUTES.findall(others) if b"/.gitattributes" in others else []
@@ -239,6 +246,16 @@ async def apply_diff(sandbox: Sandbox, workspace_path: str, diff: bytes) -> set[
     # first. `.gitattributes` come last: they would change how the content of other files is written.
     parts = [part for part in (links, others, attributes) if part.strip()]
     return {path for part in parts for path in await _apply(sandbox, workspace_path, part)}
+
+
+def _quoted(header: re.Match[bytes]) -> bytes:
+    """Return a header with quotes where a directory's name ends with a blank: git writes such a header without quotes,
+    and does not read it where the file is empty or binary."""
+    half = len(header[1]) // 2  # both names have one length, with a blank between
+    old, new = header[1][:half], header[1][half + 1 :]
+    if b" /" not in old or old[2:] != new[2:]:
+        return header[0]
+    return b'diff --git "' + old + b'" "' + new + b'"'
 
 
 def _makes_room(section: bytes, made: Collection[bytes]) -> bool:

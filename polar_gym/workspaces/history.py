@@ -19,6 +19,8 @@ the hidden tests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polar_gym.runtimes import Command, Sandbox, SandboxError
 from polar_gym.schema import Workspace
 from polar_gym.workspaces.diff import FUNCTIONS
@@ -69,12 +71,21 @@ git -c safe.directory='*' read-tree HEAD
 git -c safe.directory='*' update-index -q --refresh || true
 """
 
-_PLANT = r"""
+_BEGIN = r"""
 set -e
 cd "$1"
 shift
 [ -e .git ] || { echo 'holds no git repository' >&2; exit 1; }
 git() { command git -c safe.directory='*' -c user.name=polar-gym -c user.email=polar-gym@localhost "$@"; }
+"""
+
+_COMMIT = r"""
+git update-ref HEAD "$(git commit-tree "$(git write-tree)" -m 'Initial commit')"
+"""
+"""Makes a commit of the index that has no parent."""
+
+_PLANT = rf"""
+{_BEGIN}
 patch=$(mktemp /tmp/.patch-XXXXXXXX)
 trap 'rm -f "$patch"' EXIT
 cat > "$patch"
@@ -82,7 +93,14 @@ git ls-files -z --others -- '*.py[co]' ':(glob)**/__pycache__/**' | xargs -0 rm 
 [ ! -s "$patch" ] || git apply --whitespace=nowarn "$patch"
 [ $# = 0 ] || rm -f -- "$@"
 git add -A
-git update-ref HEAD "$(git commit-tree "$(git write-tree)" -m 'Initial commit')"
+{_COMMIT}
+"""
+
+_FORGET = rf"""
+{_BEGIN}
+rm -f -- "$@"
+git update-index --force-remove -- "$@"
+{_COMMIT}
 """
 
 _BASELINE = r"""
@@ -133,6 +151,13 @@ async def set_base(sandbox: Sandbox, workspace: Workspace, *, for_agent: bool) -
         problem = "base_patch, hidden_files: the base commit cannot be made"
         await _run(sandbox, _PLANT, workspace.path, problem, *hidden, stdin=workspace.base_patch.encode())
     await cut_history(sandbox, workspace.path)
+
+
+async def forget(sandbox: Sandbox, workspace_path: str, files: Sequence[str]) -> None:
+    """Remove files from the workspace and from its git history, whose base commit is made anew without a parent.
+    Raises `SandboxError`."""
+    await _run(sandbox, _FORGET, workspace_path, "its git history keeps the hidden tests", *files)
+    await cut_history(sandbox, workspace_path)
 
 
 async def cut_history(sandbox: Sandbox, workspace_path: str) -> None:

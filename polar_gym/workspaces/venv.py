@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from polar_gym import durable
 from polar_gym.durable import locked, open_to_all
 from polar_gym.workspaces.requirements import check_requirement
 
@@ -64,11 +65,12 @@ def ensure_venv(requirements: Sequence[str], cache: Path) -> Path:
     venv = cache / hashlib.sha256(key.encode()).hexdigest()[:16]
     finished = venv / "polar-gym.json"
     with locked(Path(f"{venv}.lock")):
-        if not finished.exists():
+        if not (finished.exists() and finished.read_text() == key):
             if venv.exists():
                 shutil.rmtree(venv)
             _build(venv, requirements)
-            finished.write_text(key)
+            durable.sync_file_system(venv)
+            durable.write(finished, key.encode())
         open_to_all(venv)
     return venv
 

@@ -10,7 +10,7 @@ from polar_gym.runtimes import SandboxError
 from polar_gym.schema import Workspace
 from polar_gym.workspaces import diff as diff_module
 from polar_gym.workspaces.diff import apply_diff, snapshot_diff
-from polar_gym.workspaces.history import cut_history, pack_baseline, set_base
+from polar_gym.workspaces.history import cut_history, forget, pack_baseline, set_base
 from polar_gym.workspaces.repository import make_repository
 from tests.lifecycle.runtime_kinds import make, sh, started
 from tests.support.requirements import need_bubblewrap
@@ -125,6 +125,23 @@ async def test_a_planted_bug_leaves_nothing_compiled_from_the_right_source_or_th
             sandbox, "find . -path ./.git -prune -o -type f -print | sort; cat pkg/m.py; git status --short"
         )
     assert left.stdout.decode() == "./.gitignore\n./data/kept.pyc\n./pkg/m.py\ndef f(a):\n    return a\n"
+
+
+async def test_git_forgets_the_hidden_tests_of_an_image_before_they_are_graded():
+    """Guards against tested code that reads in HEAD which of the copies of a test is right: only there, a test of
+    SWE-smith stands without its twins."""
+    need_bubblewrap()
+    async with started(make("bubblewrap")) as sandbox:
+        assert (await sh(sandbox, COMPILED)).exit_code == 0
+        workspace = Workspace(path="/workspace", base_patch=BUG, hidden_files=["tests/test_m.py"])
+        await set_base(sandbox, workspace, for_agent=False)
+        assert b"SECRET" in (await sh(sandbox, "git show HEAD:tests/test_m.py")).stdout
+        await forget(sandbox, workspace.path, workspace.hidden_files)
+        known = await sh(sandbox, "git cat-file --batch --batch-all-objects; git log --format=%s; git diff HEAD")
+        assert b"a + 12345" not in known.stdout
+        assert b"SECRET" not in known.stdout
+        left = await sh(sandbox, "cat pkg/m.py; find tests -type f; git status --short")
+    assert left.stdout.decode() == "def f(a):\n    return a\n"
 
 
 async def test_tags_of_the_past_are_kept(cloned):

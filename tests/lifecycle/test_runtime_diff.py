@@ -90,6 +90,7 @@ PATHS = (
     "git~1",
     "ünï",
     "new\nline",
+    "blank /end",
 )
 ENTRIES = st.one_of(
     st.builds(File, st.binary(max_size=300), st.booleans()),
@@ -128,6 +129,49 @@ def test_diff_reproduces_the_tree(before: Tree, after: Tree):
         assert (diff == b"") == (before == after)
 
     asyncio.run(carry())
+
+
+async def test_empty_directories_of_the_base_keep_no_directory(tmp_path: Path):
+    """Guards against right work that is graded 0 because a directory that it replaced held an empty one, in no diff."""
+    need_bubblewrap()
+    git_dir = make_repository({"data/x": File(b"x")}, tmp_path / "repo")
+    (tmp_path / "repo" / "data" / "cache" / "deeper").mkdir(parents=True)
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as worked:
+        await sh(worked, "rm -r data; mkdir real; echo y > real/y; ln -s real data")
+        diff, after = await snapshot_diff(worked, WORKSPACE, git_dir), await read_tree(worked)
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as fresh:
+        await apply_diff(fresh, WORKSPACE, diff)
+        assert await read_tree(fresh) == after
+
+
+async def test_the_directory_of_a_submodule_stays_one(tmp_path: Path):
+    """Guards against a patch that moves a submodule, whose directory is empty here, and that git then refuses."""
+    need_bubblewrap()
+    make_repository({"a": File(b"x")}, tmp_path / "repo")
+    old, new = "1" * 40, "2" * 40
+    patch = (
+        f"diff --git a/sub b/sub\nindex {old}..{new} 160000\n--- a/sub\n+++ b/sub\n@@ -1 +1 @@\n"
+        f"-Subproject commit {old}\n+Subproject commit {new}\n"
+    )
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as sandbox:
+        await sh(sandbox, "mkdir sub")
+        assert await apply_diff(sandbox, WORKSPACE, patch.encode()) == {b"sub"}
+        assert (await sh(sandbox, "test -d sub")).exit_code == 0
+
+
+async def test_files_in_a_directory_with_a_blank_at_its_end_are_carried(tmp_path: Path):
+    """Guards against a name that `git diff` writes for an empty or a binary file, and `git apply` refuses."""
+    need_bubblewrap()
+    git_dir = make_repository({"a": File(b"x"), "old /b": File(b"\0")}, tmp_path / "repo")
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as worked:
+        await sh(
+            worked, "mkdir 'notes '; : > 'notes /a'; printf 'a\\0' > 'notes /b'; echo z > 'notes /c d'; rm 'old /b'"
+        )
+        diff, after = await snapshot_diff(worked, WORKSPACE, git_dir), await read_tree(worked)
+    async with started(make("bubblewrap"), workspace=tmp_path / "repo") as fresh:
+        carried = await apply_diff(fresh, WORKSPACE, diff)
+        assert await read_tree(fresh) == after
+    assert carried == {b"notes /a", b"notes /b", b"notes /c d", b"old /b"}
 
 
 BASE: Tree = {"kept.py": File(b"kept = 1\n"), "changed.py": File(b"value = 1\n"), "removed.py": File(b"old = 1\n")}

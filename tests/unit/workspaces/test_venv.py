@@ -98,9 +98,11 @@ def test_built_once_also_by_two_at_a_time_and_rebuilt_when_unfinished(tmp_path):
     assert ensure_venv(requirements, tmp_path / "cache") == first
     assert (first / "stays").exists()
 
-    (first / "polar-gym.json").unlink()  # as if the build had been killed
-    assert ensure_venv(requirements, tmp_path / "cache") == first
-    assert not (first / "stays").exists()
+    for cut_off in ("", None):  # as if the machine had crashed, or the build had been killed
+        (first / "polar-gym.json").unlink() if cut_off is None else (first / "polar-gym.json").write_text(cut_off)
+        (first / "stays").touch()
+        assert ensure_venv(requirements, tmp_path / "cache") == first
+        assert not (first / "stays").exists()
 
 
 def test_the_agent_may_read_it_whatever_the_umask(tmp_path, monkeypatch):
