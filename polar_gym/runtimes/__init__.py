@@ -127,6 +127,9 @@ class Command:
     timeout_seconds: float = 60.0
     end: asyncio.Event | None = None
     """Once this is set, the command ends as at its time limit: for callers with other reasons to end the command."""
+    untrusted: bool = False
+    """The command runs code of the policy's, which may have kept the sandbox from killing what the command left: all
+    that is left is killed again, from outside of the command."""
     output_limit: int = 8 * 1024 * 1024
     """Bytes of stdout and of stderr that are kept. Of a longer output, the first and the last half of them are kept."""
 
@@ -164,8 +167,8 @@ class WholeSandbox(Sandbox, Protocol):
 
 class Runtime(Protocol):
     """Starts sandboxes of one kind. One that can start a `WholeSandbox` has the attribute `whole = True`, one whose
-    sandboxes isolate nothing has `confined = False`, and one whose sandboxes without an image show the machine's /usr
-    has `shows_usr = True`."""
+    sandboxes isolate nothing has `confined = False`, one whose sandboxes without an image show the machine's /usr has
+    `shows_usr = True`, and one that has no images `runs_images = False`."""
 
     def check(self) -> list[str]:
         """Return what is missing on this machine, each with the command that installs it. Blocks."""
@@ -198,8 +201,15 @@ def is_confined(runtime: Runtime | Callable[..., Runtime]) -> bool:
     return getattr(runtime, "confined", True)
 
 
-def check_scope(spec: RuntimeSpec, runtime: Runtime | Callable[..., Runtime]) -> None:
-    """Raise `ConfigError` where sandboxes of this runtime, or class of runtimes, cannot have the scope."""
+def no_images(runtime: str, image: str) -> str:
+    """Return the error of a runtime without images."""
+    return f"runtime.image={image!r}: {runtime} runs no images; set runtime=docker or runtime=apptainer"
+
+
+def check_offered(spec: RuntimeSpec, runtime: Runtime | Callable[..., Runtime]) -> None:
+    """Raise `ConfigError` where sandboxes of this runtime, or class of runtimes, cannot have the image or the scope."""
+    if spec.image is not None and not getattr(runtime, "runs_images", True):
+        raise ConfigError(no_images(spec.name, spec.image))
     if spec.scope == "container" and not getattr(runtime, "whole", False):
         raise ConfigError(
             f"runtime={spec.name}: gives no harness a whole container (runtime.scope=container); set runtime=docker"

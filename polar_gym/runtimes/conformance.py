@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from polar_gym.console import console, table
+from polar_gym.console import console, errors, table
 from polar_gym.errors import ConfigError, in_one_line
 from polar_gym.registry import UnknownNameError
 from polar_gym.runtimes import RUNTIMES
@@ -100,7 +100,8 @@ def main() -> None:
             (" ".join((spec.name, spec.options.get("provider", ""))), asyncio.run(examine(spec))) for spec in asked
         ]
     except ConfigError as error:
-        sys.exit(f"error: {error}")
+        errors.print(f"error: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
     console.print(render(found))
     sys.exit(any(problem for _, each in found for problem in each.values()))
 

@@ -93,7 +93,7 @@ class LastingSandbox(ABC):
             killed = not running.done()
             if killed:
                 await self._kill(running)
-            elif running.exception() is None and (running.result() or 0) > 128:
+            elif running.exception() is None and (command.untrusted or (running.result() or 0) > 128):
                 await finish(self._kill_rest())
         await running
         return killed
@@ -119,7 +119,7 @@ class LastingSandbox(ABC):
         raise SandboxError("a command could not be killed at its time limit; its sandbox was ended")
 
     async def _kill_rest(self) -> None:
-        """Kill what a command left that a signal ended. The agent may have killed the shell that was to do so.
+        """Kill what a command left. The agent may have killed the shell that was to do so, or have made it end with 0.
 
         Where that does not help, end the sandbox and raise `SandboxError`: no process of an agent sees the grading.
         """

@@ -18,6 +18,13 @@ PREFIX = "polar-gym-"
 """Of the directories' names."""
 
 
+def problems(root: Path | None) -> list[str]:
+    """Return why no directory can be made in `root` (None: the system's directory of temporary files), if so."""
+    if root is None or root.is_dir():
+        return []
+    return [f"runtime.scratch={str(root)!r}: there is no such directory; make it, or name another"]
+
+
 def make(session_id: str, root: Path | None) -> Path:
     """Make a directory that only the gateway may enter. Raises `OSError`."""
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_slug(session_id)}-", dir=root))

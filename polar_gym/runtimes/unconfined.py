@@ -30,6 +30,7 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
+    no_images,
     processes,
     sandbox_files,
     scratch_directory,
@@ -150,6 +151,7 @@ class Unconfined:
 
     Options = UnconfinedOptions
     confined = False
+    runs_images = False
 
     def __init__(self, options: UnconfinedOptions) -> None:
         self.options = options
@@ -157,17 +159,17 @@ class Unconfined:
     def check(self) -> list[str]:
         if os.geteuid() != 0:
             return [f"runtime=unconfined makes {HOME}, {TOOLCHAIN} and the workspace's path: run it as root"]
-        return []
+        return scratch_directory.problems(self.options.scratch)
 
     def caveats(self) -> list[str]:
         return [NOTHING_IS_ISOLATED]
 
     async def prepare(self, images: Collection[str]) -> None:
-        if images:
-            raise SandboxError(f"runtime=unconfined has no images; the tasks name {', '.join(sorted(images))}")
+        """Do nothing: this runtime runs no images."""
 
     async def start(self, request: SandboxRequest) -> UnconfinedSandbox:
-        await self.prepare([request.spec.image] if request.spec.image else [])
+        if request.spec.image is not None:
+            raise SandboxError(no_images("unconfined", request.spec.image))
         sandbox_files.say_once(NOTHING_IS_ISOLATED)
         try:
             sandbox = UnconfinedSandbox(request, scratch_directory.make(request.session_id, self.options.scratch))

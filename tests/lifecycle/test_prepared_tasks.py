@@ -16,13 +16,16 @@ from typer.testing import CliRunner
 
 from polar_gym.cli import app
 from polar_gym.curation.bench import Bench
+from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import Verdict, validate
+from polar_gym.curation.wrong import section
 from polar_gym.engines import ENGINES
 from polar_gym.gateway.node.node import Node
 from polar_gym.paths import cache_dir
 from polar_gym.schema import HarnessSpec, PluginSpec, RuntimeSpec
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import Selection, load_tasks
+from tests.lifecycle.attacks import adaptive
 from tests.lifecycle.testbed_image import CONDA, image_with_testbed
 from tests.support.docker_daemon import docker_host
 from tests.support.task_files import request_for
@@ -204,6 +207,26 @@ async def test_a_row_of_swe_smith(docker_host: str, tmp_path: Path, healthy: Pat
     task = prepared(tmp_path, planted(healthy, healthy_image))
     assert task.PASS_TO_PASS == P2P
     await proven(task, docker_host)
+
+
+READS = adaptive.STORED.replace("def total(", "def double(") + "def halve(x): return x / 2\n"
+
+
+async def test_git_does_not_tell_the_tests_of_a_row_of_swe_smith(
+    docker_host: str, tmp_path: Path, healthy: Path, healthy_image: str
+):
+    """Guards against the full reward, at high trust, for code that finds in HEAD which copy of a test is original."""
+    row = prepared(tmp_path, planted(healthy, healthy_image))
+    environment = {"PATH": f"/{CONDA}/envs/testbed/bin:/usr/bin:/bin"}
+    spec = RuntimeSpec.model_validate({"name": "docker", "host": docker_host, "environment": environment})
+    async with Bench(spec, cache_dir()) as bench:
+        verdict = await with_twins(row, bench)
+        assert verdict.problem == ""
+        hidden = [bits for places in verdict.task.twins.values() for each in places.values() for *_, bits in each]
+        assert any(hidden), "the agent cannot read these tests"
+        attack = await bench.evaluate(verdict.task, section("doubler.py", WRONG, READS))
+        honest = await bench.evaluate(verdict.task, verdict.task.patch.encode())
+    assert (attack.reward, honest.reward) == (0.0, 1.0), attack.log
 
 
 async def test_an_agent_sees_the_planted_bug_but_neither_its_tests_nor_what_was_before(

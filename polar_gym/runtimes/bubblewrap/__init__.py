@@ -42,6 +42,7 @@ from polar_gym.runtimes import (
     SandboxError,
     SandboxRequest,
     agent,
+    no_images,
     processes,
     sandbox_files,
     scratch_directory,
@@ -88,28 +89,26 @@ class Bubblewrap:
 
     Options = BubblewrapOptions
     shows_usr = True
+    runs_images = False
 
     def __init__(self, options: BubblewrapOptions) -> None:
         self._options = options
 
     def check(self) -> list[str]:
         missing = processes.missing({"bwrap": "bubblewrap", "git": "git", "tar": "tar"})
-        return missing or self._check_namespaces()
+        return missing or scratch_directory.problems(self._options.scratch) or self._check_namespaces()
 
     def caveats(self) -> list[str]:
         return sandbox_files.caveats(self._options, own_uid=True)
 
     async def prepare(self, images: Collection[str]) -> None:
-        """Do nothing: sandboxes that ask for an image are refused."""
+        """Do nothing: this runtime runs no images."""
 
     async def start(self, request: SandboxRequest) -> BubblewrapSandbox:
         if not (bwrap := shutil.which("bwrap")):
             raise SandboxError("bwrap is missing; install it with: apt-get install bubblewrap")
-        if request.spec.image is not None:
-            raise SandboxError(
-                f"runtime.image={request.spec.image!r}: bubblewrap runs no images; set runtime=docker or "
-                "runtime=apptainer"
-            )
+        if request.spec.image is not None:  # `runtime=auto` finds only now that nothing here runs images
+            raise SandboxError(no_images("bubblewrap", request.spec.image))
         own_uid = _open_to_all(request.mounts)
         scratch, claim = await sandbox_files.make(request.session_id, self._options.scratch, own_uid=own_uid)
         sandbox = BubblewrapSandbox(bwrap=bwrap, scratch=scratch, claim=claim, request=request, limits=self._limits())

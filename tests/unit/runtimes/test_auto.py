@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import pytest
 
-from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError
+from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, SandboxRequest
 from polar_gym.runtimes.auto import CANDIDATES
-from polar_gym.schema import PluginSpec
+from polar_gym.schema import PluginSpec, RuntimeSpec
 
 
 async def test_no_runtime_takes_away_by_what_another_finds_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +31,14 @@ async def test_no_runtime_takes_away_by_what_another_finds_its_rest(monkeypatch:
     with pytest.raises(SandboxError, match="an instance does not end"):
         await RUNTIMES.make(PluginSpec(name="auto")).reap(["s"])
     assert asked == ["Apptainer", "Bubblewrap", "Docker"], "the others' sandboxes do not stay"
+
+
+@pytest.mark.parametrize("name", ["auto", "bubblewrap", "unconfined"])
+async def test_no_sandbox_without_images_stands_in_for_an_image(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a task that runs on the programs of the machine, and is graded so."""
+    for other in ("docker", "apptainer"):
+        monkeypatch.setattr(RUNTIMES.get(other), "check", lambda _: ["missing"])
+    options = {"accept_no_isolation": True} if name == "unconfined" else {}
+    spec = RuntimeSpec.model_validate({"name": name, "image": "foo", **options})
+    with pytest.raises(SandboxError, match=r"(bubblewrap|unconfined) runs no images; set runtime=docker"):
+        await RUNTIMES.make(spec).start(SandboxRequest(session_id="s", spec=spec, workspace=None))

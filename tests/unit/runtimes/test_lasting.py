@@ -73,11 +73,15 @@ async def test_where_no_kill_succeeds_the_sandbox_ends(monkeypatch: pytest.Monke
     assert sandbox.ended
 
 
-@pytest.mark.parametrize(("code", "killed"), [(0, False), (1, False), (137, True), (143, True)])
-async def test_what_a_command_left_that_a_signal_ended_is_killed(code: int, killed: bool) -> None:
-    """Guards against an agent that killed the shell that ends all it left, and went on during its diff."""
+@pytest.mark.parametrize(
+    ("code", "untrusted", "killed"),
+    [(0, False, False), (1, False, False), (137, False, True), (143, False, True), (0, True, True)],
+)
+async def test_what_a_command_left_is_killed(code: int, untrusted: bool, killed: bool) -> None:
+    """Guards against an agent that killed the shell that ends all it left, or traced it to end with 0, and went on
+    during its diff."""
     sandbox = Left(code)
-    assert (await sandbox.exec(Command(argv=["true"]))).exit_code == code
+    assert (await sandbox.exec(Command(argv=["true"], untrusted=untrusted))).exit_code == code
     assert sandbox.killed == killed
 
 
