@@ -59,6 +59,8 @@ class Container(BaseModel):
     verifier_seconds: float = Field(gt=0)
     limits: dict[str, float] = {}
     """Options of the runtime that the task sets, such as `memory_mb`; the config's own options win."""
+    offline: list[Literal["agent", "verifier"]] = []
+    """The phases that may not reach the network, whatever `runtime.network` says."""
 
 
 class Task(BaseModel):

@@ -60,6 +60,8 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 Root = Literal["root", "0", 0] | None
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Network = Literal["public", "no-network", "allowlist"]
+PHASES = ("agent", "verifier")
+"""The tables of task.toml that have a network mode."""
 
 
 class _Section(BaseModel):
@@ -160,7 +162,7 @@ class HarborTasks:
     def chosen(self, rows: Iterable[PlacedRow]) -> list[Task]:
         """Return the selected tasks among rows of `read_directories`. Raises `ValueError`."""
         tasks = select(str(self._options.path), rows, self._options.path, self._options)
-        networked = [task for task in tasks if task.model_dump().get("internet")]
+        networked = [task for task in tasks if task.container and len(task.container.offline) < len(PHASES)]
         if networked:
             log.warning(
                 "%d tasks may use the internet in Harbor, e.g. %s; here harness and verifier reach no network, "
@@ -225,7 +227,6 @@ def _row(directory: Path, options: HarborOptions) -> dict[str, Any]:
         "problem_statement": _CANARY.sub("", (directory / "instruction.md").read_text()),
         "image": f"{DOCKERFILE}{dockerfile.parent}" if built else environment.docker_image,
         "workspace_path": environment.workdir or _workdir(instructions),
-        "internet": _wants_internet(toml),
         "container": {
             "tests": str(directory / "tests"),
             "solution": str(solution) if (solution / "solve.sh").is_file() else None,
@@ -235,6 +236,7 @@ def _row(directory: Path, options: HarborOptions) -> dict[str, Any]:
             "agent_seconds": agent.timeout_sec and agent.timeout_sec * factor,
             "verifier_seconds": verifier.timeout_sec * factor,
             "limits": build_seconds | {name: value for name, value in limits.items() if value is not None},
+            "offline": _offline(toml),
         },
     }
 
@@ -263,11 +265,11 @@ def _problem(problem: Any) -> str:
     return f"task.toml: {place}={value if len(value) <= 80 else f'{value[:77]}...'}: {told}"
 
 
-def _wants_internet(toml: _Toml) -> bool:
-    """Return whether a phase has the network mode `public`. `allow_internet` is the older word of the environment."""
+def _offline(toml: _Toml) -> list[str]:
+    """Return the phases whose network mode is not `public`. `allow_internet` is the older word of the environment."""
     older = toml.environment.allow_internet is False and "network_mode" not in toml.environment.model_fields_set
     base = "no-network" if older else toml.environment.network_mode
-    return "public" in (toml.agent.network_mode or base, toml.verifier.network_mode or base)
+    return [name for name in PHASES if (getattr(toml, name).network_mode or base) != "public"]
 
 
 def _instructions(dockerfile: str) -> Iterator[str]:

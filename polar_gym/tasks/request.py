@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polar_gym.errors import ConfigError
-from polar_gym.runtimes import RUNTIMES, check_scope
+from polar_gym.runtimes import RUNTIMES, check_offered
 from polar_gym.runtimes.files import pack
 from polar_gym.schema import EvaluatorSpec, RuntimeSpec, TaskRequest
 from polar_gym.tasks import Container, Task
@@ -153,15 +153,29 @@ def _with_container(runtime: RuntimeSpec, task: Task) -> RuntimeSpec:
             **limits,
             **runtime.model_dump(),
             "scope": "container",
+            "network": _network(runtime, task.container, task.place or task.instance_id),
             "environment": {**task.container.environment, **runtime.environment},
             "init_timeout_seconds": runtime.init_timeout_seconds + limits.get("build_seconds", 0.0),
         }
     )
     try:
-        check_scope(asked, RUNTIMES.get(asked.name))
+        check_offered(asked, RUNTIMES.get(asked.name))
     except ConfigError as error:
         raise UngradableError(f"{task.place or task.instance_id}: {error}") from error
     return asked
+
+
+def _network(runtime: RuntimeSpec, container: Container, place: str) -> str:
+    """Return the network of the run, or `gateway` for a task that may not reach the network. Raises `UngradableError`
+    where the harness may not and the verifier may: both have the same one."""
+    if runtime.network != "full" or "agent" not in container.offline:
+        return runtime.network
+    if "verifier" not in container.offline:
+        raise UngradableError(
+            f"{place}: runtime.network=full: the task keeps its agent from the network that its verifier may use, and "
+            "this opens it to both; leave the task out, or the setting"
+        )
+    return "gateway"
 
 
 def swe_options(task: Task) -> dict[str, Any]:

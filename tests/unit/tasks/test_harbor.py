@@ -12,7 +12,7 @@ import pytest
 
 from polar_gym.errors import ConfigError
 from polar_gym.evaluators import EVALUATORS
-from polar_gym.runtimes import RUNTIMES, check_scope
+from polar_gym.runtimes import RUNTIMES, check_offered
 from polar_gym.schema import EvaluatorSpec, PluginSpec, RuntimeSpec
 from polar_gym.tasks import TASK_SOURCES, Task
 from polar_gym.tasks.request import UngradableError, instruction, reference_script
@@ -242,7 +242,7 @@ def test_a_link_out_of_the_data_set_is_refused(tmp_path: Path) -> None:
 def test_other_runtimes_are_refused_by_name(name: str) -> None:
     spec = RuntimeSpec.model_validate({"name": name, "scope": "container"})
     with pytest.raises(ConfigError, match=f"runtime={name}: gives no harness a whole container.*set runtime=docker"):
-        check_scope(spec, RUNTIMES.make(spec))
+        check_offered(spec, RUNTIMES.make(spec))
     with pytest.raises(UngradableError, match=f"greet: runtime={name}: gives no harness a whole container"):
         request_for(load(TASKS / "greet")[0], runtime=RuntimeSpec(name=name), evaluator=HARBOR)
 
@@ -276,3 +276,29 @@ def test_the_reference_script_brings_and_runs_the_solution() -> None:
 def test_the_fixtures_are_of_the_format() -> None:
     for task in TASKS.iterdir():
         assert tomllib.loads((task / "task.toml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("toml", "network"),
+    [
+        ("", "full"),
+        ('[environment]\nnetwork_mode = "no-network"', "gateway"),
+        ('[environment]\nnetwork_mode = "allowlist"', "gateway"),
+        ("[environment]\nallow_internet = false", "gateway"),
+        ('[verifier]\nnetwork_mode = "no-network"', "full"),
+    ],
+)
+def test_a_task_without_network_has_none_where_the_run_allows_it(tmp_path: Path, toml: str, network: str) -> None:
+    """Guards against an agent that fetches a published solution in a task that is offline."""
+    write_task(tmp_path, toml=toml)
+    (task,) = load(tmp_path)
+    spec = RuntimeSpec(name="docker", network="full")
+    assert request_for(task, runtime=spec, evaluator=HARBOR).runtime.network == network
+    assert request_for(task, runtime=DOCKER, evaluator=HARBOR).runtime.network == "gateway"
+
+
+def test_a_network_for_the_verifier_alone_is_refused(tmp_path: Path) -> None:
+    write_task(tmp_path, toml='[agent]\nnetwork_mode = "no-network"')
+    (task,) = load(tmp_path)
+    with pytest.raises(UngradableError, match=r"runtime\.network=full: the task keeps its agent from the network"):
+        request_for(task, runtime=RuntimeSpec(name="docker", network="full"), evaluator=HARBOR)
