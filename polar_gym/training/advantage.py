@@ -35,9 +35,10 @@ def advantages(rewards: Sequence[float | None], groups: Sequence[str], *, scale:
 
 
 def call_advantages(
-    rewards: Sequence[Mapping[str, float]], groups: Sequence[str], *, scale: Scale = "none"
+    rewards: Sequence[Mapping[str, float | None]], groups: Sequence[str], *, scale: Scale = "none"
 ) -> list[dict[str, float]]:
-    """Return the advantage of each rewarded call, for each session; `rewards` has the calls in the order of arrival.
+    """Return the advantage of each call up to the last rewarded one, for each session. `rewards` has the calls in the
+    order of arrival, with None for a call without a reward.
 
     The advantage is the sum of the rewards of the call and of the later calls of its session, each less the mean of all
     calls of the group: GRPO with process supervision (arXiv:2402.03300, section 4.1.3). The mean takes away the gain of
@@ -46,12 +47,23 @@ def call_advantages(
     result: list[dict[str, float]] = [{} for _ in rewards]
     for group in dict.fromkeys(groups):
         members = [place for place, own in enumerate(groups) if own == group]
-        values = np.array([reward for place in members for reward in rewards[place].values()], dtype=np.float64)
-        centred = iter(_over_mean(values, scale) if len(values) else values)
+        given = [reward for place in members for reward in rewards[place].values() if reward is not None]
+        values = np.array(given, dtype=np.float64)
+        centred = iter(_over_mean(values, scale) if given else values)
         for place in members:
-            own = np.array([next(centred) for _ in rewards[place]])
-            result[place] = dict(zip(rewards[place], own[::-1].cumsum()[::-1].tolist(), strict=True))
+            own = [None if reward is None else next(centred) for reward in rewards[place].values()]
+            result[place] = _to_come(dict(zip(rewards[place], own, strict=True)))
     return result
+
+
+def _to_come(rewards: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the sum of the reward of each call and of the later ones, for the calls up to the last rewarded one."""
+    sums, total, begun = {}, 0.0, False
+    for call_id, reward in reversed(list(rewards.items())):
+        total, begun = total + (reward or 0.0), begun or reward is not None
+        if begun:
+            sums[call_id] = total
+    return dict(reversed(list(sums.items())))
 
 
 def without_variance(rewards: Sequence[float | None], groups: Sequence[str]) -> set[str]:

@@ -31,7 +31,8 @@ ZeroVariance = Literal["keep", "drop"]
 
 Truncated = Literal["keep", "zero", "mask"]
 """The treatment of a session that a budget ended. `keep`: its reward, whatever was done by then. `zero`: the reward
-0.0, so that the policy learns to end by itself. `mask`: no reward."""
+0.0, so that the policy learns to end by itself; a reward below zero stays. Calls keep their rewards. `mask`: no reward.
+"""
 
 Weighting = Literal["token", "session"]
 """`token`: all trainable tokens of a batch weigh the same (DAPO's token mean). `session`: all sessions weigh the same,
@@ -102,7 +103,8 @@ def make_batch(
     `call_advantages` beside the session's advantage (λ of MT-GRPO, arXiv:2505.11821). `turn_values`: calls have
     the advantages of `training.turn_values`, where other sessions value a state before them. `allow_scripted`:
     take tokens that a script chose, which no model sampled: to try things out. Raises `ValueError` for such tokens
-    without it, for a session that occurs twice, for a reward or a logprob that is not finite, and for a wrong setting.
+    without it, for a session that occurs twice, for a reward or a logprob that is not finite, for calls whose rewards
+    cannot be weighted because an older episode does not tell their tokens, and for a wrong setting.
     """
     _check_choice("truncated", truncated, Truncated)
     episodes = [regarded(episode, truncated) for episode in episodes]
@@ -148,7 +150,7 @@ def regarded(episode: Episode, truncated: Truncated) -> Episode:
     """Return the episode with the reward that `truncated` gives to a session which a budget ended."""
     if truncated == "keep" or not episode.truncated or episode.reward is None:
         return episode
-    return episode.model_copy(update={"reward": 0.0 if truncated == "zero" else None})
+    return episode.model_copy(update={"reward": min(0.0, episode.reward) if truncated == "zero" else None})
 
 
 def _advantages(
@@ -165,26 +167,31 @@ def _advantages(
 def _of_calls(
     episodes: Sequence[Episode], of_sessions: Sequence[float], scale: Scale, weight: float
 ) -> list[dict[str, float]]:
-    """Return for each session the advantages of its calls that have rewards of their own; none without a weight."""
+    """Return for each session the advantages of its calls up to the last one with a reward of its own; none without a
+    weight."""
     _, groups = rewards_and_groups(episodes)
     rewards = [_call_rewards(episode) if weight else {} for episode in episodes]
     pairs = zip(of_sessions, call_advantages(rewards, groups, scale=scale), strict=True)
     return [{call_id: whole + weight * value for call_id, value in own.items()} for whole, own in pairs]
 
 
-def _call_rewards(episode: Episode) -> dict[str, float]:
-    """Return the rewards of the calls that a session trains; none where the session has no reward. Rewards of other
-    calls (recorded ones of a branch, titles, abandoned ones) would move the mean that trained calls are compared with.
+def _call_rewards(episode: Episode) -> dict[str, float | None]:
+    """Return the calls that a session trains, in the order of arrival, with their rewards; none where the session or
+    all of these calls have no reward. Rewards of other calls (recorded ones of a branch, titles, abandoned ones) would
+    move the mean that trained calls are compared with.
     """
     if episode.reward is None or episode.evaluation is None:
         return {}
+    rewards = episode.evaluation.call_rewards
     trained = {
         turn.call_id
         for trace in episode.trajectory.traces
         for turn in trace.turns
         if trace.loss_mask[turn.start : turn.end].any()
     }
-    return {call_id: reward for call_id, reward in episode.evaluation.call_rewards.items() if call_id in trained}
+    # The record of older episodes does not have the order of all calls.
+    order = [call_id for call_id in episode.trajectory.delivered or rewards if call_id in trained]
+    return {call_id: rewards.get(call_id) for call_id in order} if trained & rewards.keys() else {}
 
 
 def _of_values(episodes: Sequence[Episode]) -> list[dict[str, float]]:
@@ -227,10 +234,27 @@ def _check(episodes: Sequence[Episode], max_tokens: int | None, multiple_of: int
     for episode in episodes:
         if episode.reward is not None and not math.isfinite(episode.reward):
             raise ValueError(f"session {episode.session.session_id}: reward={episode.reward!r} is not a finite number")
+        if turn_reward_weight:
+            _check_calls(episode)
     for session_id, times in Counter(episode.session.session_id for episode in episodes).items():
         if times > 1:
             raise ValueError(f"session {session_id} occurs {times} times: its tokens would be trained as often")
     check_logprobs(episodes)
+
+
+def _check_calls(episode: Episode) -> None:
+    """Raise `ValueError` where a call's reward is not finite, or where a trace does not tell its calls' tokens."""
+    rewards = episode.evaluation.call_rewards if episode.evaluation is not None and episode.reward is not None else {}
+    for call_id, reward in rewards.items():
+        if not math.isfinite(reward):
+            raise ValueError(
+                f"session {episode.session.session_id}: the reward {reward!r} of {call_id} is not a finite number"
+            )
+    if rewards and not all(trace.turns for trace in episode.trajectory.traces):
+        raise ValueError(
+            f"session {episode.session.session_id}: its calls have rewards, but its traces do not tell the tokens of "
+            "each call (an older polar-gym made them); leave the session out, or set turn_reward_weight=0"
+        )
 
 
 def check_sampled(episodes: Sequence[Episode]) -> None:

@@ -44,7 +44,9 @@ def _message(row: Row, start: int, end: int) -> Message:
 
 
 def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return one `DatumSpec` for each row. `loss_multiplier` is 0.0 where nothing is trained."""
+    """Return one `DatumSpec` for each row. `loss_multiplier` is 0.0 where nothing is trained. The advantage of a row is
+    multiplied by the weight of its tokens, as in `train_data`. Pass all rows of the step."""
+    mean = _mean_weight(rows)
     return [
         {
             "message_log": message_log(row),
@@ -59,7 +61,7 @@ def datums(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "idx": index,
             "task_name": "polar_swe",
             "total_reward": row.reward,
-            "advantage": row.one_advantage,
+            "advantage": row.one_advantage * (float(row.weights.max() / mean) if row.trainable_tokens else 1.0),
         }
         for index, row in enumerate(rows)
     ]
@@ -73,8 +75,7 @@ def train_data(rows: Sequence[Row], pad_id: int, *, make_sequence_length_divisib
     tokens. Raises `ValueError` where there are no rows.
     """
     arrays = padded(rows, pad_id, length_multiple_of=make_sequence_length_divisible_by)
-    trained = arrays["weights"][arrays["loss_mask"] == 1].astype(np.float64)
-    relative = arrays["weights"] / (trained.mean() if trained.size else 1)
+    relative = arrays["weights"] / _mean_weight(rows)
     return {
         "input_ids": arrays["input_ids"],
         "input_lengths": arrays["lengths"].astype(np.int32),
@@ -83,3 +84,9 @@ def train_data(rows: Sequence[Row], pad_id: int, *, make_sequence_length_divisib
         "token_mask": arrays["loss_mask"],
         "sample_mask": np.array([row.trainable_tokens > 0 for row in rows], dtype=np.float32),
     }
+
+
+def _mean_weight(rows: Sequence[Row]) -> float:
+    """Return the mean weight of the trained tokens of all rows; 1 where nothing is trained."""
+    weights = [row.weights[row.loss_mask == 1].astype(np.float64) for row in rows if row.trainable_tokens]
+    return np.concatenate(weights).mean() if weights else 1.0

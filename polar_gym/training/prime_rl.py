@@ -54,11 +54,10 @@ def training_samples(rows: Sequence[Row], env_name: str) -> list[dict[str, Any]]
 
 def _check_repeatable(rows: Sequence[Row]) -> None:
     for session_id, sampling in samplings(rows):
-        names = [name for name in Sampling.shaping(sampling) if name != "temperature" or sampling.get(name) == 0]
-        if names:
+        if names := [name for name in Sampling.shaping(sampling) if name != "temperature"]:
             raise ValueError(
                 f"session {session_id}: sampled with {settings(sampling, names)}: prime-rl's trainer repeats a "
-                f"temperature above 0 only; sample with {settings(Sampling().model_dump(), names)}"
+                f"temperature only; sample with {settings(Sampling().model_dump(), names)}"
             )
 
 

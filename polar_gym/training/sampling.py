@@ -14,9 +14,14 @@ from polar_gym.training.row import Row
 
 
 def check_logprobs_mode(rows: Sequence[Row]) -> None:
-    """Raise `ValueError` where the logprob of a trained token is raw, and a setting shaped what the token was sampled
-    from. Where the mode is not known, nothing is refused."""
+    """Raise `ValueError` where a trained token was not sampled, but the likeliest one (temperature 0), or where its
+    logprob is raw, and a setting shaped what it was sampled from. Where the mode is not known, that is not refused."""
     for session_id, sampling in samplings(rows):
+        if sampling.get("temperature") == 0:
+            raise ValueError(
+                f"session {session_id}: sampled with temperature=0.0, by which no trainer can divide its logits: each "
+                "token was the likeliest one; leave the session out, or sample with a temperature above 0"
+            )
         if sampling.get("logprobs_mode") == "raw" and (shaping := Sampling.shaping(sampling)):
             raise ValueError(
                 f"session {session_id}: logprobs_mode='raw', the logprobs are taken before "

@@ -27,7 +27,8 @@ TRL computes the advantages, over one row for each session. Therefore each sessi
 trainable tokens. Its other traces are counted and not trained: use the form above where sessions fork. `env_mask` is
 TRL's name for the loss mask of a completion. A session without a reward gets None: TRL leaves that session out of its
 group and does not train it. Tried with TRL 1.16, which passes every prompt to `rollout_func` once for each sample that
-it wants.
+it wants. It reads the captured logprobs only with `use_vllm=True` (for TIS) or `off_policy_mask_threshold`. Otherwise
+it takes its own logprobs for those of the sampling, so give the engine the trainer's weights before each rollout.
 """
 
 from __future__ import annotations

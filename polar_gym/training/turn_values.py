@@ -61,12 +61,15 @@ def _states(
     delivered = episode.trajectory.delivered
     for calls, others in sorted(found.items()):
         if others and calls >= first:
-            if len(delivered) < calls:
+            # A branch need not have asked for every call of its record.
+            asked = episode.trajectory.branched if start is not None and calls == first else None
+            held = calls if asked is None else min(calls, asked)
+            if len(delivered) < held:
                 raise ValueError(
                     f"session {episode.session.session_id}: others branched after {calls} calls, and its episode names "
                     f"{len(delivered)} delivered ones; play it again, if it is of an earlier version"
                 )
-            before = own & frozenset(delivered[:calls])
+            before = own & frozenset(delivered[:held])
             states.append(_value(calls, before, [other.reward for other in others if other.reward is not None]))
     return states
 

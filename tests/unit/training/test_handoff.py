@@ -262,7 +262,8 @@ def test_nemo_rls_reading_of_message_logs_gives_the_rows_back(
 ) -> None:
     """Its rules: an assistant's message with `generation_logprobs` is trained, all is concatenated in order."""
     rows = make_batch(episodes, **settings).rows
-    for row, datum in zip(rows, datums(rows), strict=True):
+    advantages = train_data(rows, pad_id=0)["advantages"] if rows else []
+    for row, datum, trained in zip(rows, datums(rows), advantages, strict=True):
         log = datum["message_log"]
         assert np.concatenate([message["token_ids"] for message in log]).tolist() == row.token_ids.tolist()
         mask, logprobs = [], []
@@ -274,6 +275,10 @@ def test_nemo_rls_reading_of_message_logs_gives_the_rows_back(
         assert logprobs == row.logprobs.tolist()
         assert datum["length"] == len(log[0]["token_ids"]) == row.prompt_length, "NeMo RL groups by whole messages"
         assert datum["loss_multiplier"] == float(any(mask))
+        own = trained[: len(mask)][row.loss_mask == 1]
+        assert own == pytest.approx(np.full(len(own), datum["advantage"]), rel=1e-5), (
+            "weights of sessions count here too"
+        )
 
 
 def test_nemo_rls_train_data() -> None:

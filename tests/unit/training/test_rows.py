@@ -41,6 +41,9 @@ def test_each_token_has_the_temperature_and_the_weights_that_sampled_it() -> Non
     assert [turn.call_id for turn in row.turns] == ["call0", "call1"]
 
 
+ENDS = (("cut", "tokens"), ("whole", None))
+
+
 @pytest.mark.parametrize(
     ("truncated", "rewards"),
     [("keep", {"cut": 1.0, "whole": 0.5}), ("zero", {"cut": 0.0, "whole": 0.5}), ("mask", {"whole": 0.5})],
@@ -56,6 +59,12 @@ def test_a_session_that_a_budget_ended_has_the_reward_that_was_asked_for(
     assert sum(row.advantage for row in batch.rows) == pytest.approx(0)
     assert batch.counts.masked_episodes == (2 if truncated == "mask" else 1)
     assert batch.counts.holds
+
+
+def test_a_session_that_a_budget_ended_is_never_better_than_its_reward() -> None:
+    """Guards against a policy that learns to run into the budget, where an evaluator gives rewards below zero."""
+    cut, whole = (make_episode(name, -1.0, [make_call(0, [1], [2])], truncated_by=end) for name, end in ENDS)
+    assert [row.advantage for row in make_batch([cut, whole], truncated="zero").rows] == [0.0, 0.0]
 
 
 def test_the_version_of_a_token_whose_call_saw_an_update_is_not_known() -> None:

@@ -71,6 +71,16 @@ def test_logprobs_of_the_sampling_and_of_an_unknown_mode_are_taken(form: Callabl
     form([episode(None, sampled("temperature=0.5"))])
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_tokens_that_were_not_sampled_are_refused(form: Callable[..., Any]) -> None:
+    """Guards against a greedy session whose captured logprobs of 0 make the old probability of each token 1."""
+    for mode in ("processed", "raw", None):
+        with pytest.raises(
+            ValueError, match=r"session a: sampled with temperature=0\.0, by which no trainer can divide"
+        ):
+            form([episode(mode, sampled("temperature=0.0"))])
+
+
 def test_what_is_not_trained_may_be_sampled_in_any_way() -> None:
     rows = make_batch([episode("raw", sampled("temperature=0.5", sampling_mismatch=["a forced tool"]))]).rows
     assert padded(rows, 0)["loss_mask"].tolist() == [[0, 0, 0, 0, 1]]
@@ -79,12 +89,10 @@ def test_what_is_not_trained_may_be_sampled_in_any_way() -> None:
 
 
 @pytest.mark.parametrize("mode", ["processed", None])
-@pytest.mark.parametrize(
-    "setting", ["top_p=0.9", "top_k=20.0", "min_p=0.1", "repetition_penalty=1.2", "temperature=0.0"]
-)
+@pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=20.0", "min_p=0.1", "repetition_penalty=1.2"])
 def test_prime_rl_gets_no_sampling_that_its_trainer_cannot_repeat(mode: Any, setting: str) -> None:
-    """prime-rl divides logits by a temperature; it has no other field of the sampling, and no division by 0."""
+    """prime-rl divides logits by a temperature; it has no other field of the sampling."""
     rows = make_batch([episode(mode, sampled(setting))]).rows
-    says = f"session a: sampled with {setting}: prime-rl's trainer repeats a temperature above 0 only"
+    says = f"session a: sampled with {setting}: prime-rl's trainer repeats a temperature only"
     with pytest.raises(ValueError, match=re.escape(says)):
         training_samples(rows, "swe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ def test_the_advantage_of_a_call_is_that_of_the_rewards_to_come() -> None:
     scaled = call_advantages(rewards, ["t", "t", "u"], scale="std")
     assert scaled[1]["d"] == pytest.approx(-0.5 / np.std([1, 0, 1, 0], ddof=1), rel=1e-5)
     assert call_advantages([{"a": 0.1, "b": 0.1}, {"c": 0.1}], ["t", "t"])[0] == {"a": 0.0, "b": 0.0}, "exactly"
+    some = call_advantages([{"a": None, "b": 1.0, "c": None}, {"d": None, "e": 0.0}, {"f": None}], ["t"] * 3)
+    assert some == [{"a": 0.5, "b": 0.5}, {"d": -0.5, "e": -0.5}, {}], "a call without a reward has those to come"
 
 
 def test_each_token_has_the_advantage_of_its_call() -> None:
@@ -60,6 +63,28 @@ def test_each_token_has_the_advantage_of_its_call() -> None:
     assert arrays["advantages"][1].tolist() == [0, -0.5, -0.5, 0, 0, 0, 0]
     assert arrays["turn_rewards"][0].tolist() == pytest.approx([np.nan, 1, 1, np.nan, 0, np.nan, np.nan], nan_ok=True)
     assert training_samples(rows, "swe")[0]["advantages"] == arrays["advantages"][0].tolist()
+
+
+def test_a_call_before_the_first_rewarded_one_has_its_share() -> None:
+    """Guards against credit that depends on whether an evaluator writes 0 for a call, or nothing."""
+    calls = [make_call(0, [1], [2]), make_call(1, [1, 2, 3], [4])]
+    episodes = [rewarded(name, 0.0, calls) for name in ("a", "b")]
+    for episode, reward in zip(episodes, (1.0, 0.0), strict=True):
+        assert episode.evaluation is not None
+        episode.evaluation.call_rewards["call1"] = reward
+    arrays = padded(make_batch(episodes, turn_reward_weight=1.0).rows, pad_id=0)
+    assert arrays["advantages"].tolist() == [[0, 0.5, 0, 0.5], [0, -0.5, 0, -0.5]]
+
+
+def test_rewards_of_calls_that_would_spoil_a_batch_are_named() -> None:
+    """Guards against one NaN that becomes the advantage of its whole group, and weights that silently do nothing."""
+    wrong, older = rewarded("a", 1.0, forked(2), math.nan), rewarded("b", 1.0, forked(2), 0.5)
+    with pytest.raises(ValueError, match="session a: the reward nan of call0 is not a finite number"):
+        make_batch([wrong], turn_reward_weight=1.0)
+    older.trajectory.traces[0].turns.clear()
+    with pytest.raises(ValueError, match="session b: its calls have rewards, but its traces do not tell the tokens"):
+        make_batch([older], turn_reward_weight=1.0)
+    assert make_batch([wrong, older]).counts.rows
 
 
 @pytest.mark.parametrize("form", [datums, lambda rows: rollout_samples(rows, 3)])

@@ -200,6 +200,22 @@ def test_an_episode_that_does_not_name_its_calls_is_refused() -> None:
         state_values(episodes)
 
 
+@pytest.mark.parametrize(("asked", "turns", "own"), [(["a0", "a1"], 0, set()), (["a1", "a2"], 2, {"b3", "b4"})])
+def test_a_branch_need_not_have_asked_for_all_of_its_record(asked: list[str], turns: int, own: set[str]) -> None:
+    """Guards against a step that is lost for a branch that ended within its record, and against the first call of one
+    that skipped a call (a title), which counted as before the state."""
+    skipping = branch("b", 0.0, "a", 3, 3 + turns)
+    calls = [call for call in chain("a", 3) if call.call_id in asked] + chain("b", 3 + turns)[3:]
+    replayed = Replayed(session_id="a", owned=False)
+    calls = [call.model_copy(update={"replayed": replayed if call.call_id in asked else None}) for call in calls]
+    skipping.trajectory = build_trajectory(calls, BuilderSpec(name="per_request"))
+    assert skipping.trajectory.branched == len(asked)
+    episodes = [base("a", 1.0, 4), skipping, branch("c", 1.0, "a", 3, 4), branch("d", 1.0, "a", 3, 4)]
+    (state,) = state_values(episodes)["b"]
+    assert (state.calls, state.value) == (3, 1.0)
+    assert turn_advantages(skipping, [state]) == dict.fromkeys(own, -1.0)
+
+
 def test_equal_rewards_teach_nothing() -> None:
     episodes = [base("a", 0.1, 2), *(branch(f"c{number}", 0.1, "a", 1, 2) for number in range(7)), base("b", 0.1, 1)]
     batch = make_batch(episodes, turn_values=True, zero_variance="drop")
