@@ -16,7 +16,7 @@ from rich.text import Text
 
 from polar_gym.console import console, errors, table
 from polar_gym.episodes.pass_at_k import Tally, check_one_agent, independent, pass_at_k, tally, usual_ks
-from polar_gym.episodes.reading import read_all
+from polar_gym.episodes.reading import began_again, read_all
 from polar_gym.errors import ConfigError
 from polar_gym.schema import Episode, Fidelity, Trajectory
 
@@ -43,16 +43,18 @@ def evaluate(
     """Report pass@k with 95 % confidence intervals, by task and by repository.
 
     An episode without a reward (the machinery failed) is counted as masked and is in no estimate. Branches of other
-    episodes are left out. All are of one harness, in one profile and with the same options, and of one model,
-    sampled in one way.
+    episodes are left out, and sessions that a resumed run began again. All are of one harness, in one profile and with
+    the same options, and of one model, sampled in one way.
 
     Exit code 1 when no episode has a reward.
     """
-    episodes = _episodes(arguments or [], config_dir, errors if as_json else console)
+    found = _episodes(arguments or [], config_dir, errors if as_json else console)
+    episodes = [episode for episode in found if not began_again(episode)]
     samples = independent(episodes)
     check_one_agent(samples)
     tallies = tally(samples)
     report = _report(tallies, k or usual_ks(tallies), branches=len(episodes) - len(samples))
+    report["begun_again_left_out"] = len(found) - len(episodes)
     if as_json:
         typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
     else:
@@ -133,6 +135,8 @@ def _print(tallies: Sequence[Tally], report: dict[str, Any]) -> None:
         f"{report['masked']} masked",
         soft_wrap=True,
     )
+    if again := report["begun_again_left_out"]:
+        console.print(f"{again} sessions left out: a resumed run began their samples again", soft_wrap=True)
     if branches := report["branches_left_out"]:
         console.print(f"{branches} branches of other episodes left out: no independent samples", soft_wrap=True)
 

@@ -14,11 +14,12 @@ from rich.text import Text
 from polar_gym.builders import BUILDERS
 from polar_gym.console import console, errors
 from polar_gym.durable import replacing
-from polar_gym.episodes.reading import read_calls, read_episodes
+from polar_gym.episodes.reading import read_calls, read_with_files
 from polar_gym.errors import ConfigError
+from polar_gym.paths import check_writable
 from polar_gym.schema import Episode, ModelCall
 from polar_gym.view.annotations import Annotations
-from polar_gym.view.blocks import Block, Encoder
+from polar_gym.view.blocks import Block, Encoder, names_of
 from polar_gym.view.follow import follow
 from polar_gym.view.page import write_page
 
@@ -56,6 +57,7 @@ def view(
             follow(files, make_encoder, _calls, port or 0, lambda line: errors.print(Text(line), soft_wrap=True))
         )
         return
+    check_writable("--out", out)
     encoder = make_encoder()
     try:
         with replacing(out) as file:
@@ -70,12 +72,11 @@ def view(
 
 def _blocks(files: list[Path], encoder: Encoder) -> Iterator[Block]:
     """Yield the blocks of all files; say for how many episodes the captured calls are not known."""
-    without = 0
-    for file in files:
-        for episode in read_episodes(file):
-            calls = _calls(episode)
-            without += not calls
-            yield from encoder.blocks(file.name, episode, calls)
+    without, names = 0, dict(zip(files, names_of(files), strict=True))
+    for file, episode in read_with_files(files):
+        calls = _calls(episode)
+        without += not calls
+        yield from encoder.blocks(names[file], episode, calls)
     if without:
         errors.print(Text(f"{without} episodes without their journal: calls that are in no trace are counted only"))
 

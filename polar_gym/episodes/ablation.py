@@ -18,7 +18,7 @@ import typer
 
 from polar_gym.builders import BUILDERS, build_trajectory
 from polar_gym.console import console, errors, table
-from polar_gym.episodes.reading import read_calls, read_episodes
+from polar_gym.episodes.reading import read_all, read_calls
 from polar_gym.errors import ConfigError
 from polar_gym.schema import BuilderSpec, ModelCall
 
@@ -59,7 +59,7 @@ def cost(builder: str, sessions: Sequence[RecordedSession], batch: int) -> Cost:
 
 def recorded_sessions(files: Sequence[Path]) -> list[RecordedSession]:
     """Return the session of every episode. Raises `ConfigError` naming a missing or damaged file."""
-    return [(read_calls(episode), episode.request.builder) for file in files for episode in read_episodes(file)]
+    return [(read_calls(episode), episode.request.builder) for episode in read_all(files)]
 
 
 def print_costs(costs: Sequence[Cost], sessions: int, batch: int) -> None:

@@ -66,22 +66,50 @@ def independent(episodes: Iterable[Episode]) -> list[Episode]:
 
 
 def check_one_agent(episodes: Iterable[Episode]) -> None:
-    """Raise `ConfigError` where scored episodes have several harnesses, profiles, options of harnesses, models or ways
-    of sampling: they are no samples of one distribution, and pass@k would be that of a choice among them."""
-    agents = {_agent(episode) for episode in episodes if episode.reward is not None}
+    """Raise `ConfigError` where scored episodes have several harnesses, profiles, options of harnesses, models,
+    weights, ways of sampling or limits, or those of one task several instructions, time limits or evaluators: they are
+    no samples of one distribution, and pass@k would be that of a choice among them. Raise it, too, for two samples
+    with the same seeds, which are one."""
+    scored = [episode for episode in episodes if episode.reward is not None]
+    tasks: dict[str, tuple[str, float, str]] = {}
+    for episode in scored:
+        request = episode.request
+        task = (request.instruction, request.timeout_seconds, request.evaluator.name)
+        if tasks.setdefault(request.task_id, task) != task:
+            raise ConfigError(
+                f"the episodes of task {request.task_id!r} have several instructions, time limits (timeout_seconds) or "
+                "evaluators; pass@k is that of one task: keep their episodes in files of their own"
+            )
+    agents = {_agent(episode) for episode in scored}
     if len(agents) > 1:
         raise ConfigError(
             f"the episodes are of {len(agents)} agents: {'; '.join(sorted(agents))}; pass@k is that of one: keep their "
             "episodes in files of their own, and evaluate these one by one"
         )
+    drawn: dict[tuple[str, int, int], str] = {}
+    for episode in independent(scored):
+        if (seed := episode.request.sampling.seed) is None:
+            continue
+        draw = (episode.request.task_id, episode.session.sample_index, seed)
+        if (other := drawn.setdefault(draw, episode.session.session_id)) != episode.session.session_id:
+            raise ConfigError(
+                f"sessions {other} and {episode.session.session_id} are sample {draw[1]} of task {draw[0]!r} with "
+                f"sampling.seed={seed}: they have the same seeds, and are one sample; keep one of their files"
+            )
 
 
 def _agent(episode: Episode) -> str:
     agent = episode.request.agent
     options = f" {json.dumps(agent.options, sort_keys=True, default=str)}" if agent.options else ""
-    sampling = episode.request.sampling.model_dump(exclude_defaults=True, exclude={"seed"})
-    sampled = "".join(f" {name}={value}" for name, value in sampling.items())
-    return f"harness={episode.session.harness}{options} profile={agent.profile} model={episode.engine.model}{sampled}"
+    others = {
+        **agent.model_dump(exclude_defaults=True, include={"model_name", "max_output_tokens"}),
+        **episode.request.budget.model_dump(exclude_defaults=True),
+        **episode.request.sampling.model_dump(exclude_defaults=True, exclude={"seed"}),
+    }
+    if episode.session.weight_version is not None:
+        others["weight_version"] = episode.session.weight_version
+    told = "".join(f" {name}={value}" for name, value in others.items())
+    return f"harness={episode.session.harness}{options} profile={agent.profile} model={episode.engine.model}{told}"
 
 
 def tally(episodes: Iterable[Episode]) -> list[Tally]:

@@ -21,6 +21,11 @@ def read_episodes(file: Path) -> Iterator[Episode]:
 
 def read_all(files: Iterable[Path]) -> Iterator[Episode]:
     """Yield the episodes of several files, as `read_episodes` does. Raises `ConfigError` for one that occurs twice."""
+    return (episode for _, episode in read_with_files(files))
+
+
+def read_with_files(files: Iterable[Path]) -> Iterator[tuple[Path, Episode]]:
+    """Yield the file and the episode, as `read_all` does."""
     places: dict[str, Path] = {}
     for file in files:
         for episode in read_episodes(file):
@@ -30,7 +35,13 @@ def read_all(files: Iterable[Path]) -> Iterator[Episode]:
                     "once, and no copy of a file"
                 )
             places[label] = file
-            yield episode
+            yield file, episode
+
+
+def began_again(episode: Episode) -> bool:
+    """Return whether a session could not go on with its own record, so that its sample began again as another one."""
+    failure, start = episode.session.failure, episode.request.start_from
+    return failure is not None and failure.kind == "diverged" and start is not None and start.owned
 
 
 def read_calls(episode: Episode) -> list[ModelCall]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from polar_gym.console import table
-from polar_gym.episodes.reading import read_calls, read_episodes
+from polar_gym.episodes.reading import read_all, read_calls
 from polar_gym.errors import ConfigError
 from polar_gym.record import common_prefix
 from polar_gym.schema import ModelCall
@@ -133,7 +133,7 @@ def reuse_by_harness(files: Sequence[Path], block: int | None) -> tuple[dict[str
 
     The files are of one run. Raises `ConfigError` where a journal is missing, or where no call tells.
     """
-    sessions = [(episode.session.harness, read_calls(episode)) for file in files for episode in read_episodes(file)]
+    sessions = [(episode.session.harness, read_calls(episode)) for episode in read_all(files)]
     calls = [call for _, own in sessions for call in own]
     harness_of = {call.call_id: harness for harness, own in sessions for call in own}
     block = block or block_size(calls)

@@ -10,10 +10,13 @@ strand are as long as its tokens, prompt included, and spans count from its firs
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +48,14 @@ class Block:
     data: bytes
     pieces: dict[int, str]
     """The texts of ids that earlier blocks of the same tokenizer do not tell."""
+
+
+def names_of(files: Sequence[Path]) -> list[str]:
+    """Return a name for each file: its own, or where several have that, its path below the directory that all are in.
+    The viewer groups samples by it."""
+    several = {name for name, count in Counter(file.name for file in files).items() if count > 1}
+    top = os.path.commonpath([file.absolute().parent for file in files])
+    return [os.path.relpath(file.absolute(), top) if file.name in several else file.name for file in files]
 
 
 class Encoder:

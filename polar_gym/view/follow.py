@@ -22,7 +22,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.http.guard import REFUSED, from_a_page
 from polar_gym.http.listener import Listener
 from polar_gym.schema import Episode, ModelCall
-from polar_gym.view.blocks import Encoder
+from polar_gym.view.blocks import Encoder, names_of
 from polar_gym.view.page import head, line
 
 POLL_SECONDS = 0.5
@@ -80,12 +80,12 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _lines(files: Sequence[Path], encoder: Encoder, calls_of: Callable[[Episode], list[ModelCall]]) -> Iterator[bytes]:
     """Yield a line for each block, and b"" whenever there is nothing new. A problem is the last line."""
-    growing = [_Growing(file) for file in files]
+    names, growing = names_of(files), [_Growing(file) for file in files]
     try:
         while True:
-            for each in growing:
+            for name, each in zip(names, growing, strict=True):
                 for episode in each.episodes():
-                    yield from map(line, encoder.blocks(each.file.name, episode, calls_of(episode)))
+                    yield from map(line, encoder.blocks(name, episode, calls_of(episode)))
             yield b""
     except ConfigError as error:
         yield orjson.dumps({"error": str(error)}) + b"\n"

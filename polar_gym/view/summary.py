@@ -12,11 +12,13 @@ from polar_gym.schema import Episode, ModelCall, Trajectory
 def summary(source: str, episode: Episode, trajectory: Trajectory, calls: Sequence[ModelCall]) -> dict[str, Any]:
     """Return the row of an episode with the traces of `trajectory`. `calls`: none where their journal is not known."""
     session, fidelity = episode.session, trajectory.fidelity
+    own = [call for call in calls if call.replayed is None]
     return {
         "source": source,
         "session": session.session_id,
         "attempt": session.attempt,
         "task": session.task_id,
+        "group": episode.group,
         "sample": session.sample_index,
         "harness": session.harness,
         "model": episode.engine.model,
@@ -33,7 +35,7 @@ def summary(source: str, episode: Episode, trajectory: Trajectory, calls: Sequen
         "version": session.weight_version,
         "staleness": session.staleness,
         "timing": list(session.timing.stages().values()),
-        "started": min((call.started_at for call in calls), default=None),
+        "started": min((call.started_at for call in own), default=None),
         "calls": fidelity.calls,
         "kinds": fidelity.traces_by_kind,
         "sampled": fidelity.sampled_tokens,
@@ -44,7 +46,7 @@ def summary(source: str, episode: Episode, trajectory: Trajectory, calls: Sequen
         "canonical": fidelity.canonical,
         "breaks": [[broken.cause, broken.position] for broken in fidelity.breaks],
         "tools": [[*key, count] for key, count in _tools(trajectory).items()],
-        "latency": [round(call.duration, 3) for call in calls],
+        "latency": [round(call.duration, 3) for call in own],
         "prefill": fidelity.prefill,
         "prompt": sum(len(call.prompt_ids) for call in calls) or None,
         "tokens": sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in trajectory.traces),

@@ -79,6 +79,21 @@ def test_figures_of_a_run_agree_with_each_other(browser: Browser, tmp_path: Path
     assert "2 groups, the worst first; 1 without variance" in browser.text("main")
 
 
+def test_groups_of_two_files_are_compared_apart(browser: Browser, tmp_path: Path) -> None:
+    """Guards against a task without a signal that seemed to have one: all failed in one file, and none in the other."""
+    files = []
+    for reward, samples in ((0.0, (0, 5)), (1.0, (1, 2))):
+        sessions = [made_session(3, sample, None) for sample in samples]
+        sessions = [each.model_copy(update={"reward": reward, "evaluation": None}) for each in sessions]
+        files.append(write_run(tmp_path / f"{reward}.jsonl", iter(sessions)))
+    with pytest.raises(SystemExit) as ended:
+        main(["view", *map(str, files), "--out", str(tmp_path / "page.html")])
+    assert ended.value.code == 0
+    browser.open(address(tmp_path / "page.html"))
+    assert "2 groups, the worst first; 2 without variance" in browser.text("main")
+    assert "no variance in 2 of 2" in browser.text("table.tasks")
+
+
 def test_a_filter_a_call_and_a_token_have_addresses(browser: Browser, page: Path) -> None:
     browser.open(address(page, "#f.end=engine_error"))
     assert browser.text("#shown") == f"{TASKS} of {TASKS * SAMPLES} sessions"
@@ -201,7 +216,8 @@ def test_nothing_that_an_agent_says_is_run_or_hides(browser: Browser, tmp_path: 
     def hostile(episode: Episode) -> Episode:
         session, evaluation = episode.session, episode.evaluation
         assert evaluation is not None
-        session.task_id = session.harness = session.node = session.session_id = HOSTILE
+        session.session_id = f"{HOSTILE} {session.session_id}"
+        session.task_id = session.harness = session.node = HOSTILE
         evaluation.detail = evaluation.log = HOSTILE
         evaluation.tests = {HOSTILE: HOSTILE}
         evaluation.components = {HOSTILE: 1.0}

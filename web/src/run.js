@@ -115,17 +115,24 @@ function tasks(rows, places, place) {
   for (const at of places) groups.set(rows[at].task, [...(groups.get(rows[at].task) ?? []), at]);
   const list = [...groups].map(([task, members]) => {
     const scored = members.filter((at) => rows[at].reward !== null);
-    const flat = scored.length > 1 && new Set(scored.map((at) => rows[at].reward)).size === 1;
-    return { task, members, flat, rate: scored.length ? scored.filter((at) => passed(rows[at])).length / scored.length : null };
+    /** @type {Map<string, (number | null)[]>} */
+    const rewards = new Map();
+    for (const at of scored) {
+      const group = `${rows[at].source}\n${rows[at].group}`;
+      rewards.set(group, [...(rewards.get(group) ?? []), rows[at].reward]);
+    }
+    const flat = [...rewards.values()].filter((each) => each.length > 1 && new Set(each).size === 1).length;
+    return { task, members, flat, compared: Math.max(1, rewards.size), rate: scored.length ? scored.filter((at) => passed(rows[at])).length / scored.length : null };
   }).sort((one, other) => (one.rate ?? -1) - (other.rate ?? -1) || one.task.localeCompare(other.task));
-  const flat = list.filter((each) => each.flat).length;
+  const flat = list.reduce((all, each) => all + each.flat, 0);
+  const compared = list.reduce((all, each) => all + each.compared, 0);
   const body = h('tbody', {});
-  some(body, list, ({ task, members, flat, rate }) =>
+  some(body, list, ({ task, members, flat, compared, rate }) =>
     h('tr', {}, h('td', {}, h('button', { class: 'plain', onclick: () => toggle(place, 'task', task) }, said(task))),
       h('td', { class: 'number' }, rate === null ? '–' : `${Math.round(100 * rate)} %`), h('td', {}, h('span', { class: 'room' }, h('span', { class: 'bar', 'width%': 100 * (rate ?? 0) }))),
       h('td', { class: 'dots' }, ...members.slice(0, 64).map((at) => h('a', { class: `dot ${rows[at].reward === null ? 'none' : passed(rows[at]) ? 'good' : 'bad'}`, href: to({ ...FRESH, e: at }), title: `#${rows[at].sample}: ${rows[at].reward ?? 'no reward'}`, 'aria-label': `sample ${rows[at].sample}, reward ${rows[at].reward}` }))),
-      h('td', {}, flat && h('span', { class: 'flag' }, 'no variance'))), 24);
-  return h('section', { class: 'card wide' }, h('h2', {}, 'Tasks', h('span', { class: 'quiet' }, ` ${many(groups.size, 'group')}, the worst first; ${count(flat)} without variance`)),
+      h('td', {}, flat > 0 && h('span', { class: 'flag' }, compared === 1 ? 'no variance' : `no variance in ${flat} of ${compared}`))), 24);
+  return h('section', { class: 'card wide' }, h('h2', {}, 'Tasks', h('span', { class: 'quiet' }, ` ${many(compared, 'group')}, the worst first; ${count(flat)} without variance`)),
     h('table', { class: 'tasks' }, h('thead', {}, h('tr', {}, ...['task', 'passed', '', 'samples', ''].map((name) => h('th', {}, name)))), body));
 }
 

@@ -8,6 +8,7 @@
  * @property {string} session
  * @property {number} attempt
  * @property {string} task
+ * @property {string} group  The sessions that an advantage compares with this one.
  * @property {number} sample
  * @property {string} harness
  * @property {string} model

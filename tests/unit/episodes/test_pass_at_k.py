@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polar_gym.cli import main
 from polar_gym.episodes.pass_at_k import of_task, pass_at_k, tally, usual_ks, wilson
-from polar_gym.schema import Episode, StartFrom
+from polar_gym.schema import Episode, Failure, StartFrom, Status
 from tests.support.episodes import make_episode
 
 
@@ -110,6 +110,30 @@ def started_from(session_id: str, start: StartFrom) -> Episode:
     return episode.model_copy(update={"request": episode.request.model_copy(update={"start_from": start})})
 
 
+def test_samples_with_the_same_seeds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against the same session twice, of two runs with one seed, as two independent samples."""
+    path = tmp_path / "twice.jsonl"
+    for seeds, code in (((1, 1), 2), ((1, 2), 0), ((None, None), 0)):
+        made = [make_episode(name, 1.0, task_id="a") for name in ("x", "y")]
+        for episode, seed in zip(made, seeds, strict=True):
+            episode.request.sampling = episode.request.sampling.model_copy(update={"seed": seed})
+        path.write_bytes(b"".join(episode.to_json() + b"\n" for episode in made))
+        assert run("eval", str(path)) == code
+    assert "sessions x and y are sample 0 of task 'a' with sampling.seed=1" in capsys.readouterr().err
+
+
+def test_a_session_that_began_again_is_no_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a sample that counts twice: masked, and as the session that took its place."""
+    first = started_from("x", StartFrom(record="state/0", owned=True))
+    failure = Failure(stage=Status.RUNNING, kind="diverged", message="another prompt")
+    first = first.model_copy(update={"reward": None, "session": first.session.model_copy(update={"failure": failure})})
+    path = tmp_path / "again.jsonl"
+    path.write_bytes(b"".join(each.to_json() + b"\n" for each in (first, make_episode("y", 1.0, task_id="a"))))
+    assert run("eval", str(path), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["episodes"], report["masked"], report["begun_again_left_out"]) == (1, 0, 1)
+
+
 def test_branches_are_no_samples_of_their_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against the branches of one good session that lift pass@k of its task."""
     samples = [
@@ -165,23 +189,38 @@ def test_a_recipe_counts_as_such_where_a_file_has_its_name(
     assert f"{name}:1: not JSON" in capsys.readouterr().err
 
 
+PI = "harness=pi profile=default model=policy"
+TASKS = "the episodes of task 'task' have several instructions, time limits (timeout_seconds) or evaluators"
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"harness": "codex"}, "harness=codex profile=default model=policy; harness=pi profile=default model=policy"),
-        ({"profile": "lean"}, "harness=pi profile=default model=policy; harness=pi profile=lean model=policy"),
-        ({"command": "b"}, 'harness=pi profile=default model=policy; harness=pi {"command": "b"} profile=default'),
-        ({"model": "other"}, "harness=pi profile=default model=other; harness=pi profile=default model=policy"),
-        ({"temperature": 0.2}, "harness=pi profile=default model=policy; harness=pi profile=default model=policy temp"),
+        ({"harness": "codex"}, f"of 2 agents: harness=codex profile=default model=policy; {PI}"),
+        ({"profile": "lean"}, f"of 2 agents: {PI}; harness=pi profile=lean model=policy"),
+        ({"command": "b"}, f'of 2 agents: {PI}; harness=pi {{"command": "b"}} profile=default'),
+        ({"model": "other"}, f"of 2 agents: harness=pi profile=default model=other; {PI}"),
+        ({"temperature": 0.2}, f"of 2 agents: {PI}; {PI} temperature=0.2"),
+        ({"weight_version": "step-5"}, f"of 2 agents: {PI}; {PI} weight_version=step-5"),
+        ({"max_output_tokens": 64}, f"of 2 agents: {PI}; {PI} max_output_tokens=64"),
+        ({"max_calls": 3}, f"of 2 agents: {PI}; {PI} max_calls=3"),
+        ({"timeout_seconds": 7.0}, TASKS),
+        ({"instruction": "other"}, TASKS),
     ],
 )
 def test_agents_are_no_samples_of_each_other(
     change: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Guards against a pass@2 that no agent has: `polar-gym eval pi.jsonl codex.jsonl` took one sample of each."""
+    """Guards against a pass@2 that no agent has: `polar-gym eval pi.jsonl codex.jsonl` took one sample of each, and two
+    checkpoints under one name counted as one policy."""
     one, other = make_episode("1", 0.0), make_episode("2", 1.0)
     ((name, value),) = change.items()
-    records = {"harness": other.session, "model": other.engine, "temperature": other.request.sampling}
+    request = other.request
+    records = {
+        **{"harness": other.session, "weight_version": other.session, "model": other.engine},
+        **{"temperature": request.sampling, "max_calls": request.budget},
+        **dict.fromkeys(("timeout_seconds", "instruction"), request),
+    }
     record = records.get(name, other.request.agent)
     setattr(record, name, value)
     files = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
@@ -189,8 +228,8 @@ def test_agents_are_no_samples_of_each_other(
         file.write_bytes(episode.to_json() + b"\n")
     assert run("eval", *map(str, files)) == 2
     said = capsys.readouterr().err
-    assert f"the episodes are of 2 agents: {named}" in said
-    assert "evaluate these one by one" in said
+    assert named in said
+    assert "keep their episodes in files of their own" in said
     other.reward = None  # a masked episode is in no estimate
     files[1].write_bytes(other.to_json() + b"\n")
     assert run("eval", *map(str, files)) == 0

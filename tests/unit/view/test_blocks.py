@@ -18,10 +18,17 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.schema import Episode
 from polar_gym.view.annotations import Annotations
-from polar_gym.view.blocks import Encoder
+from polar_gym.view.blocks import Encoder, names_of
 from polar_gym.view.pieces import Pieces
 from tests.support.episodes import sessions
 from tests.support.made_runs import TOKENIZER, ids_of, made_session
+
+
+def test_files_of_one_name_have_names_of_their_own() -> None:
+    """Guards against two runs of a sweep that the page takes for one, because their files have one name."""
+    files = [Path("sw/0/episodes.jsonl"), Path("sw/1/episodes.jsonl"), Path("other.jsonl")]
+    assert names_of(files) == ["sw/0/episodes.jsonl", "sw/1/episodes.jsonl", "other.jsonl"]
+    assert names_of(files[:2]) == ["0/episodes.jsonl", "1/episodes.jsonl"]
 
 
 def head_and_columns(data: bytes) -> tuple[dict[str, Any], bytes]:
