@@ -73,6 +73,8 @@ class SftDataset:
         self._parts = len(self._ledgers())
         self._remove_unfinished()
         self._check_columns()
+        if self.entries:  # a process that was killed may have committed a part without it
+            self._write_card()
 
     def add_part(self, entries: Sequence[EpisodeEntry], rows: Sequence[tuple[str, Row]]) -> None:
         """Commit episodes with their rows (split, row): all of them, or none if the process is killed."""

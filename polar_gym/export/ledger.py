@@ -16,7 +16,7 @@ class ExampleEntry(Record):
     kind: Kind
     messages: int
     turns: int
-    """Number of the policy's answers."""
+    """Number of the answers of the policy that the trace trains."""
     tokens: int
     trainable_tokens: int
 

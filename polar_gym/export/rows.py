@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from polar_gym.arrow import lists, nested_list
 from polar_gym.builders.trace import SHAPING
-from polar_gym.schema import Episode, Message, Trace
+from polar_gym.schema import Episode, Message, Trace, Turn
 
 Row = dict[str, Any]
 
@@ -85,10 +85,16 @@ def to_row(episode: Episode, trace: Trace) -> Row:
     }
 
 
+def trained_turns(trace: Trace) -> list[Turn]:
+    """Return the turns that a trace trains: the others are context, and trained in another trace or nowhere. An older
+    episode has no turns."""
+    return [turn for turn in trace.turns if trace.loss_mask[turn.start : turn.end].any()]
+
+
 def trained_messages(trace: Trace) -> list[bool] | None:
-    """Return for each message whether it is an answer that the trace trains: other answers are context, and trained in
-    another trace or nowhere. None: not all trained answers are among the messages, or the episode is older."""
-    trained = [turn for turn in trace.turns if trace.loss_mask[turn.start : turn.end].any()]
+    """Return for each message whether it is an answer that the trace trains. None: not all trained answers are among
+    the messages, or the episode is older."""
+    trained = trained_turns(trace)
     places = {turn.message for turn in trained}
     if None in places or trace.trainable_tokens != sum(turn.end - turn.start for turn in trained):
         return None

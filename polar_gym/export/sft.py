@@ -10,7 +10,16 @@ from polar_gym.export.acceptance import Filters, refusal, trace_refusal
 from polar_gym.export.dataset import SftDataset, open_dataset, split_of
 from polar_gym.export.ledger import EpisodeEntry, ExampleEntry
 from polar_gym.export.rejected import without_rejected
-from polar_gym.export.rows import MOST_NUMBERS, Row, digest, nested_numbers, repository, task_name, to_row
+from polar_gym.export.rows import (
+    MOST_NUMBERS,
+    Row,
+    digest,
+    nested_numbers,
+    repository,
+    task_name,
+    to_row,
+    trained_turns,
+)
 from polar_gym.schema import Episode
 
 PART_TOKENS = 20_000_000
@@ -89,7 +98,7 @@ class _Part:
                     split=split,
                     kind=trace.kind,
                     messages=len(trace.messages),
-                    turns=len(trace.call_ids),
+                    turns=len(trained_turns(trace) or trace.call_ids),
                     tokens=len(row["input_ids"]),
                     trainable_tokens=trace.trainable_tokens,
                 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -22,6 +23,7 @@ from polar_gym.console import console
 from polar_gym.errors import ConfigError
 from polar_gym.export import sft
 from polar_gym.export.acceptance import Filters, refusal, trace_refusal
+from polar_gym.export.dataset import SftDataset
 from polar_gym.export.rows import to_json_line, to_row, to_table
 from polar_gym.export.sft import export_sft
 from polar_gym.schema import (
@@ -139,6 +141,17 @@ def test_a_row_holds_the_exact_ids_and_masks_and_says_the_same_as_chat(tmp_path)
     ]
     (example,) = entry.examples
     assert (example.messages, example.turns, example.tokens, example.trainable_tokens) == (5, 2, 7, 3)
+
+
+def test_an_answer_that_is_context_of_another_trace_counts_once(tmp_path: Path) -> None:
+    """Guards against 12 turns of a session with 7 answers, whose compaction had the first five as context."""
+    main = make_call(0, [1], [2])
+    fork, rest = make_call(1, [1, 2, 5], [6]), make_call(2, [1, 2, 3], [4])
+    calls = [call.model_copy(update={"messages": [say("user", "x")]}) for call in (main, fork, rest)]
+    trajectory = build_trajectory(calls, BuilderSpec(name="prefix_merging"))
+    assert [len(trace.turns) for trace in trajectory.traces] == [2, 2], "the first answer is in both"
+    (entry,) = export_sft([graded_episode(trajectory=trajectory)], tmp_path / "out", Filters())
+    assert sum(example.turns for example in entry.examples) == 3, entry.left_out
 
 
 def say(role: str, content: str) -> dict[str, str]:
@@ -259,6 +272,18 @@ def test_what_a_killed_run_left_is_removed_and_done_again(tmp_path):
     assert not list(out.rglob("*.partial"))
     export_sft([with_traces("t", make_trace("t", 9))], out, Filters())
     assert {row["session_id"] for row in rows(out, tmp_path / "third")} == {"s", "t"}
+
+
+def test_a_part_that_the_card_does_not_name_is_named_by_the_next_export(tmp_path, monkeypatch):
+    """Guards against rows that `load_dataset` does not find, because the process was killed before the card."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as killed:
+        killed.setattr(SftDataset, "_write_card", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            export_sft([graded_episode("s")], out, Filters())
+    assert not (out / "README.md").exists()
+    export_sft([graded_episode("s")], out, Filters())
+    assert {row["session_id"] for row in rows(out, tmp_path / "cache")} == {"s"}
 
 
 KILLED = """
