@@ -8,6 +8,7 @@ file, which `remove_partial` removes. All functions here block: call them off th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import os
@@ -100,6 +101,16 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
     sync_directory(path.parent)
 
 
+def sync_file_system(path: Path) -> None:
+    """Put all that was written to the file system of a path on the disk: thousands of small files in one go."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    finally:
+        os.close(descriptor)
+
+
 def sync_directory(directory: Path) -> None:
     """Put the names in a directory on the disk: a synced file is lost with its name."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -143,8 +154,8 @@ def make_once(target: Path, make: Callable[[Path], Path]) -> None:
     """Make a file or a directory that processes of this machine share, unless it is there.
 
     `make` gets an empty directory beside `target`, and returns the path in it that is renamed to `target`. A `target`
-    that exists is therefore whole. Other processes wait meanwhile. The directories that killed processes left are
-    removed. The content is not synced, because `target` is part of a cache.
+    that exists is therefore whole, also after a crash of the machine. Other processes wait meanwhile. The directories
+    that killed processes left are removed.
     """
     if target.exists():
         return
@@ -154,7 +165,9 @@ def make_once(target: Path, make: Callable[[Path], Path]) -> None:
         for leftover in target.parent.glob(f".{target.name}~*"):
             shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}~", dir=target.parent) as temporary:
-            make(Path(temporary)).rename(target)
+            made = make(Path(temporary))
+            sync_file_system(made)
+            made.rename(target)
 
 
 def json_lines(

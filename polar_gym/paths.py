@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from polar_gym.errors import ConfigError
+
+
+def _named(value: Any) -> Any:
+    """Return the value. Raises `ValueError` for an empty one, which pathlib takes for the working directory."""
+    if value == "":
+        raise ValueError("is empty; name a path")
+    return value
+
+
+NamedPath = Annotated[Path, BeforeValidator(_named)]
 
 
 def shipped_dir(name: str) -> Path:

@@ -18,6 +18,7 @@ from polar_gym.config.composition import SweepRun, compose_config, readable, spl
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
+from polar_gym.episodes.output import DEVICES
 from polar_gym.episodes.report import print_summary
 from polar_gym.errors import ConfigError
 from polar_gym.http.keys import hide_keys
@@ -100,13 +101,25 @@ def _sweep(arguments: Sequence[str], config_dir: Path | None) -> None:
 def episodes_of(config: RunConfig, progress: Console, *, resume: bool = False) -> list[Episode]:
     """Roll out and return the episodes. Where the user interrupts, print where episodes and captured calls are."""
     hide_keys(*config.engine_keys)
+    output, state = config.rollout.output, state_of(config)
+    earlier = set() if resume else _written(output)
     try:
         return asyncio.run(roll_out(config, progress, resume=resume))
     except KeyboardInterrupt as error:
-        output, state = config.rollout.output, state_of(config)
         said = f"interrupted: {output} holds the episodes that ended, {state} the calls of all sessions"
-        errors.print(Text(f"{said}; no sandbox is left; go on with --resume {output}"), soft_wrap=True)
+        said = f"{said}; no sandbox is left; go on with --resume {output}"
+        if earlier & _written(output):
+            said = f"interrupted before a session began; no sandbox is left; {output} is that of an earlier run"
+        errors.print(Text(said), soft_wrap=True)
         raise typer.Exit(130) from error
+
+
+def _written(output: Path) -> set[tuple[int, int]]:
+    """Return the device and the number of a file with something in it; nothing where there is none, and for a device
+    (`/dev/stdout`), which no run sets aside."""
+    if DEVICES in output.absolute().parents or not output.is_file() or not (known := output.stat()).st_size:
+        return set()
+    return {(known.st_dev, known.st_ino)}
 
 
 def _roll_out(config: RunConfig, *, resume: bool) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.output import remove_torn_line, set_aside
 from polar_gym.episodes.progress import Progress
+from polar_gym.episodes.reading import began_again
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
@@ -25,7 +26,7 @@ from polar_gym.gateway.session.starting import Manifest
 from polar_gym.harnesses import HARNESSES
 from polar_gym.harnesses.install import InstallError, install, place
 from polar_gym.runs.settings import begin, check_episodes, check_no_branches, going_on
-from polar_gym.runs.state import own_state
+from polar_gym.runs.state import check_begun, own_state
 from polar_gym.schema import Episode, StartFrom, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tracking import Where, tracked
@@ -49,6 +50,8 @@ async def roll_out(config: RunConfig, console: Console, *, resume: bool = False)
     began (`polar_gym.runs.settings`). Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before
     any sandbox starts; by then a torn last line at most was cut from the file.
     """
+    if resume:
+        check_begun(config)
     tasks = load_tasks(config)
     samples = list(_samples([make_request(config, task) for task in tasks]))
     left: dict[Key, Manifest] = {}
@@ -56,7 +59,7 @@ async def roll_out(config: RunConfig, console: Console, *, resume: bool = False)
     with own_state(config, resume=resume) as state:
         if resume:
             before = remove_torn_line(config.rollout.output)
-            kept = [episode for episode in before if not _retried(episode)]
+            kept = [episode for episode in before if not began_again(episode)]
             asked, config = config.harness.today, going_on(config, state, kept)
             if config.harness.today != asked:
                 told = f"harness.today={config.harness.today}: the harness is told the day on which the run began"
@@ -87,23 +90,26 @@ async def run_samples(
     sessions of a run that was killed, whose sandboxes are removed first."""
     config, output = config.with_rollout(state=state.root), config.rollout.output
     requests = [sample.request for sample in samples]
-    episodes = [episode for episode in before or () if not _retried(episode)]
+    episodes = [episode for episode in before or () if not began_again(episode)]
     where, parameters = config.rollout.metrics, {**config.names, "num_samples": config.rollout.num_samples}
     async with _tracked(where, output, parameters, episodes), make_node(config, tasks, output=output) as node:
         await _check_runtimes(node, requests)
         for harness in sorted({request.agent.name for request in requests}):
             await _install_harness(harness, node.cache, console)
+        if before is None and (kept := set_aside(output)):  # first: else `--resume` would give them for this run's
+            console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         begin(config, state, node.engine.info, episodes)
         await reap(state, left or {}, node.runtime)
-        if before is None and (kept := set_aside(output)):
-            console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         with output.open("wb" if before is None else "ab") as lines, Progress(console, total=len(samples)) as progress:
             async with asyncio.TaskGroup() as group:
 
                 async def one(sample: Sample) -> None:
                     episode = await node.rollout(sample.request, sample.index, progress.update, sample.key)
                     _write(episode)
-                    if _retried(episode):
+                    if began_again(episode):
+                        lost = episode.trajectory.fidelity.sampled_tokens
+                        said = f"sample {sample.index} of {episode.session.task_id} begins again, without {lost} tokens"
+                        console.print(Text(f"{said}: {episode.session.failure.message}", "yellow"), soft_wrap=True)  # type: ignore[union-attr]
                         again = sample.request.model_copy(update={"start_from": None})
                         episode = await node.rollout(again, sample.index, progress.update)
                         _write(episode)
@@ -112,19 +118,13 @@ async def run_samples(
                 def _write(episode: Episode) -> None:
                     lines.write(episode.to_json() + b"\n")
                     lines.flush()
-                    if not _retried(episode):
+                    if not began_again(episode):
                         episodes.append(episode)
 
                 group.create_task(node.prepare(requests))
                 for sample in samples:
                     group.create_task(one(sample))
     return episodes
-
-
-def _retried(episode: Episode) -> bool:
-    """Return whether a session could not go on with its own record, and is to begin again."""
-    failure, start = episode.session.failure, episode.request.start_from
-    return failure is not None and failure.kind == "diverged" and start is not None and start.owned
 
 
 @asynccontextmanager

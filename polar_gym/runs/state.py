@@ -15,21 +15,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
+from polar_gym.durable import records
 from polar_gym.episodes.output import DEVICES
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, UnavailableError, kind_of
 from polar_gym.gateway.node.state import StateDirectory
 from polar_gym.paths import check_writable
+from polar_gym.schema import Episode
 
 
 def state_of(config: RunConfig) -> Path:
     """Return the directory of an output's journals, as an absolute path: episodes name it, and are read anywhere."""
     output = config.rollout.output
     return (config.rollout.state or output.with_name(f"{output.name.removesuffix('.jsonl')}.state")).absolute()
+
+
+def check_begun(config: RunConfig) -> None:
+    """Raise `ConfigError` where no run has written the output: it holds no whole episode, and has no journals."""
+    output, root = config.rollout.output, state_of(config)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if (root / "lock").read_text(encoding="utf-8") == os.path.relpath(output.absolute(), root):
+            return
+    try:
+        with output.open("rb") as lines:
+            begun = next(records(lines, output, Episode, "an episode of this version", may_be_cut=True), None)
+    except FileNotFoundError:
+        begun = None
+    except OSError as error:
+        raise kind_of(error)(f"--resume={str(output)!r}: {error.strerror}; name the file of a run") from error
+    if begun is None:
+        raise ConfigError(f"--resume={str(output)!r}: no run has written this file; begin one without --resume")
 
 
 @contextmanager
@@ -54,12 +73,12 @@ def _alone(output: Path) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = nullcontext() if device else durable.locked(file.with_name(f".{file.name}.lock"), wait=False)
     except BlockingIOError as error:
-        raise ConfigError(
+        raise UnavailableError(
             f"rollout.output={str(output)!r}: a run that writes {file} is live; wait for its end, or set "
             "rollout.output to another file"
         ) from error
     except OSError as error:
-        raise ConfigError(
+        raise kind_of(error)(
             f"rollout.output={str(output)!r}: {error.strerror}; name a file that can be written"
         ) from error
     with lock:
@@ -76,12 +95,12 @@ def _held(root: Path, output: Path) -> Iterator[None]:
         file = durable.locked(lock, wait=False, mode=0o600)
     except BlockingIOError as error:
         owner = os.path.normpath(root / lock.read_text(encoding="utf-8"))
-        raise ConfigError(
+        raise UnavailableError(
             f"rollout.state={root}: a run that writes {owner} is live; wait for its end, or set rollout.output to "
             "another file"
         ) from error
     except OSError as error:
-        raise ConfigError(f"rollout.state={root}: {error.strerror}; name a directory that can be written") from error
+        raise kind_of(error)(f"rollout.state={root}: {error.strerror}; name a directory that can be written") from error
     with file:
         file.seek(0)
         if not (owner := file.read().decode()):

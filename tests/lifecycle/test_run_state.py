@@ -19,7 +19,7 @@ from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines import EngineError
 from polar_gym.episodes.reading import read_calls, read_episodes
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, UnavailableError
 from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.gateway.node.state import SessionFiles, StateDirectory
 from polar_gym.gateway.proxy.journal import read_journal
@@ -138,7 +138,7 @@ async def test_a_run_is_refused_while_another_one_writes_its_file(tmp_path: Path
     need_bubblewrap()
     config = config_of(tmp_path / "run.jsonl", "import time; ask(); time.sleep(3600)")
     live = await begin(config)
-    with pytest.raises(ConfigError, match=rf"a run that writes {tmp_path}/run\.jsonl is live"):
+    with pytest.raises(UnavailableError, match=rf"a run that writes {tmp_path}/run\.jsonl is live"):
         async with asyncio.timeout(10):
             await ended(config, resume=resume)
     assert not live.done()
@@ -191,6 +191,27 @@ async def test_a_run_that_cannot_start_hides_no_session(tmp_path: Path) -> None:
     resumed = await begin(config, resume=True, sessions=2)
     await stop(resumed)
     assert {path.name for path in answered(tmp_path)} == {first.name, first.name.replace(".0", ".1")}
+
+
+async def test_a_run_that_is_killed_as_it_begins_leaves_no_episodes_of_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against `--resume`, which took the earlier run's episodes for those of the run that was killed."""
+    need_bubblewrap()
+    await ended(config_of(tmp_path / "run.jsonl"))
+
+    class KilledError(Exception):
+        pass
+
+    async def killed(*_: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as context:
+        context.setattr("polar_gym.runs.run.reap", killed)
+        with pytest.raises(KilledError):
+            await ended(config_of(tmp_path / "run.jsonl"))
+    assert not (tmp_path / "run.jsonl").exists()
+    assert len(list(read_episodes(tmp_path / "run.1.jsonl"))) == 1
 
 
 async def test_a_run_goes_on_with_the_session_that_began_after_a_divergence(tmp_path: Path) -> None:

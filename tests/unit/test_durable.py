@@ -157,6 +157,26 @@ def test_what_is_made_once_is_whole_and_made_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "made", "made.lock"]
 
 
+def test_what_is_made_once_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a cache of empty files, which counts as whole for ever, after a crash of the machine."""
+    target, synced = tmp_path / "made", list[bytes]()
+
+    def make(scratch: Path) -> Path:
+        (scratch / "result").write_bytes(b"content")
+        return scratch / "result"
+
+    def sync(path: Path) -> None:
+        assert not target.exists()
+        synced.append(path.read_bytes())
+
+    durable.sync_file_system(tmp_path)
+    monkeypatch.setattr(durable, "sync_file_system", sync)
+    durable.make_once(target, make)
+    assert synced == [target.read_bytes()] == [b"content"]
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
