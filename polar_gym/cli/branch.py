@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polar_gym.config.composition import split_recipe
+from polar_gym.config.composition import overridden_key, split_recipe
 from polar_gym.config.loading import load_config
 from polar_gym.console import console
 from polar_gym.episodes.reading import read_calls, read_episodes
@@ -23,6 +24,9 @@ from polar_gym.runs.state import own_state
 
 app = typer.Typer()
 
+OF_THE_EPISODES = ("sampling", "budget", "builder", "evaluator", "rollout.num_samples", "rollout.timeout_seconds")
+"""Beginnings of settings that have no effect on branches."""
+
 
 @app.command()
 def branch(
@@ -35,9 +39,11 @@ def branch(
     samples: Annotated[int, typer.Option(min=1, help="Branches at each place.")] = 1,
 ) -> None:
     """Answer the first calls of recorded episodes from the record, and sample anew from there."""
-    config = load_config(*split_recipe(arguments or []))
+    recipe, settings = split_recipe(arguments or [])
+    _check_settings(settings)
+    config = load_config(recipe, settings)
     hide_keys(*config.engine_keys)
-    if config.rollout.output.absolute() == file.absolute():
+    if config.rollout.output.resolve() == file.resolve():
         raise ConfigError(f"rollout.output={file}: the branches need a file of their own")
     branches: list[Sample] = []
     begun: Counter[str] = Counter()
@@ -47,9 +53,21 @@ def branch(
             for _ in range(samples):
                 begun[task_id] += 1
                 branches.append(Sample(branch_of(episode, calls), episode.request.num_samples + begun[task_id] - 1))
+    if not branches:
+        raise ConfigError(f"{file}: no episode has a place to branch at ({at}); name another place, e.g. --at call=0")
     tasks = load_tasks(config)
     with own_state(config) as state:
         episodes = asyncio.run(run_samples(config, tasks, branches, console, state))
     print_summary(episodes, console)
     if any(episode.session.failure is not None for episode in episodes):
         raise typer.Exit(1)
+
+
+def _check_settings(settings: Sequence[str]) -> None:
+    """Raise `ConfigError` for a setting that has no effect: a branch has the request of its episode."""
+    for setting in settings:
+        name = overridden_key(setting)
+        if name == "rollout":
+            raise ConfigError(f"{setting}: set its keys one by one, e.g. rollout.output=FILE; most have no effect here")
+        if name.startswith("harness.") or any(name == each or name.startswith(f"{each}.") for each in OF_THE_EPISODES):
+            raise ConfigError(f"{setting}: has no effect on branches, which have that of their episodes; leave it out")

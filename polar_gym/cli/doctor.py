@@ -75,7 +75,10 @@ def doctor(
     ] = False,
     runtime: Annotated[list[str] | None, typer.Option(help="With --sandbox: a runtime; default: all usable.")] = None,
 ) -> None:
-    """Say what this machine can run, and what to install for the rest."""
+    """Say what this machine can run, and what to install for the rest.
+
+    Exit code 1 where it can run no rollout, or where something is wrong with the engine at --engine-url.
+    """
     if sandbox and engine_url is not None:
         raise ConfigError(f"--engine-url={engine_url!r}: has no effect with --sandbox; leave it out")
     if sandbox:
@@ -87,7 +90,7 @@ def doctor(
         raise ConfigError(f"--engine-url={engine_url!r}: expected a URL, e.g. http://127.0.0.1:8000")
     checks = diagnose(engine_url=engine_url)
     console.print(render(checks))
-    if not can_run(checks):
+    if not can_run(checks) or not all(check.ok for check in checks if check.kind == "engine"):
         raise typer.Exit(1)
 
 

@@ -26,6 +26,11 @@ _UNUSED = {
     "rollout.num_samples": f"a group has {Settings().samples} sessions of a task",
     "rollout.output": "the episodes are in the directory of --out",
     "engine.slots": "each session has a slot; set --places",
+    "engine.dtype": "trainer and engine compute in float32",
+    "engine.scripts": "a model answers",
+    "pools.run": "each place runs a session; set --places",
+    "pools.ready": "each place runs a session; set --places",
+    "pools.prewarm": "a session is graded in a sandbox that comes up at its end",
 }
 """Settings that have no effect on the loop, and why."""
 _OF_OWN_TASKS = dict.fromkeys(
@@ -100,9 +105,12 @@ def learn(
 
 
 def _size(width: int, layers: int, config: RunConfig) -> Size:
-    """Return the size of the start model. Raises `ConfigError` where another one is given for a model of the user's."""
-    size = Size(width=width, layers=layers)
-    if size != Size() and (given := config.engine.options.get("model_path")) is not None:
+    """Return the size of the start model. Raises `ConfigError` where the directory of the user's model holds none, and
+    where a size is given beside that model."""
+    size, given = Size(width=width, layers=layers), config.engine.options.get("model_path")
+    if given is not None and not (Path(given) / "config.json").is_file():
+        raise ConfigError(f"engine.model_path={given}: is no directory of a model, which has config.json; name one")
+    if given is not None and size != Size():
         raise ConfigError(f"--width, --layers: engine.model_path={given} has a size already; drop the options")
     return size
 

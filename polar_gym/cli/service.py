@@ -14,7 +14,7 @@ from polar_gym.client import DEFAULT_URL, RolloutClient, RolloutServiceError, Un
 from polar_gym.client.watch import follow, node_table, sample_table, task_table
 from polar_gym.console import console, errors
 from polar_gym.durable import read_records
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, UnavailableError
 from polar_gym.paths import check_writable
 from polar_gym.schema import TaskRequest
 
@@ -146,7 +146,7 @@ def watch(
 def _follow(server: str, wait: float, task_ids: list[str], output: Path | None) -> None:
     ended = _run(server, wait, lambda client: follow(client, task_ids, output, console))
     console.print(task_table(ended))
-    if any(task.status != "COMPLETED" or task.failures for task in ended):
+    if any(task.status != "COMPLETED" or task.failures.keys() - {"early_stop"} for task in ended):
         raise typer.Exit(1)
 
 
@@ -211,7 +211,9 @@ def _run(server: str, wait: float, work: Callable[[RolloutClient], Coroutine[Any
 
     try:
         return asyncio.run(connected())
-    except (RolloutServiceError, UnreachableError) as error:
+    except UnreachableError as error:
+        raise UnavailableError(str(error)) from error
+    except RolloutServiceError as error:
         raise ConfigError(str(error)) from error
     except KeyboardInterrupt:
         _complain("interrupted; submitted tasks go on: `polar-gym watch` shows them, `polar-gym cancel` ends them")

@@ -66,7 +66,8 @@ def compose_config(
     """
     groups = group_choices(config_dir)
     if recipe is not None and recipe not in (known := recipe_names(config_dir)):
-        raise ConfigError(f"recipe={recipe!r}: unknown recipe; known: {', '.join(known)}")
+        file = ", and no such file" if "/" in recipe or "." in recipe else ""
+        raise ConfigError(f"recipe={recipe!r}: unknown recipe{file}; known: {', '.join(known)}")
     told = [part for override in _parsed(overrides) for part in _as_told(override, groups)]
     roots = config_roots("recipes" if recipe else "conf", config_dir)
     root = next(root for root in roots if (root / f"{recipe or 'config'}.yaml").exists())

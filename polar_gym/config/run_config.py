@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from polar_gym.paths import NamedPath
 from polar_gym.record import Record
 from polar_gym.schema import (
     HARNESS_SECONDS,
@@ -35,10 +36,10 @@ class RolloutConfig(Record):
     """Sessions for each task."""
     timeout_seconds: float = Field(default=HARNESS_SECONDS, gt=0)
     """How long the harness may work on a task, in seconds; init and evaluation have limits of their own."""
-    output: Path = Path("outputs/episodes.jsonl")
+    output: NamedPath = Path("outputs/episodes.jsonl")
     """The file of episodes, one a line. An earlier run's file is kept under another name. In a sweep, a relative path
     is in each run's own directory."""
-    state: Path | None = None
+    state: NamedPath | None = None
     """The directory of journals of captured calls, which belongs to one output; null: `episodes.state` for the output
     `episodes.jsonl`, or for gym.make a temporary folder."""
     metrics: Where = "none"

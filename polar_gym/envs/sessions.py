@@ -58,7 +58,7 @@ class Sessions:
         self, requests: Mapping[int, TaskRequest], samples: Mapping[int, int | None] | None = None
     ) -> dict[int, SessionLife]:
         """Bring up a sandbox in each of these places, and end the session that was open in a place. `samples`: place ->
-        the session's sample index; None: how often the task was begun before.
+        the session's sample index; None: one more than the largest that the task was begun with, or 0.
 
         A sandbox that does not come up is noted in the session's `failure`. Raises `polar_gym.engines.EngineError` when
         the engine does not start; the caller may try again.
@@ -128,7 +128,7 @@ class Sessions:
         await self._end(place)
         index = self._samples[request.task_id] if sample is None else sample
         life = self._node.open_session(request, index, partial(self._at, place))
-        self._samples[request.task_id] += 1
+        self._samples[request.task_id] = max(self._samples[request.task_id], index) + 1
         self._lives[place] = life
         async with self._node.stages.init.place(request.task_id):
             if (ready := await life.initialize()) is not None:

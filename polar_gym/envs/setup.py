@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from polar_gym.config.checking import check_plugin
 from polar_gym.config.loading import load_config
-from polar_gym.config.run_config import RolloutConfig, RunConfig
+from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError, explain, validated
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.node.assemble import load_tasks, make_request, plays_tasks
@@ -44,7 +45,7 @@ def swe_setup(harness: str | Mapping[str, Any] | None = None, *, recipe: str | N
 
 
 def task_setup(
-    instruction: str,
+    instruction: str = "",
     *,
     workspace: str | Path | Mapping[str, Any] | None = None,
     evaluator: str | Mapping[str, Any] = "session_completion",
@@ -60,6 +61,10 @@ def task_setup(
     `{"name": "test_on_output", "command": "python3 -m unittest"}`. `harness` and `settings` are those of `swe_setup`.
     `task_id` (None: made of instruction, image, workspace and evaluator) and instruction name the samples of one task.
     """
+    if not instruction.strip():
+        raise ConfigError(f"instruction={instruction!r}: is required: tell the harness its task")
+    if "tasks" in settings:
+        raise ConfigError(f"tasks={settings['tasks']!r}: has no effect here: the instruction is the task; drop it")
     config = _load_config(recipe, _with_harness(harness, {"evaluator": evaluator, **settings}))
     if plays_tasks(config.engine):
         raise ConfigError(
@@ -82,22 +87,32 @@ def task_setup(
     return Setup(config, [], {request.task_id: request})
 
 
+_PLACES = "an environment runs one session in each place; set num_envs of gym.make_vec"
 _OF_RUNS = {
-    "num_samples": "an environment runs one session in each place; set num_envs of gym.make_vec",
-    "output": "an environment writes no file; write the episodes of infos['trajectory']",
+    "rollout.num_samples": _PLACES,
+    "rollout.output": "an environment writes no file; write the episodes of infos['trajectory']",
+    "rollout.metrics": "an environment logs no figures; log those of infos['trajectory']",
+    "pools.run": _PLACES,
+    "pools.ready": _PLACES,
+    "pools.prewarm": "a session is graded in a sandbox that comes up at its end; drop the setting",
 }
-"""Keys of `rollout` that have no effect here, and what to do instead."""
+"""Settings that have no effect here, and what to do instead."""
 
 
 def _load_config(recipe: str | None, settings: Mapping[str, Any]) -> RunConfig:
     """Return the config. Raises `ConfigError`, also for a setting that has no effect; a recipe may have it, which is
     for `polar-gym rollout`, too."""
-    config, unset = load_config(recipe, settings=settings), RolloutConfig()
-    for key, fix in _OF_RUNS.items():
-        value = getattr(config.rollout, key)
-        if key in dict(settings.get("rollout", {})) and value != getattr(unset, key):
-            raise ConfigError(f"rollout.{key}={value}: has no effect here: {fix}")
-    return config
+    for name, fix in _OF_RUNS.items():  # before the config is checked, which asks for the client of `metrics`
+        section, _, key = name.partition(".")
+        given, unset = settings.get(section), RunConfig.model_fields[section].get_default(call_default_factory=True)
+        values = dict(given) if isinstance(given, Mapping | BaseModel) else {}
+        if key not in values:
+            continue
+        with contextlib.suppress(ValidationError):  # `load_config` says so
+            value = getattr(type(unset).model_validate({key: values[key]}), key)
+            if value != getattr(unset, key):
+                raise ConfigError(f"{name}={value}: has no effect here: {fix}")
+    return load_config(recipe, settings=settings)
 
 
 def _with_harness(harness: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any]:

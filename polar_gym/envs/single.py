@@ -93,8 +93,8 @@ class HarnessEnv(OnSessions, gym.Env[Any, Any]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Prepare the sandbox of a task: `options["task_id"]`, or one drawn at random. `options["branch"]`: an episode
         and a number of calls: the session begins with so many calls of the episode, and the policy goes on from there.
-        `options["sample_index"]`: with task and `sampling.seed` it makes the seeds of the session's calls; default: how
-        often this environment began the task before.
+        `options["sample_index"]`: with task and `sampling.seed` it makes the seeds of the session's calls; default: one
+        more than the largest that this environment began the task with, or 0.
 
         Raises `KeyError` for an unknown task or option, `ValueError` for a wrong sample index, and `RuntimeError` when
         the sandbox does not come up.
@@ -104,7 +104,10 @@ class HarnessEnv(OnSessions, gym.Env[Any, Any]):
         check_options(options, "task_id", "branch", "sample_index")
         sample = sample_index(options.get("sample_index"))
         branch = options.get("branch")
-        request = choose(self._requests, options.get("task_id"), self.np_random) if branch is None else branched(branch)
+        if branch is None:
+            request = choose(self._requests, options.get("task_id"), self.np_random)
+        else:
+            request = branched(branch, options.get("task_id"))
         life = self._sessions.prepare({0: request}, {0: sample})[0]
         if life.session.failure is not None:
             self._sessions.abandon(0)
@@ -130,11 +133,15 @@ class HarnessEnv(OnSessions, gym.Env[Any, Any]):
         self.close_extras()
 
 
-def branched(branch: Any) -> TaskRequest:
-    """Return the request of `options["branch"]`. Raises `TypeError` for another value, and `ConfigError`."""
+def branched(branch: Any, task_id: str | None = None) -> TaskRequest:
+    """Return the request of `options["branch"]`. Raises `TypeError` for another value, `ConfigError`, and `ValueError`
+    where the branch's task is another one than `task_id`."""
     if not (isinstance(branch, tuple) and len(branch) == 2 and isinstance(branch[0], Episode)):
         raise TypeError(f"options['branch'] must be (episode, number of calls), got {branch!r}"[:300])
-    return branch_of(*branch)
+    request = branch_of(*branch)
+    if task_id not in (None, request.task_id):
+        raise ValueError(f"options['task_id']={task_id!r}: the branch is of task {request.task_id!r}; leave it out")
+    return request
 
 
 def sample_index(given: Any) -> int | None:

@@ -101,7 +101,7 @@ class HarnessVectorEnv(OnSessions, VectorEnv[dict[str, tuple[str, ...]], Sequenc
         branches = [branch] * self.num_envs if branch is None or isinstance(branch, tuple) else branch
         if not _one_each(branches, self.num_envs):
             raise ValueError(f"options['branch'] must be one (episode, calls) or {self.num_envs}, got {len(branches)}")
-        given = {place: branched(branches[place]) for place in places if branches[place] is not None}
+        given = {place: branched(branches[place], task_ids[place]) for place in places if branches[place] is not None}
         infos = self._prepare({place: task_ids[place] for place in places}, {}, given, samples)
         return self._batched(), infos
 

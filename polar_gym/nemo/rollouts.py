@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from polar_gym.gateway.proxy.journal import read_journal
 from polar_gym.nemo.leftovers import Leftovers
 from polar_gym.nemo.verified import Mask, Row, verified, verified_episode
 from polar_gym.registry import Options
-from polar_gym.schema import Episode, Sampling, Session, StartFrom, TaskRequest
+from polar_gym.schema import Episode, PluginSpec, Sampling, Session, StartFrom, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.rows import FileSelection, to_task
 
@@ -202,7 +203,7 @@ class Rollouts:
             if not isinstance(row.get(key) or {}, Mapping):
                 raise RowError("invalid_row", f"{key}={row[key]!r}: expected a mapping")
         config = self.configs[0].on(machinery.day)  # replicas differ in the engine only
-        if config.evaluator.name == "nemo_gym":
+        if _grades_rows(config.evaluator):
             request = make_request(config, _own_task(row))
             return request.model_copy(update={"sampling": _sampling(request.sampling, row)})
         name = (row.get("verifier_metadata") or {}).get("instance_id")
@@ -234,6 +235,14 @@ def _begun(records: StateDirectory) -> tuple[dict[tuple[str, int], list[Key]], d
     return begun, None if first is None else first.request.agent.today
 
 
+_OF_RUNS = {
+    "num_samples": "each row is one session",
+    "output": "the rows' answers hold the episodes",
+    "metrics": "the trainer logs its own figures",
+}
+"""Keys of `polar.rollout` that have no effect."""
+
+
 def run_configs(settings: AgentSettings) -> list[RunConfig]:
     """Return a config for each replica. Raises `polar_gym.errors.ConfigError`."""
     engine, pools = settings.polar.get("engine", {}), settings.polar.get("pools", {})
@@ -241,6 +250,10 @@ def run_configs(settings: AgentSettings) -> list[RunConfig]:
         raise ConfigError(f"polar.engine={engine!r}: expected a mapping or a name")
     if not isinstance(pools, Mapping):
         raise ConfigError(f"polar.pools={pools!r}: expected a mapping")
+    rollout = settings.polar.get("rollout") or {}
+    for key, why in _OF_RUNS.items():
+        if isinstance(rollout, Mapping) and key in rollout:
+            raise ConfigError(f"polar.rollout.{key}={rollout[key]!r}: has no effect here: {why}; leave it out")
     if "run" in pools:
         raise ConfigError(f"polar.pools.run={pools['run']!r}: set concurrency={pools['run']!r} instead")
     engine = {"name": engine} if isinstance(engine, str) else {"name": "vllm", **engine}
@@ -264,6 +277,13 @@ def _config(settings: AgentSettings, engine: dict[str, Any], replicas: int) -> R
     return config.model_copy(update={"pools": Pools(**shares)})
 
 
+def _grades_rows(evaluator: PluginSpec) -> bool:
+    """Return whether an evaluator, or a component of one, grades rows by their environment's server."""
+    parts = evaluator.options.get("components")
+    known = [PluginSpec.model_validate(part) for part in parts.values()] if isinstance(parts, Mapping) else []
+    return evaluator.name == "nemo_gym" or any(map(_grades_rows, known))
+
+
 def _own_task(row: Row) -> Task:
     """Return the task that a row for a resources server is. Raises `RowError`."""
     own = {key: value for key, value in row.items() if not key.startswith("_")}
@@ -282,11 +302,19 @@ def _sample_index(row: Row) -> int | None:
 
 def _sampling(sampling: Sampling, row: Row) -> Sampling:
     asked = row.get("responses_create_params") or {}
+    if asked.get("max_output_tokens") is not None:
+        _tell_of_no_effect("max_output_tokens")
     changes = {name: asked[name] for name in SAMPLING_FIELDS if asked.get(name) is not None}
     try:
         return Sampling.model_validate({**sampling.model_dump(), **changes})
     except ValidationError as error:
         raise RowError("invalid_row", f"responses_create_params: {explain(error, Sampling)}") from error
+
+
+@cache
+def _tell_of_no_effect(field: str) -> None:
+    """Warn, once in this process, of a field of a row that changes nothing."""
+    log.warning("responses_create_params.%s of a row has no effect: the harness asks for its answers' length", field)
 
 
 def _why(error: Exception) -> Mask:

@@ -257,6 +257,7 @@ def test_a_sample_index_decides_the_seeds(silence: None) -> None:
         first, second = seeds(whole, 0, 1), seeds(whole, None, None)
         assert len({*first, *second}) == 4
         assert seeds(resumed, 2, 3) == second
+        assert len({*seeds(resumed, 5, None), *seeds(resumed, None, None)}) == 4, "none is sampled again"
     finally:
         whole.close()
         resumed.close()

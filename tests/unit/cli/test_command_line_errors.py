@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,6 +25,7 @@ from polar_gym.errors import ConfigError, how_to_install
 from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.paths import check_writable
 from polar_gym.service.settings import ServeSettings
+from tests.support.episodes import make_episode
 from tests.support.processes import free_port, running
 from tests.support.requirements import need_bubblewrap
 
@@ -64,6 +66,61 @@ def test_a_file_that_holds_no_episodes_is_not_resumed(tmp_path: Path, capsys: py
     message = said(["rollout", "demo", "--resume", str(file)], capsys)
     assert f"{file}:1: not an episode of this version: session: is required" in message
     assert file.read_text() == content
+
+
+@pytest.mark.parametrize("content", [None, "", "a note without an end"])
+def test_a_file_that_no_run_wrote_is_not_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    """Guards against a note that is cut off as a torn line, and against a whole new run where one should go on."""
+    file = tmp_path / "notes.txt"
+    if content is not None:
+        file.write_text(content)
+    message = said(arguments := ["rollout", "demo", "--resume", str(file)], capsys)
+    assert message == f"error: --resume={str(file)!r}: no run has written this file; begin one without --resume\n"
+    assert (file.read_text() if file.exists() else None) == content
+    assert [*tmp_path.iterdir()] == [file] * file.exists()
+    (tmp_path / "other").mkdir()  # the state of no run, or of another one
+    assert "no run has written this file" in said([*arguments, f"rollout.state={tmp_path}/other"], capsys)
+    assert (file.read_text() if file.exists() else None) == content
+
+
+def test_a_directory_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = said(["rollout", "demo", "--resume", str(tmp_path)], capsys)
+    assert message == f"error: --resume={str(tmp_path)!r}: Is a directory; name the file of a run\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["rollout", "demo", "rollout.output="], "rollout.output"),
+        (["rollout", "demo", "rollout.state="], "rollout.state"),
+        (["gateway", "engine=embedded", "state="], "state"),
+        (["serve", "state="], "state"),
+    ],
+)
+def test_an_empty_path_is_not_the_working_directory(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], key: str
+) -> None:
+    assert said(arguments, capsys).startswith(f"error: {key}='': is empty; name a path")
+
+
+def test_tasks_of_an_image_are_refused_where_there_are_no_images(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a sandbox, a harness and an error for each session."""
+    need_bubblewrap()
+    message = said(["rollout", "demo", "runtime=bubblewrap", "runtime.image=foo", "tasks.limit=1"], capsys)
+    assert message == (
+        "error: runtime.image='foo': bubblewrap runs no images; set runtime=docker or runtime=apptainer\n"
+    )
+
+
+def test_a_scratch_directory_that_is_missing_is_named_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_bubblewrap()
+    own = ["runtime=bubblewrap", f"runtime.scratch={tmp_path}/missing", f"rollout.output={tmp_path}/e.jsonl"]
+    message = said(["rollout", "demo", *own, "tasks.limit=1"], capsys)
+    assert f"runtime.scratch='{tmp_path}/missing': there is no such directory" in message
 
 
 def test_a_lack_that_may_pass_has_a_status_of_its_own(
@@ -215,6 +272,13 @@ def test_a_file_without_tasks_is_no_success(
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_an_import_that_no_request_can_name_is_refused(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    message = said([command, "imports=mine.agent:run,mine"], capsys)
+    assert "imports" in message
+    assert "'mine': expected package.module:attribute or path/to/file.py:function" in message
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
 @pytest.mark.parametrize("setting", ["listn=127.0.0.1:0", "keep_byte=3"])
 def test_a_mistyped_setting_of_a_service_names_its_own(
     capsys: pytest.CaptureFixture[str], command: str, setting: str
@@ -224,6 +288,20 @@ def test_a_mistyped_setting_of_a_service_names_its_own(
     assert message.startswith(f"error: {setting}: unknown setting; ")
     assert "keep_bytes" in message.partition("; of a rollout")[0]
     assert "engine, " in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("rollout.state=/big/disk", "set state=DIR"),
+        ("rollout.num_samples=4", "the requests of a node bring their own"),
+        ("budget.max_calls=4", "the requests of a node bring their own"),
+    ],
+)
+def test_a_setting_that_no_node_has_is_refused(capsys: pytest.CaptureFixture[str], setting: str, instead: str) -> None:
+    """Guards against journals on another disk than the one that was named."""
+    message = said(["gateway", "engine=embedded", setting], capsys)
+    assert message.startswith(f"error: {setting}: has no effect on a node; {instead}")
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway"])
@@ -276,6 +354,26 @@ def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, c
     assert "no sandbox is left" in said
 
 
+def test_who_interrupts_before_a_session_began_is_not_told_to_resume_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against the episodes of the earlier run, which `--resume` would give for those of this one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.jsonl").write_bytes(make_episode("x", 1.0).to_json() + b"\n")
+    monkeypatch.setattr("polar_gym.cli.rollout.roll_out", Mock(side_effect=KeyboardInterrupt))
+    message = " ".join(said(["rollout", "demo", "rollout.output=run.jsonl"], capsys, code=130).split())
+    assert "interrupted before a session began; no sandbox is left; run.jsonl is that of an earlier run" in message
+
+
+@pytest.mark.parametrize(
+    "setting", ["sampling.temperature=0.3", "budget.max_calls=1", "builder=per_request", "harness.profile=lean"]
+)
+def test_a_branch_takes_no_setting_of_its_episodes(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against branches of another sampling than the command says."""
+    message = " ".join(said(["branch", "x.jsonl", "demo", setting], capsys).split())
+    assert message.startswith(f"error: {setting}: has no effect on branches")
+
+
 @pytest.mark.parametrize("module", ["typer", "pydantic", "polar_gym.cli.rollout", "hydra"])
 def test_an_interrupt_while_modules_are_loaded_is_one_line(module: str) -> None:
     """Guards against a traceback in the first second."""
@@ -299,7 +397,7 @@ main()
 def test_a_missing_server_is_named_at_once(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a wait of minutes where no server runs."""
     url = f"http://127.0.0.1:{free_port()}"
-    assert said([*command, "--server", url], capsys) == (
+    assert said([*command, "--server", url], capsys, os.EX_TEMPFAIL) == (
         f"error: {url}: Connection refused; is `polar-gym serve` running there?\n"
     )
 
@@ -337,7 +435,8 @@ def test_a_whole_section_is_not_submitted_where_a_part_has_no_effect(capsys: pyt
 
 def submitted_to_nobody(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Return what `submit` says before it says that no server answers: its arguments are right."""
-    *before, last = said(["submit", *arguments, "--server", f"http://127.0.0.1:{free_port()}"], capsys).splitlines()
+    missing = f"http://127.0.0.1:{free_port()}"
+    *before, last = said(["submit", *arguments, "--server", missing], capsys, os.EX_TEMPFAIL).splitlines()
     assert "Connection refused" in last
     return before
 

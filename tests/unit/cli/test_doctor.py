@@ -14,7 +14,9 @@ from typing import Literal
 import orjson
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from polar_gym.cli import app, doctor
 from polar_gym.cli.doctor import Check, can_run, diagnose, render
 from polar_gym.harnesses import HARNESSES, install
 from polar_gym.runtimes import RUNTIMES
@@ -50,6 +52,16 @@ def test_every_registered_runtime_and_harness_is_examined(tmp_path: Path) -> Non
     names = by_name(diagnose(cache=tmp_path)).keys()
     assert names >= {f"runtime {name}" for name in RUNTIMES.names()}
     assert names >= {f"harness {name}" for name in HARNESSES.names()}
+
+
+@pytest.mark.parametrize(("fix", "code"), [("", 0), ("start vLLM", 1)])
+def test_an_engine_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, fix: str, code: int) -> None:
+    """Guards against a job that goes on after `polar-gym doctor --engine-url URL`, without an engine."""
+    checks = [Check("node and npm", "", "", kind="node"), Check("runtime docker", "", "", kind="runtime")]
+    checks.append(Check("engine URL", "", "", fix, "engine"))
+    monkeypatch.setattr(doctor, "diagnose", lambda engine_url: checks)
+    ended = CliRunner().invoke(app, ["doctor", "--engine-url", "http://127.0.0.1:1"])
+    assert ended.exit_code == code
 
 
 def test_a_runtime_that_must_be_accepted_is_no_usable_one(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def test_sampling_that_the_trainer_does_not_know_is_refused() -> None:
         ("rollout.num_samples=16", "a group has 8 sessions of a task"),
         ("rollout.output=x.jsonl", "the episodes are in the directory of --out"),
         ("engine.slots=64", "each session has a slot; set --places"),
+        ("engine.dtype=bfloat16", "trainer and engine compute in float32"),
+        ("pools.run=2", "each place runs a session; set --places"),
         ("tasks.limit=3", "a family makes its own tasks, which --seed chooses"),
     ],
 )
@@ -98,6 +100,13 @@ def test_a_package_that_is_missing_at_import_is_named() -> None:
     assert done.returncode == 2
     assert how_to_install("torch", "export") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
+    """Guards against a traceback of transformers."""
+    assert _refused(f"engine.model_path={tmp_path}", "--out", os.fspath(tmp_path / "out")) == (
+        f"engine.model_path={tmp_path}: is no directory of a model, which has config.json; name one"
+    )
 
 
 @pytest.mark.parametrize("steps", ["0", "-1"])

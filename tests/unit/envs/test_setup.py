@@ -11,6 +11,8 @@ import pytest
 from polar_gym import ConfigError
 from polar_gym.config.run_config import RolloutConfig
 from polar_gym.envs.setup import swe_setup, task_setup
+from polar_gym.envs.single import branched
+from tests.support.episodes import make_episode
 
 ENGINE = {"name": "embedded", "scripts": [{"commands": ["ls"]}]}
 
@@ -30,6 +32,15 @@ def repository(tmp_path: Path) -> Path:
 def git(directory: Path, *arguments: str) -> None:
     identity = ("-c", "user.name=t", "-c", "user.email=t@localhost")
     subprocess.run(["git", *identity, *arguments], cwd=directory, check=True)
+
+
+def test_a_branch_is_of_the_task_that_was_asked_for() -> None:
+    """Guards against an episode of another task than `reset` named."""
+    episode = make_episode("x", 1.0, task_id="a")
+    episode.artifacts.journal = "/state/x/calls.jsonl"
+    assert branched((episode, 1), "a").task_id == branched((episode, 1)).task_id == "a"
+    with pytest.raises(ValueError, match=r"options\['task_id'\]='b': the branch is of task 'a'; leave it out"):
+        branched((episode, 1), "b")
 
 
 def test_a_workspace_keeps_what_the_settings_say_of_it(tmp_path: Path) -> None:
@@ -72,19 +83,39 @@ def test_tasks_of_several_environments_have_ids_of_their_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("rollout", "error"),
+    ("settings", "error"),
     [
-        ({"num_samples": 16}, r"rollout\.num_samples=16: has no effect here: .*; set num_envs"),
-        ({"output": "x.jsonl"}, r"rollout\.output=x\.jsonl: has no effect here: .* writes no file; write"),
-        (RolloutConfig(num_samples=16), r"rollout\.num_samples=16: has no effect here"),
+        ({"rollout": {"num_samples": 16}}, r"rollout\.num_samples=16: has no effect here: .*; set num_envs"),
+        ({"rollout": {"output": "x.jsonl"}}, r"rollout\.output=x\.jsonl: has no effect here: .* writes no file; write"),
+        ({"rollout": {"metrics": "wandb"}}, r"rollout\.metrics=wandb: has no effect here: .* logs no figures"),
+        ({"rollout": RolloutConfig(num_samples=16)}, r"rollout\.num_samples=16: has no effect here"),
+        ({"pools": {"run": 2}}, r"pools\.run=2: has no effect here: .*; set num_envs"),
+        ({"pools": {"prewarm": 0}}, r"pools\.prewarm=0: has no effect here: .* comes up at its end"),
     ],
 )
-def test_settings_of_a_run_that_an_environment_does_not_use_are_refused(rollout: Any, error: str) -> None:
-    """Guards against one session where sixteen were asked for, and against a file that is never written."""
+def test_settings_of_a_run_that_an_environment_does_not_use_are_refused(settings: dict[str, Any], error: str) -> None:
+    """Guards against one session where sixteen were asked for, a file that is never written, and eight harnesses at
+    once where `pools.run` said two."""
     with pytest.raises(ConfigError, match=error):
-        swe_setup(rollout=rollout)
+        swe_setup(**settings)
     with pytest.raises(ConfigError, match=error):
-        task_setup("Go.", engine=ENGINE, rollout=rollout)
+        task_setup("Go.", **{"engine": ENGINE, **settings})
+
+
+def test_settings_as_they_are_by_default_are_no_error() -> None:
+    given = {"output": "outputs/episodes.jsonl", "num_samples": "1"}
+    assert task_setup("Go.", engine=ENGINE, rollout=given).config.rollout.num_samples == 1
+
+
+def test_an_environment_of_one_task_needs_its_instruction() -> None:
+    with pytest.raises(ConfigError, match="instruction='': is required"):
+        task_setup(engine=ENGINE)
+
+
+def test_tasks_beside_an_instruction_are_refused() -> None:
+    """Guards against a file of tasks that no session ever saw."""
+    with pytest.raises(ConfigError, match=r"tasks=.*: has no effect here: the instruction is the task"):
+        task_setup("Go.", engine=ENGINE, tasks={"name": "jsonl", "path": "/missing.jsonl"})
 
 
 def test_a_recipe_of_runs_makes_an_environment() -> None:

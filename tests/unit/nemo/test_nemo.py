@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.node import Node
 from polar_gym.nemo import AGENT, ENVIRONMENT, component_root, component_root_for, link_agent
 from polar_gym.nemo.output import nemo_rl_experts
-from polar_gym.nemo.rollouts import AgentSettings, Rollouts, check_others, run_configs
+from polar_gym.nemo.rollouts import AgentSettings, Rollouts, _sampling, check_others, run_configs
 from polar_gym.nemo.rows import row
 from polar_gym.nemo.verified import verified_episode
 from polar_gym.schema import (
     Episode,
     EvaluationResult,
     Failure,
+    Sampling,
     Status,
     TaskRequest,
     ToolAttempt,
@@ -258,12 +260,31 @@ def test_a_wrong_key_names_the_known_ones() -> None:
         ("pools", "large", r"polar\.pools='large': expected a mapping"),
         ("pools", {"run": 64}, r"polar\.pools\.run=64: set concurrency=64 instead"),
         ("harness", None, "harness=None: expected a mapping or a name"),
+        ("rollout", {"num_samples": 8}, r"polar\.rollout\.num_samples=8: has no effect here: each row is one session"),
+        ("rollout", {"metrics": "wandb"}, r"polar\.rollout\.metrics='wandb': has no effect here: the trainer logs"),
     ],
 )
-def test_an_empty_section_is_named(key: str, value: Any, says: str) -> None:
-    """In YAML, a key with nothing after it."""
+def test_a_section_that_is_empty_or_has_no_effect_is_named(key: str, value: Any, says: str) -> None:
+    """In YAML, a key with nothing after it. And guards against one session where eight were asked for."""
     with pytest.raises(ConfigError, match=says):
         run_configs(AgentSettings(policy_base_url="http://127.0.0.1:1", polar={key: value}))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_row_is_a_task_where_its_server_grades_a_part(nested: bool) -> None:
+    """Guards against a `composite` around `nemo_gym` that masked every row as an unknown task."""
+    server = {"name": "nemo_gym", "url": "http://127.0.0.1:1"}
+    done = {"name": "session_completion"}
+    evaluator = {"name": "composite", "components": {"env": server, "done": done}} if nested else server
+    rollouts = Rollouts(
+        AgentSettings(policy_base_url="http://127.0.0.1:1", polar={"harness": "codex", "evaluator": evaluator})
+    )
+    row = {"responses_create_params": {"input": [{"role": "user", "content": "2+2?"}], "tools": []}}
+    machinery = SimpleNamespace(tasks={}, day=None)
+    request = rollouts._request(machinery, row)  # pyright: ignore[reportArgumentType]
+    assert request.instruction == "2+2?"
+    graded = request.evaluator.options["components"]["env"] if nested else request.evaluator.options
+    assert graded["row"]["responses_create_params"] == row["responses_create_params"]
 
 
 def test_keys_of_nemo_gym_pass_and_ours_in_the_wrong_place_do_not() -> None:
@@ -298,6 +319,14 @@ def test_a_row_goes_to_the_node_with_the_fewest_rows() -> None:
         assert others == {0, 1, 2} - {hung}
         with rollouts._place(3) as one, rollouts._place(3) as other:
             assert {hung, one, other} == {0, 1, 2}
+
+
+def test_a_field_of_a_row_without_effect_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    asked = {"responses_create_params": {"max_output_tokens": 7, "temperature": 0.5}}
+    for _ in range(2):
+        assert _sampling(Sampling(), asked).temperature == 0.5
+    (message,) = [record.message for record in caplog.records if "max_output_tokens" in record.message]
+    assert "has no effect" in message
 
 
 async def test_a_dead_engine_is_masked_and_does_not_end_the_batch(unused_tcp_port: int) -> None:
