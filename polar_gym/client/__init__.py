@@ -96,7 +96,10 @@ class RolloutClient:
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> RolloutClient:
-        self._http = aiohttp.ClientSession(headers=self._headers, timeout=_timeout(), read_bufsize=2**20)
+        connector = aiohttp.TCPConnector(limit=0)  # an order must not wait for the end of a hundred streams
+        self._http = aiohttp.ClientSession(
+            headers=self._headers, timeout=_timeout(), read_bufsize=2**20, connector=connector
+        )
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -114,7 +114,7 @@ async def follow(
 
         try:
             async with asyncio.TaskGroup() as group:
-                for task_id in task_ids:
+                for task_id in tasks:  # each once, also where it was named twice
                     group.create_task(states(task_id))
                     if lines is not None:
                         group.create_task(episodes(task_id))
@@ -133,24 +133,12 @@ async def follow(
     return list(tasks.values())
 
 
-def _unscored(episode: Episode, session: Session) -> Episode:
-    """Return an episode that the server excluded, with no reward and with the server's reason. The server keeps it as
-    its node delivered it, and the session may have ended well on its node."""
-    traces = [
-        trace.model_copy(
-            update={"reward": None, "turns": [turn.model_copy(update={"reward": None}) for turn in trace.turns]}
-        )
-        for trace in episode.trajectory.traces
-    ]
-    decided = {"status": session.status, "failure": session.failure or episode.session.failure}
-    return episode.model_copy(
-        update={
-            "session": episode.session.model_copy(update={**decided, "staleness": session.staleness}),
-            "trajectory": episode.trajectory.model_copy(update={"traces": traces}),
-            "reward": None,
-            "evaluation": None,
-        }
-    )
+def _decided(episode: Episode, session: Session) -> Episode:
+    """Return an excluded episode with the server's verdict on its session, which may have ended well on its node, and
+    without rewards, which a server of an earlier checkout gives."""
+    failure = session.failure or episode.session.failure
+    decided = {"status": session.status, "failure": failure, "staleness": session.staleness}
+    return episode.unscored().model_copy(update={"session": episode.session.model_copy(update=decided)})
 
 
 async def _of_cancelled(client: RolloutClient, sessions: Sequence[Session]) -> AsyncGenerator[Episode]:
@@ -160,7 +148,7 @@ async def _of_cancelled(client: RolloutClient, sessions: Sequence[Session]) -> A
     for session in sessions:
         while session.node is not None:  # else it was on no node
             try:
-                yield _unscored(await client.episode(session.session_id, session.attempt), session)
+                yield _decided(await client.episode(session.session_id, session.attempt), session)
                 break
             except RolloutServiceError as error:
                 if error.status not in (404, 410):

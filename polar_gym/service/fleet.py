@@ -93,9 +93,9 @@ class Member:
 class Orphan:
     """A node that had sessions when an earlier server process ended, and that has sent no heartbeat since."""
 
-    deadline: float
-    """When the node counts as dead."""
     placed: list[Placement] = field(default_factory=list)
+    deadline: float = 0.0
+    """When the node counts as dead."""
 
 
 class Fleet:

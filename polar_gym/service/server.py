@@ -28,7 +28,7 @@ from polar_gym.http.edge import (
 from polar_gym.http.keys import Keys
 from polar_gym.http.urls import engine_url
 from polar_gym.protocol import Delivery, Generation, Heartbeat, Journals, TaskPage, TaskStatus, Weights
-from polar_gym.schema import TaskRequest
+from polar_gym.schema import Episode, TaskRequest
 from polar_gym.service.addresses import CallbackAddresses
 from polar_gym.service.bounds import OPEN_SAMPLES, OverloadedError
 from polar_gym.service.callbacks import check_url
@@ -268,10 +268,14 @@ class _Handlers:
         return web.Response(body=line, content_type="application/json")
 
     async def _line(self, row: EpisodeRow) -> bytes:
-        """Return an episode as a line. It is empty for an evicted or damaged episode: the stream goes on without it.
-        Raise `AnswerError` (503) where the episode cannot be read now."""
+        """Return an episode as a line, one that is not accepted without its rewards. The line is empty for an evicted
+        or damaged episode: the stream goes on without it. Raise `AnswerError` (503) where the episode cannot be read
+        now."""
         try:
-            return await asyncio.to_thread(self._service.store.files.read, row.session_id, row.attempt) + b"\n"
+            line = await asyncio.to_thread(self._service.store.files.read, row.session_id, row.attempt)
+            if not row.accepted:
+                line = await asyncio.to_thread(lambda: Episode.from_json(line).unscored().to_json())
+            return line + b"\n"
         except DamagedError as error:
             if not row.evicted:
                 log.error("episode %s.%d cannot be read: %s", row.session_id, row.attempt, error)

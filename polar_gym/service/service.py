@@ -80,11 +80,13 @@ class RolloutService:
         for version in self._rolling.values():
             self.weights.begin(version)
         self.book.stored_bytes = await self.store.stored_bytes()
-        deadline = time.monotonic() + self.limits.lease_seconds
         for task in await self.store.live_tasks():
             self.book.add(task)
             for placement in task.placements():
-                self._orphans.setdefault(placement.node, Orphan(deadline)).placed.append(placement)
+                self._orphans.setdefault(placement.node, Orphan()).placed.append(placement)
+        deadline = time.monotonic() + self.limits.lease_seconds  # of many tasks, reading takes longer than a lease
+        for orphan in self._orphans.values():
+            orphan.deadline = deadline
         self._loops = [
             self.book.watch(asyncio.create_task(loop))
             for loop in (self._dispatcher.run(), self._watch_leases(), self._bounds.keep_evicting())

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from polar_gym.errors import ConfigError, validated
 from polar_gym.gateway.node.settings import ListenSettings, several, split_own
-from polar_gym.paths import shipped_dir
+from polar_gym.paths import NamedPath, shipped_dir
 from polar_gym.record import Record
 from polar_gym.service.bounds import Limits
 
@@ -31,7 +31,7 @@ class ClusterSpec(Record):
     """ray: the CPUs that Ray sets aside for each node."""
     resources: dict[str, float] = Field(default_factory=dict)
     """ray: the resources that a machine must have for a node, e.g. {gateway: 1}."""
-    state: Path = Path("state/nodes")
+    state: NamedPath = Path("state/nodes")
     """ray: the directory of each machine in which its node keeps sessions."""
 
     @model_validator(mode="after")
@@ -48,7 +48,7 @@ class ServeSettings(Limits, ListenSettings):
     """Host and port of the HTTP API; port 0: any free port."""
     url: str | None = None
     """The URL at which nodes reach this server; null: at `listen`."""
-    state: Path = Path("state")
+    state: NamedPath = Path("state")
     """The directory of the database and the episodes. One process at a time may use it."""
     learning: Annotated[list[Path], BeforeValidator(several)] = Field(default=[])
     """Directories of `polar-gym learn`, whose curves the page of the server shows: learning=DIR,..."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from polar_gym import client as client_module
@@ -17,11 +19,16 @@ from polar_gym.cli import main
 from polar_gym.client import RolloutClient, RolloutServiceError, UnreachableError, watch
 from polar_gym.client.watch import follow
 from polar_gym.errors import ConfigError
+from polar_gym.http import server_routes as routes
+from polar_gym.http.edge import answer_list
 from polar_gym.http.failures import reason
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.peer_node import PeerNode, episode_of, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
 from tests.support.processes import free_port
+
+FOLLOWED = 101
+"""One task more than aiohttp's clients have connections by themselves."""
 
 
 def quiet() -> Console:
@@ -111,7 +118,7 @@ async def test_what_was_captured_of_cancelled_samples_is_written_too(
     async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=2) as node:
         await client.submit(make_request("t", num_samples=3))
         done, running = await node.take(2)
-        following = asyncio.create_task(follow(client, ["t"], output, shown))
+        following = asyncio.create_task(follow(client, ["t", "t"], output, shown))
         await node.deliver(episode_of(done), 0)
         await client.cancel("t")
         await asyncio.sleep(0.3)
@@ -124,6 +131,40 @@ async def test_what_was_captured_of_cancelled_samples_is_written_too(
     ]
     assert "1 samples ended without an episode" in shown.file.getvalue()  # type: ignore[attr-defined]
     assert (tmp_path / "episodes.1.jsonl").read_text() == "precious"
+
+
+async def test_an_order_does_not_wait_for_streams() -> None:
+    """Guards against a trainer that follows a hundred tasks and cannot pause generation, without a word."""
+    streams, all_open, end = 0, asyncio.Event(), asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        nonlocal streams
+        response = web.StreamResponse()
+        await response.prepare(request)
+        streams += 1
+        if streams == FOLLOWED:
+            all_open.set()
+        await end.wait()
+        return response
+
+    async def none(request: web.Request) -> web.Response:
+        return answer_list([])
+
+    application = web.Application()
+    application.router.add_get(routes.EPISODES.path, stream)
+    application.router.add_get(routes.NODES.path, none)
+    async with (
+        TestServer(application, handler_cancellation=True) as server,
+        RolloutClient(str(server.make_url(""))) as client,
+    ):
+        following = [asyncio.create_task(anext(client.episodes(f"t{number}"))) for number in range(FOLLOWED)]
+        async with asyncio.timeout(60):
+            await all_open.wait()
+            assert await client.nodes() == []
+        for task in following:
+            task.cancel()
+        await asyncio.wait(following)
+        end.set()
 
 
 async def test_an_episode_that_the_server_refused_is_written_without_its_reward(tmp_path: Path) -> None:
@@ -143,6 +184,22 @@ async def test_an_episode_that_the_server_refused_is_written_without_its_reward(
     assert (excluded.reward, excluded.trajectory.traces[0].reward) == (None, None)
     assert excluded.session.failure is not None
     assert excluded.session.failure.kind == "early_stop"
+
+
+async def test_a_task_that_stopped_early_as_asked_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against `watch` that ends with 1, "some are not completed", where the task is."""
+    monkeypatch.setenv("POLAR_GYM_SERVICE_KEY", SERVICE_KEY)
+    async with rollout_server(tmp_path) as (_, client), PeerNode(client.url, NODE_KEY, run=2) as node:
+        await client.submit(make_request("t", num_samples=2, stop_when_usable=1))
+        first, _ = await node.take(2)
+        await node.deliver(episode_of(first), 0)
+        state = await client.wait("t")
+        assert state.failures == {"early_stop": 1}
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(main, ["watch", "t", "--server", client.url])
+    assert ended.value.code == 0, capsys.readouterr().err
 
 
 async def test_the_wrong_key_says_where_the_client_takes_it_from(tmp_path: Path) -> None:

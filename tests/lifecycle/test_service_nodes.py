@@ -24,6 +24,8 @@ from polar_gym.service import dispatcher, node_link, server
 from polar_gym.service.fleet import Fleet, Member
 from polar_gym.service.journal_files import JournalFiles
 from polar_gym.service.service import RolloutService
+from polar_gym.service.store import Store
+from polar_gym.service.task import Task
 from tests.lifecycle.peer_node import PeerNode, episode_of, failed, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, rollout_server
 
@@ -47,7 +49,34 @@ async def test_a_silent_nodes_sessions_go_elsewhere_and_its_late_result_is_exclu
         state = await client.wait("t")
         assert (state.status, state.usable) == (TaskStatus.COMPLETED, 1)
         assert [e.session.attempt async for e in client.episodes("t")] == [1]
-        assert sorted([e.session.attempt async for e in client.episodes("t", excluded=True)]) == [0, 1]
+        rewards = {e.session.attempt: e.reward async for e in client.episodes("t", excluded=True)}
+        assert rewards == {0: None, 1: 1.0}
+        late = await client.episode(first.session_id, 0)
+        assert (late.reward, late.evaluation) == (None, None)
+
+
+async def test_a_node_has_its_lease_from_when_the_server_has_read_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against sessions that begin anew because a restarted server reads a large store for longer than a
+    lease."""
+    async with (
+        rollout_server(tmp_path) as (_, client),
+        PeerNode(client.url, NODE_KEY, name="node") as node,
+    ):
+        await client.submit(make_request("t"))
+        await _beat_until_taken(node)
+    read, live_tasks = list[float](), Store.live_tasks
+
+    async def timed(store: Store) -> list[Task]:
+        tasks = await live_tasks(store)
+        read.append(time.monotonic())
+        return tasks
+
+    monkeypatch.setattr(Store, "live_tasks", timed)
+    async with rollout_server(tmp_path) as (service, _):
+        (orphan,) = service._orphans.values()
+        assert orphan.deadline >= read[0] + service.limits.lease_seconds
 
 
 async def test_the_first_whole_result_wins_and_the_attempt_that_replaced_it_is_called_off(tmp_path: Path) -> None:
