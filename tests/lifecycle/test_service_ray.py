@@ -14,9 +14,8 @@ import pytest
 
 from polar_gym.errors import how_to_install
 from polar_gym.protocol import TaskStatus
-from tests.lifecycle.cluster import TAKES_A_WHILE, machines_registered, on_ray
+from tests.lifecycle.cluster import gate, on_every_machine, on_ray
 from tests.support.requirements import need, need_bubblewrap
-from tests.support.sessions import task
 
 RAY = importlib.util.find_spec("ray")
 
@@ -39,22 +38,14 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 async def test_the_sessions_of_a_lost_machine_finish_on_the_others(machines: Any, tmp_path: Path) -> None:
     """The lease is an hour: that the node is dead, Ray has said."""
-    async with on_ray(machines, tmp_path) as (_, client):
-        await machines_registered(client, 3)
-        await client.submit(task(num_samples=6, agent=TAKES_A_WHILE))
-        running: dict[str, str] = {}
-        async with asyncio.timeout(60):
-            async for event in client.events("t"):
-                if event.kind == "session.status" and event.data["status"] == "RUNNING":
-                    state = await client.task("t")
-                    running = {s.node: s.session_id for s in state.sessions if s.node and s.status == "RUNNING"}
-                if len(running) == 3:
-                    break
+    async with gate() as (opened, agent), on_ray(machines, tmp_path) as (_, client):
+        running = await on_every_machine(client, agent, machines=3, sessions=6)
         lost = machines.list_all_nodes()[-1]
         name = f"ray-{lost.node_id[:16]}"
         assert name in running
         await asyncio.to_thread(machines.remove_node, lost, allow_graceful=False)
-        state = await asyncio.wait_for(client.wait("t"), 60)
+        opened.set()
+        state = await asyncio.wait_for(client.wait("t"), 120)
         assert (state.status, state.usable, state.failures) == (TaskStatus.COMPLETED, 6, {})
         again = {session.session_id for session in state.sessions if session.attempt == 1}
         assert running[name] in again

@@ -20,11 +20,9 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from rich.table import Table
 
-from polar_gym.client import RolloutClient
 from polar_gym.protocol import TaskState, TaskStatus
-from tests.lifecycle.cluster import TAKES_A_WHILE, machines_registered, on_ray
+from tests.lifecycle.cluster import gate, on_every_machine, on_ray
 from tests.show.result import Result, make_parser, parse
-from tests.support.sessions import task
 
 MACHINES = 3
 USABLE, ELSEWHERE = LAWS = (
@@ -35,26 +33,15 @@ USABLE, ELSEWHERE = LAWS = (
 
 async def show(machines: Any, sessions: int, directory: Path) -> tuple[TaskState, str, dict[str, str], float]:
     """Return the task's end, the lost node, the session that ran on each node then, and the seconds after the loss."""
-    async with on_ray(machines, directory) as (_, client):
-        await machines_registered(client, MACHINES)
-        await client.submit(task(num_samples=sessions, agent=TAKES_A_WHILE))
-        running = await _on_every_machine(client)
+    async with gate() as (opened, agent), on_ray(machines, directory) as (_, client):
+        running = await on_every_machine(client, agent, machines=MACHINES, sessions=sessions)
         lost = machines.list_all_nodes()[-1]
         name = f"ray-{lost.node_id[:16]}"
         await asyncio.to_thread(machines.remove_node, lost, allow_graceful=False)
+        opened.set()
         begun = time.monotonic()
         state = await asyncio.wait_for(client.wait("t"), 300)
         return state, name, running, time.monotonic() - begun
-
-
-async def _on_every_machine(client: RolloutClient) -> dict[str, str]:
-    async with asyncio.timeout(120):
-        while True:
-            sessions = (await client.task("t")).sessions
-            running = {s.node: s.session_id for s in sessions if s.node and s.status == "RUNNING"}
-            if len(running) == MACHINES:
-                return running
-            await asyncio.sleep(0.1)
 
 
 def main() -> int:
