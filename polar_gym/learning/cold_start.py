@@ -7,8 +7,9 @@ of them. Tokenizer and model are made here, and trained on the rows in three sta
 2. whole rows, and lists.
 3. the same, but only the careless agent's own choices count: so that the model is right as often as that agent.
 
-Of a row, names and the word after each count more than other words. Otherwise the model learns last which of several
-names a command needs, and where a name ends: a policy that always decides right still fails at that.
+Of a row, names and the word after each count more than other words, and as much in a command that few rows have as in
+others. Otherwise the model learns last which of several names a command needs, and where a name ends: a policy that
+always decides right still fails at that.
 
 In every batch the names of a row are replaced by other names for training: names that are held out are in none.
 """
@@ -58,9 +59,12 @@ RECALLED = 0.95
 KEPT_STEPS = 50
 """The steps after which the state of the training is written."""
 NAME_WEIGHT = 2.0
-"""The weight of the mean loss of names and of the words after them, beside the mean loss of all tokens."""
+"""The weight of the mean loss of names and of the words after them, beside the mean loss of all tokens. Each place of a
+name has the same part in it, however few rows have that place."""
 RARE = 5
-"""A place of a name counts as known only where a batch has as many examples of it."""
+"""A place of a name counts as known only where so many examples of it are looked at."""
+CONFIRMING = 8
+"""Batches that a model must also recall the names of, before it counts as one that does."""
 
 Labelled = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Token ids, and which of them are learned."""
@@ -192,22 +196,34 @@ class ColdStart:
     def _learn_rows(self, stage: Stage) -> None:
         """Train on rows and lists. Raises `ConfigError` where a stage does not get to its `until`."""
         for step in self._steps(stage.steps):
-            rows = self._chance.choices(self.examples, k=BATCH)
-            examples = [self._chance.choice(row[:: stage.every]) for row in rows]
-            batch = self._batch([self.labelled(example, stage.choices_only) for example in examples])
+            batch = self._rows(stage, self._chance)
             loss = self._loss(*batch, NAME_WEIGHT)
             decay = 1 - 0.95 * step / stage.steps if stage.until is None else 1.0
             in_lists = self._loss(*self._batch([self._list(LONG) for _ in range(BATCH)]))
             self._take_step(loss + in_lists, stage.rate * min(1, step / 20) * decay)
             if step % 25 == 0:
-                recalled = self._recalled(*batch)
+                recalled = self._recalled([batch])
                 self._progress(f"{stage.name}: step {step}, loss {float(loss.detach()):.3f}, recalls {recalled:.3f}")
-                if stage.until is not None and recalled > stage.until:
+                if stage.until is not None and recalled > stage.until and self._recalls(stage):
                     return
         if stage.until is not None:
             raise ConfigError(
                 f"the start model did not learn to write names in {stage.steps} steps; choose another --seed"
             )
+
+    def _recalls(self, stage: Stage) -> bool:
+        """Return whether the model gets to a stage's `until` in many rows. One batch has too few of some names: of a
+        last command that few of the careless agent's attempts come to."""
+        chance = random.Random(0)
+        recalled = self._recalled([self._rows(stage, chance) for _ in range(CONFIRMING)])
+        self._progress(f"{stage.name}: recalls {recalled:.3f} in {CONFIRMING * BATCH} rows")
+        return stage.until is not None and recalled > stage.until
+
+    def _rows(self, stage: Stage, chance: random.Random) -> tuple[Any, Any]:
+        """Return a batch of rows for a stage."""
+        rows = chance.choices(self.examples, k=BATCH)
+        examples = [chance.choice(row[:: stage.every]) for row in rows]
+        return self._batch([self.labelled(example, stage.choices_only, chance) for example in examples])
 
     def _take_step(self, loss: Any, rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -236,18 +252,18 @@ class ColdStart:
                 return header.strip(), place + 1
         return "", len(ids)
 
-    def labelled(self, example: Example, choices_only: bool) -> Labelled:
+    def labelled(self, example: Example, choices_only: bool, chance: random.Random) -> Labelled:
         """Return an example's ids with other names, and which of them are labels."""
         labels = np.zeros(len(example.ids), bool)
         for start, end in example.answers[example.lead if choices_only else 0 :]:
             labels[start:end] = True
-        return self._renamed(example.ids), labels
+        return self._renamed(example.ids, chance), labels
 
-    def _renamed(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _renamed(self, ids: NDArray[np.int64], chance: random.Random) -> NDArray[np.int64]:
         """Replace each name by a random one for training. A name is two units, and no unit is in two names."""
         seconds = self._is_unit[ids] & np.append(False, self._is_unit[ids[:-1]])
         pairs = {int(ids[place - 1]): int(ids[place]) for place in np.flatnonzero(seconds)}
-        mapping, fresh = np.arange(len(self.tokenizer)), names("train", self._chance)
+        mapping, fresh = np.arange(len(self.tokenizer)), names("train", chance)
         for pair in pairs.items():
             if mapping[pair[0]] == pair[0]:
                 mapping[list(pair)] = self._as_ids(next(fresh))
@@ -280,20 +296,26 @@ class ColdStart:
         hidden, chosen = self.model.model(input_ids=ids).last_hidden_state[:, :-1], labels[:, 1:]
         wanted, before = ids[:, 1:][chosen], ids[:, :-1][chosen]
         losses = self._torch.nn.functional.cross_entropy(self.model.lm_head(hidden[chosen]), wanted, reduction="none")
+        if not name_weight:
+            return losses.mean()
         is_unit = self._tensor(self._is_unit)
-        of_names = losses[is_unit[wanted] | is_unit[before]]
-        return losses.mean() + name_weight * of_names.sum() / max(1, len(of_names))
+        of_names = is_unit[wanted] | is_unit[before]
+        after_unit = -1 - is_unit[wanted].long()
+        places = self._torch.where(is_unit[before], after_unit, before)[of_names]
+        _, place, count = places.unique(return_inverse=True, return_counts=True)
+        return losses.mean() + name_weight * (losses[of_names] / count[place]).sum() / max(1, len(count))
 
-    def _recalled(self, ids: Any, labels: Any) -> float:
+    def _recalled(self, batches: Sequence[tuple[Any, Any]]) -> float:
         """Return how surely the model writes the names of its commands: the mean probability of a unit, at the place of
         a name where this is smallest. The token before tells places apart; all second units are one place."""
-        with self._torch.no_grad():
-            probabilities = self.model(input_ids=ids).logits[:, :-1].softmax(-1).cpu().numpy()
-        tokens, labels = ids.cpu().numpy(), labels.cpu().numpy()
         places: defaultdict[int, list[float]] = defaultdict(list)
-        for row, place in np.argwhere(labels[:, 1:] & self._is_unit[tokens[:, 1:]]):
-            before = int(tokens[row, place])
-            places[-1 if self._is_unit[before] else before].append(probabilities[row, place, tokens[row, place + 1]])
+        for ids, labels in batches:
+            with self._torch.no_grad():
+                probabilities = self.model(input_ids=ids).logits[:, :-1].softmax(-1).cpu().numpy()
+            tokens, wanted = ids.cpu().numpy(), labels.cpu().numpy()
+            for row, place in np.argwhere(wanted[:, 1:] & self._is_unit[tokens[:, 1:]]):
+                before, sure = int(tokens[row, place]), probabilities[row, place, tokens[row, place + 1]]
+                places[-1 if self._is_unit[before] else before].append(sure)
         return min(float(np.mean(sure)) for sure in places.values() if len(sure) >= RARE)
 
 

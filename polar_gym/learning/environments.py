@@ -34,7 +34,7 @@ class Environments:
         self._stack = ExitStack()
         self._made: dict[str, Any] = {}
         for harness, config in configs.items():
-            unused = {"engine": True, "tasks": True, "rollout": {"num_samples", "output"}}
+            unused = {"engine": True, "tasks": True, "rollout": {"num_samples", "output", "metrics"}}
             settings = config.model_dump(mode="json", exclude=unused)
             if settings["sampling"]["seed"] is None:
                 settings["sampling"]["seed"] = seed

@@ -36,7 +36,7 @@ class Settings:
     samples: int = 8
     """Sessions of a task: a group."""
     learning_rate: float = 2e-4
-    """At the first step; a tenth of this at the last one."""
+    """At the first step. It falls evenly, towards a tenth of this after the last one."""
     epochs: int = 2
     """Passes over the rows of a step."""
     rows_at_once: int = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from math import sqrt
 from statistics import NormalDist, fmean, stdev
 from typing import Any
@@ -200,7 +201,7 @@ def curve(runs: Mapping[str, Sequence[Line]], *, by_time: bool = False) -> str:
         parts.append(f'<polygon points="{" ".join(above + below)}" fill="{colour}" opacity="0.12"/>')
         path = " ".join(at(x, line["reward"]) for x, line in own)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{MARGIN + 8}" y="{60 + 16 * place}" fill="{colour}">{name}</text>')
+        parts.append(f'<text x="{MARGIN + 8}" y="{60 + 16 * place}" fill="{colour}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 

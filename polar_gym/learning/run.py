@@ -29,7 +29,7 @@ from typing import Any
 from polar_gym import durable
 from polar_gym.config.run_config import RunConfig
 from polar_gym.engines.weights import INITIAL
-from polar_gym.errors import ConfigError, how_to_install
+from polar_gym.errors import ConfigError, UnavailableError, how_to_install, kind_of
 from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.harnesses import HARNESSES
 from polar_gym.learning.environments import Assignment, Environments
@@ -40,7 +40,9 @@ from polar_gym.learning.meter import Meter, peak_mib
 from polar_gym.learning.model import Size, on_gpu
 from polar_gym.learning.report import check_scored, curve, figures, sentence, tracked_line
 from polar_gym.learning.start import make_start_model
+from polar_gym.record import digest
 from polar_gym.schema import Episode
+from polar_gym.tasks import Task
 from polar_gym.tracking import Log, tracked
 
 OWN_HELD_OUT = 5
@@ -108,7 +110,12 @@ class Run:
         self._log: Log = lambda figures, step: None
         if missing := [name for name in ("torch", "transformers", "pyarrow") if importlib.util.find_spec(name) is None]:
             raise ConfigError(f"{', '.join(missing)}: missing; install with: {how_to_install('torch', 'export')}")
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise kind_of(error)(
+                f"--out={directory}: {error.strerror}; name a directory that can be written"
+            ) from error
         durable.write(directory / "plan.json", _plan(plan, self._configs).encode())
 
     def _checked(self, configs: Mapping[str, RunConfig]) -> dict[str, RunConfig]:
@@ -147,7 +154,8 @@ class Run:
         try:
             lock = durable.locked(self.directory / "lock", wait=False)
         except BlockingIOError as error:
-            raise ConfigError(f"--out={self.directory}: another process trains there; choose another") from error
+            told = f"--out={self.directory}: another process trains there; wait for its end, or choose another"
+            raise UnavailableError(told) from error
         with lock, tracked(config.rollout.metrics, self.directory.name, self.directory, parameters) as self._log:
             if (written := self.directory / "steps.jsonl").exists():
                 durable.cut_torn_line(written)
@@ -258,7 +266,8 @@ class Run:
         `ConfigError` where none is left for training."""
         if self.plan.family is None:
             config = next(iter(self._configs.values()))
-            ids = [task.instance_id for task in load_tasks(config)]
+            own = load_tasks(config)
+            ids = [task.instance_id for task in own]
             held_out = ids[::OWN_HELD_OUT]
             train = [task_id for task_id in ids if task_id not in held_out]
             if not train:
@@ -266,7 +275,7 @@ class Run:
                     f"tasks={config.tasks.name}: found {len(ids)}, which is held out, and none is left for training; "
                     "name at least two tasks (check tasks.limit and tasks.instance_ids)"
                 )
-            self._keep_ids({"train": train, "held_out": held_out})
+            self._keep_tasks({"train": train, "held_out": held_out, "digest": _digest(own)})
             return Tasks(config.tasks.model_dump(mode="json"), train, held_out)
         train = self._write_tasks("train", self.plan.train_tasks)
         held_out = self._write_tasks("held_out", self.plan.final)
@@ -274,16 +283,21 @@ class Run:
         durable.write(both, train.read_bytes() + held_out.read_bytes())
         return Tasks({"name": "jsonl", "path": str(both)}, _ids(train), _ids(held_out))
 
-    def _keep_ids(self, ids: dict[str, list[str]]) -> None:
-        """Write the ids of the user's tasks. Raises `ConfigError` where the run began with others."""
+    def _keep_tasks(self, tasks: dict[str, Any]) -> None:
+        """Write the ids of the user's tasks, and the digest of all. Raises `ConfigError` where the run began with
+        others. Runs of earlier checkouts have no digest."""
         path = self.directory / "tasks" / "ids.json"
-        if path.exists() and json.loads(path.read_bytes()) != ids:
+        earlier = json.loads(path.read_bytes()) if path.exists() else tasks
+        if {"digest": tasks["digest"], **earlier} != tasks:
+            why = "and may have trained on tasks that are held out now"
+            if all(earlier[split] == tasks[split] for split in ("train", "held_out")):
+                why = "with the same ids: their texts or their tests have changed"
             raise ConfigError(
-                f"--out={self.directory}: the run there began with other tasks ({path}), and may have trained on tasks "
-                "that are held out now; choose another directory, or name the tasks of before"
+                f"--out={self.directory}: the run there began with other tasks ({path}), {why}; choose another "
+                "directory, or name the tasks of before"
             )
         path.parent.mkdir(exist_ok=True)
-        durable.write(path, json.dumps(ids).encode())
+        durable.write(path, json.dumps(tasks).encode())
 
     def _write_tasks(self, split: Split, count: int) -> Path:
         assert self.plan.family is not None
@@ -361,6 +375,11 @@ def _without_keys(value: Any) -> Any:
 def _version(step: int) -> str:
     """Return the name of the weights after a step."""
     return f"step-{step}" if step else INITIAL
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    """Return a digest of tasks, without what has no part in a session or its grading."""
+    return digest(*(task.model_dump(mode="json", exclude={"place", "audit"}) for task in tasks))
 
 
 def _ids(tasks: Path) -> list[str]:

@@ -89,12 +89,18 @@ def _cells(unit: Unit, lines: Lines) -> list[object]:
     def total(name: str) -> float:
         return sum(line.get(name, 0) for line in steps)
 
-    return [
+    sampled = [
         *(greedy or [""]),
         f"{points[0]['reward']:.3f}",
         f"{points[-1]['reward']:.3f} ({low:.3f} to {high:.3f})",
         *(sum(line.get(name, 0) for line in own) for name in ("sessions", "masked", "truncated")),
-        *(total(name) for name in ("sampled", "trained", "forward")),
+        total("sampled"),
+    ]
+    if unit.control == "trl":  # the trainer is another program, and measures nothing of this
+        return [*sampled, *[""] * (len(HEADS) - 1 - len(sampled))]
+    return [
+        *sampled,
+        *(total(name) for name in ("trained", "forward")),
         *(round(total(name)) for name in ("rollout_seconds", "training_seconds")),
         f"{total('run_seconds') / max(1.0, total('rollout_seconds') * QUICK.places):.0%}" * (unit.control != "overlap"),
         *(round(sum(cpu(line)[part] for line in steps)) for part in (1, 2, 3)),

@@ -239,7 +239,7 @@ def play_trl(base: Path, directory: Path, say: Callable[[str], None]) -> Lines:
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("{"):
+            if line.startswith('{"polar_gym"'):  # TRL prints dictionaries, too
                 file.write(line)
             say(line.strip())
     if process.returncode:

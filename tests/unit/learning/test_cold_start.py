@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ import pytest
 
 from polar_gym.errors import ConfigError
 from polar_gym.learning import cold_start as cold_start_module
-from polar_gym.learning.cold_start import LONG, ColdStart, Stage, noisy, usual_time
+from polar_gym.learning.cold_start import CONFIRMING, LONG, ColdStart, Stage, noisy, usual_time
 from polar_gym.learning.families import NAME, make_puzzles, split_of
 from polar_gym.learning.model import Size
 
@@ -80,16 +81,35 @@ def test_a_model_that_does_not_learn_to_write_names_is_not_made(
         _train(_make(tmp_path))
 
 
+def test_a_name_that_few_rows_have_is_recalled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a stage that ends after a batch with too few of the last commands: in `relay` with seed 1, their
+    names were recalled with 0.45 at the end, and RL got to 0.385 instead of 0.9."""
+    recalled = iter([0.96, 0.45, 0.96, 0.97])
+    looked: list[int] = []
+
+    def look(self: ColdStart, batches: Sequence[object]) -> float:
+        looked.append(len(batches))
+        return next(recalled)
+
+    stages = (Stage("one", 1000, 1e-3, until=0.95),)
+    for name, value in {"STAGES": stages, "RECALLED": -1.0, "SHORT": LONG, "BATCH": 2}.items():
+        monkeypatch.setattr(cold_start_module, name, value)
+    monkeypatch.setattr(ColdStart, "_recalled", look)
+    assert _train(_make(tmp_path)) == 1 + 50
+    assert looked == [1, CONFIRMING] * 2
+
+
 def test_no_held_out_name_is_in_a_batch_and_names_change(cold_start: ColdStart) -> None:
     example = cold_start.examples[0][0]
-    seen = {name for _ in range(50) for name in _names(cold_start, cold_start.labelled(example, False)[0])}
+    chance = random.Random(0)
+    seen = {name for _ in range(50) for name in _names(cold_start, cold_start.labelled(example, False, chance)[0])}
     assert {split_of(name) for name in seen} == {"train"}
     assert len(seen) > 50
 
 
 def test_one_name_stays_one_name(cold_start: ColdStart) -> None:
     """Guards against a renaming that breaks the copies which the model must learn."""
-    ids, _ = cold_start.labelled(cold_start.examples[0][0], False)
+    ids, _ = cold_start.labelled(cold_start.examples[0][0], False, random.Random(0))
     text = cold_start.tokenizer.decode(ids)
     (asked,) = set(re.findall(rf"notes from ({NAME})", text))
     assert f'"cat {asked}"' in text
@@ -99,7 +119,7 @@ def test_one_name_stays_one_name(cold_start: ColdStart) -> None:
 
 
 def test_the_agents_words_are_labels_and_nothing_else(cold_start: ColdStart) -> None:
-    ids, labels = cold_start.labelled(cold_start.examples[3][0], False)
+    ids, labels = cold_start.labelled(cold_start.examples[3][0], False, random.Random(0))
     words = cold_start.tokenizer.decode(ids[labels])
     assert words.count("<|im_end|>") == 3
     assert words.endswith("done<|im_end|>")
@@ -108,7 +128,7 @@ def test_the_agents_words_are_labels_and_nothing_else(cold_start: ColdStart) -> 
 
 
 def test_a_lead_is_not_imitated(cold_start: ColdStart) -> None:
-    ids, labels = cold_start.labelled(cold_start.examples[3][0], True)
+    ids, labels = cold_start.labelled(cold_start.examples[3][0], True, random.Random(0))
     assert cold_start.tokenizer.decode(ids[labels]).count("<|im_end|>") == 2
 
 

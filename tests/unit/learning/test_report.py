@@ -116,7 +116,8 @@ def test_the_curve_and_the_bars_hold_all_rewards(
 ) -> None:
     """Guards against a curve that is drawn outside of its picture, and against bars longer than their column."""
     lines = [evaluation(step, reward, reach=0.25) for step, reward in zip((0, 10), rewards, strict=True)]
-    drawn = curve({"x": lines})
+    drawn = curve({"x&y": lines})
+    assert ">x&amp;y<" in drawn
     (points,) = re.findall(r'polyline points="([^"]*)"', drawn)
     found = [float(point.split(",")[1]) for point in points.split()]
     assert found == list(heights)

@@ -206,7 +206,8 @@ def test_a_run_with_another_limit_of_time_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_with_other_tasks_of_ones_own_is_refused(tmp_path: Path) -> None:
-    """Guards against an evaluation on tasks that were trained on: one task more in the file moved all others."""
+    """Guards against an evaluation on tasks that were trained on: one task more in the file moved all others. And
+    against one curve over two gradings of the same ids."""
     pytest.importorskip("torch", reason="torch is not here; `make test` runs these on the interpreter that has it")
     file = tmp_path / "tasks.jsonl"
     rows = [json.dumps({**ROW, "instance_id": f"t{number}"}) + "\n" for number in range(7)]
@@ -219,8 +220,14 @@ def test_a_run_with_other_tasks_of_ones_own_is_refused(tmp_path: Path) -> None:
     prepare()
     prepare()
     file.write_text("".join(rows))
-    with pytest.raises(ConfigError, match=r"began with other tasks \(.*ids\.json\)"):
+    with pytest.raises(ConfigError, match=r"began with other tasks \(.*ids\.json\), and may have trained"):
         prepare()
+    file.write_text("".join(rows[1:]).replace(ROW["problem_statement"], "another issue"))
+    with pytest.raises(ConfigError, match=r"with the same ids: their texts or their tests have changed"):
+        prepare()
+    kept = tmp_path / "run" / "tasks" / "ids.json"
+    kept.write_text(json.dumps({key: each for key, each in json.loads(kept.read_bytes()).items() if key != "digest"}))
+    prepare()  # begun by an earlier checkout
 
 
 def test_a_run_whose_first_harness_was_another_one_is_refused(tmp_path: Path) -> None:
