@@ -331,10 +331,12 @@ def report(run: Run) -> dict[str, Any]:
     ends = {begun: now for begun, now, *_ in looks}
     seconds = sum(end - begun for begun, end in ends.items())
     use = list(chain.from_iterable(percents for _, _, *percents in looks))
-    shares = [json.loads((run.out / f"{stage}.json").read_text())["percent"] for stage in ("base", "trained")]
+    stages = [json.loads((run.out / f"{stage}.json").read_text()) for stage in ("base", "trained")]
     figures = {
-        "base": shares[0],
-        "RL": shares[1],
+        "base": stages[0]["percent"],
+        "RL": stages[1]["percent"],
+        "masked in the base's evaluation": stages[0]["masked"],
+        "masked in RL's evaluation": stages[1]["masked"],
         "first ten steps": statistics.mean(rewards[:10]),
         "last ten steps": statistics.mean(rewards[-10:]),
         "updates": len(rewards),
@@ -343,7 +345,7 @@ def report(run: Run) -> dict[str, Any]:
     }
     table = Table("", "base", "RL", title=f"{run.harness}: solved share of the validation tasks, percent")
     table.add_row("paper", *map(str, PAPER[run.harness]))
-    table.add_row("here", *(f"{each['value']} ({each['low']} to {each['high']})" for each in shares))
+    table.add_row("here", *("{value} ({low} to {high})".format_map(stage["percent"]) for stage in stages))
     console.print(table)
     for name in list(figures)[2:]:
         console.print(f"{name}: {'unknown' if figures[name] is None else format(figures[name], '.3g')}")

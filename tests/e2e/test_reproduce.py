@@ -109,6 +109,7 @@ def test_a_run_that_ends_early_goes_on_and_reports(
     assert {path.name: path.stat().st_mtime_ns for path in out.glob("base*.json*")} == before
     figures = json.loads((out / "report.json").read_text())
     assert figures["base"]["value"] == figures["RL"]["value"] == 100
+    assert (figures["masked in the base's evaluation"], figures["masked in RL's evaluation"]) == (0, 0)
     assert figures["updates"] == 3
     assert figures["last ten steps"] == pytest.approx((0.25 + 2 / 4 + 3 / 4) / 3)
     assert figures["GPU utilisation, percent"] == 50
