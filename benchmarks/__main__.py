@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from benchmarks import builder, group, large_call, node, peers, proxy_cases, stages, trainer_cost
+from benchmarks import builder, group, harness_cost, large_call, node, peers, proxy_cases, stages, trainer_cost
 from benchmarks.report import Benchmark, write
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "trainer_cost": trainer_cost.measure,
     "node": node.measure,
     "group": group.measure,
+    "harness_cost": harness_cost.measure,
 }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, mcp, objects
+from polar_gym.harnesses.node import frugal
 
 _LEAN_TOOLS = ["run_shell_command", "read_file", "write_file", "replace"]
 
@@ -35,12 +36,8 @@ def launch(context: LaunchContext) -> Launch:
     if context.spec.profile == "lean":
         environment["GEMINI_SYSTEM_MD"] = f"{home}/system.md"
         files[f"{home}/system.md"] = LEAN_PROMPT
-    return Launch(
-        argv=[*context.executable, "--yolo", "--skip-trust", "--model", context.spec.model_name],
-        environment=environment,
-        files=files,
-        stdin=context.instruction.encode(),
-    )
+    argv = [*context.executable, "--yolo", "--skip-trust", "--model", context.spec.model_name]
+    return frugal(Launch(argv=argv, environment=environment, files=files, stdin=context.instruction.encode()), context)
 
 
 def _settings(context: LaunchContext) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polar_gym.harnesses import LEAN_PROMPT, Harness, Launch, LaunchContext, mcp
+from polar_gym.harnesses.node import frugal
 
 _PATIENCE_MILLISECONDS = 3_600_000
 
@@ -29,7 +30,7 @@ _NOT_CORE = ["agent", "task_stop", "send_message", "skill", "ask_user_question",
 def launch(context: LaunchContext) -> Launch:
     lean = context.spec.profile == "lean"
     home = f"{context.home}/.qwen"
-    return Launch(
+    launch = Launch(
         argv=[
             *context.executable,
             "--yolo",
@@ -46,6 +47,7 @@ def launch(context: LaunchContext) -> Launch:
         files={f"{home}/settings.json": json.dumps(_settings(context, lean), indent=2)},
         stdin=context.instruction.encode(),
     )
+    return frugal(launch, context)
 
 
 def _settings(context: LaunchContext, lean: bool) -> dict[str, Any]:

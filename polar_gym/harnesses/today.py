@@ -11,6 +11,7 @@ import dataclasses
 import time
 
 from polar_gym.harnesses import Harness, Launch, LaunchContext
+from polar_gym.harnesses.node import loading_first
 
 _SCRIPT = """\
 // Loaded before the harness, so that every sample of a task is told the same date. Between one and twenty-three o'clock
@@ -41,8 +42,7 @@ def told_today(harness: Harness, launch: Launch, context: LaunchContext) -> Laun
     path = f"{context.home}/.polar-gym/clock.cjs"
     launched = int(time.time() * 1000)
     script = _SCRIPT.format(launched=launched, year=today.year, month=today.month, day=today.day)
-    told = dataclasses.replace(launch, files={**launch.files, path: script})
-    if harness.told_today_by == "bun":
-        return dataclasses.replace(told, environment={**launch.environment, "BUN_OPTIONS": f"--preload={path}"})
-    node, *rest = launch.argv
-    return dataclasses.replace(told, argv=[node, "--require", path, *rest])
+    if harness.told_today_by == "node":
+        return loading_first(launch, path, script)
+    environment = {**launch.environment, "BUN_OPTIONS": f"--preload={path}"}
+    return dataclasses.replace(launch, environment=environment, files={**launch.files, path: script})
