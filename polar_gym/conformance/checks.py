@@ -192,8 +192,20 @@ async def _kinds(subject: Subject) -> Seen:
     """Count conversations of kind main: a side call that `classify` does not know would be a second one."""
     run = await subject.plain
     roots = [call for call in run.of_kind("main") if call.continuation == "root"]
-    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(call.kind for call in run.calls).items())
-    return _judged(len(roots) == 1, f"{counts or 'no call'}; main conversations: {len(roots)}")
+    return _judged(len(roots) == 1, f"{_counted(run)}; main conversations: {len(roots)}")
+
+
+async def _plain_answer(subject: Subject) -> Seen:
+    """Answer the first request without a tool call: a later call that `classify` does not know is trained and graded as
+    the policy's."""
+    if subject.harness.ends_by:
+        return "n/a", "it does not end by such an answer"
+    run = await subject.run(Rehearsal([]))
+    return _judged(len(run.of_kind("main")) == 1 and run.finished, f"{_counted(run)}; {run.ending}")
+
+
+def _counted(run: Run) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(call.kind for call in run.calls).items()) or "no call"
 
 
 async def _success(subject: Subject) -> Seen:
@@ -274,6 +286,7 @@ CHECKS: Mapping[str, Check] = {
     "compaction": _compaction,
     "sub-agents": _subagents,
     "kinds": _kinds,
+    "plain answer": _plain_answer,
     "exit code of success": _success,
     "exit code of an API failure": _api_failure,
     "time-out": _time_out,

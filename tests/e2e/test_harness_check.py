@@ -15,7 +15,16 @@ from polar_gym.conformance.checks import Row, report
 from polar_gym.harnesses import Harness, Launch, LaunchContext
 from tests.support.requirements import need_bubblewrap, need_node
 
-ROWS = ("wire", "tool calls", "parallel calls", "retry after a cut stream", "kinds", "exit code of success", "MCP")
+ROWS = (
+    "wire",
+    "tool calls",
+    "parallel calls",
+    "retry after a cut stream",
+    "kinds",
+    "plain answer",
+    "exit code of success",
+    "MCP",
+)
 
 _ASK = """\
 import json, os, random, subprocess, sys, urllib.request
@@ -86,6 +95,7 @@ async def test_a_harness_that_breaks_promises_fails_their_rows() -> None:
         "parallel calls",
         "retry after 503",
         "kinds",
+        "plain answer",
         "exit code of an API failure",
         "time-out",
         "stable prompts",
@@ -95,6 +105,7 @@ async def test_a_harness_that_breaks_promises_fails_their_rows() -> None:
     assert {each for each, row in found.items() if row.verdict == "fail"} == {*rows} - {"wire", "time-out"}
     assert found["wire"] == Row(check="wire", verdict="pass", reason="openai_chat, does not stream")
     assert found["kinds"].reason == "4 main; main conversations: 3"
+    assert found["plain answer"].reason == "2 main; exit code 0; calls: 2"
     assert "exit code 0" in found["exit code of an API failure"].reason
     assert found["time-out"].reason.endswith("processes left on this machine: 0"), "no other machine is looked into"
     assert "+go 0." in found["stable prompts"].reason
