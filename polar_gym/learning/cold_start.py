@@ -109,8 +109,9 @@ class ColdStart:
     def __init__(
         self, rows: Sequence[dict[str, Any]], seed: int, size: Size, kept: Path, progress: Callable[[str], None]
     ) -> None:
-        """Make tokenizer and model. `lead` of a row: the number of its first answers that are not imitated. `kept`: the
-        file by which an interrupted training of the same rows and seed goes on."""
+        """Make tokenizer and model. `trained` of a row: which messages are answers of the agent, because some harnesses
+        write one themselves. `lead`: how many of the first answers are not imitated. `kept`: the file by which an
+        interrupted training of the same rows and seed goes on."""
         self._torch: Any = importlib.import_module("torch")
         self._chance = random.Random(seed)
         self._progress = progress
@@ -239,8 +240,13 @@ class ColdStart:
         )
         begin, end = self.tokenizer.convert_tokens_to_ids(["<|im_start|>", self.tokenizer.eos_token])
         turns = [self._header(ids, int(start)) for start in np.flatnonzero(ids == begin)]
+        written = [first for role, first in turns if role == "assistant"]
+        said = zip(row["messages"], row["trained"], strict=True)
+        own = [trained for message, trained in said if message["role"] == "assistant"]
         answers = [
-            (first, first + int(np.argmax(ids[first:] == end)) + 1) for role, first in turns if role == "assistant"
+            (first, first + int(np.argmax(ids[first:] == end)) + 1)
+            for first, trained in zip(written, own, strict=True)
+            if trained
         ]
         return Example(ids, answers, row["lead"])
 

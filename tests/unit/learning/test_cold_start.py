@@ -123,11 +123,13 @@ def test_the_agents_words_are_labels_and_nothing_else(cold_start: ColdStart) -> 
     words = cold_start.tokenizer.decode(ids[labels])
     assert words.count("<|im_end|>") == 3
     assert words.endswith("done<|im_end|>")
+    assert "Thanks" not in words, "an answer that the harness wrote"
     assert "Chunk ID" not in words
     assert "notes from" not in words
 
 
 def test_a_lead_is_not_imitated(cold_start: ColdStart) -> None:
+    """Guards against a lead that counts the harness's own answer: a start model for Qwen Code solved 0.995 greedily."""
     ids, labels = cold_start.labelled(cold_start.examples[3][0], True, random.Random(0))
     assert cold_start.tokenizer.decode(ids[labels]).count("<|im_end|>") == 2
 
@@ -205,7 +207,10 @@ def _row(number: int) -> dict[str, Any]:
         "harness": "codex",
         "lead": 1,
         "tools": [TOOL],
+        "trained": [False, False, False, True, False, True, False, True],
         "messages": [
+            {"role": "user", "content": "Here is some context."},
+            {"role": "assistant", "content": "Thanks for the context."},  # as Qwen Code writes for the model
             {"role": "user", "content": f"Date: 2026-11-23\n49d59d6 Base commit\n{puzzle.issue}"},
             _call(f"cat {first}"),
             {"role": "tool", "content": result},
