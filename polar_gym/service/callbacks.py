@@ -91,12 +91,6 @@ def callback_key(body: Mapping[str, object]) -> str:
     return f"task:{task['task_id']}:{int(task['created_at'])}"
 
 
-def host_of(url: str) -> str:
-    """Return the part of a URL that names its host, such as `http://trainer:8000/`."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.partition('/')[0]}/"
-
-
 def check_url(url: str) -> str | None:
     """Return the fault of a callback URL, or None for a good one."""
     if not is_http_url(url):
@@ -137,7 +131,7 @@ class CallbackSender:
 
     async def _due(self, now: float, running: Collection[OutboxEntry]) -> OutboxEntry | None:
         """Return the callback that is due first and has a place; None where there is none."""
-        to_hosts = Counter(host_of(entry.url) for entry in running)
+        to_hosts = Counter(entry.host for entry in running)
         full = [host for host, count in to_hosts.items() if count >= TO_ONE_HOST]
         keys = {entry.key for entry in running}
         due = await self._store.due_callbacks(now, len(running) + 1, full) if len(running) < AT_ONCE else []

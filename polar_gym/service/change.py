@@ -20,6 +20,12 @@ class OutboxEntry:
     created_at: float
     tries: int = 0
 
+    @property
+    def host(self) -> str:
+        """The part of the URL that names the receiver's host, such as `http://trainer:8000/`."""
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}/"
+
 
 @dataclass(frozen=True, slots=True)
 class NewEpisode:

@@ -77,7 +77,9 @@ class RolloutService:
         self.generation = await self.store.generation()
         self.weights = WeightHistory(await self.store.weights())
         self._rolling = await self.store.rolling()
-        for version in self._rolling.values():
+        for version, step in await self.store.begun():
+            self.weights.begin(version, step)
+        for version in self._rolling.values():  # a database of an earlier version tells no step
             self.weights.begin(version)
         self.book.stored_bytes = await self.store.stored_bytes()
         for task in await self.store.live_tasks():

@@ -60,6 +60,15 @@ CREATE INDEX IF NOT EXISTS outbox_by_due ON outbox (due_at);
 CREATE TABLE IF NOT EXISTS weights (step INTEGER PRIMARY KEY AUTOINCREMENT, version TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 """,
+    """
+ALTER TABLE outbox ADD COLUMN host TEXT NOT NULL DEFAULT '';
+UPDATE outbox SET due_at = max(due_at, created_at),
+    host = substr(url || '/', 1, instr(url, '://') + 2 + instr(substr(url || '/', instr(url, '://') + 3), '/'));
+CREATE INDEX outbox_by_host ON outbox (host, due_at);
+CREATE INDEX outbox_by_task ON outbox (task_id);
+CREATE INDEX episodes_kept ON episodes (number, size) WHERE evicted = 0;
+CREATE TABLE begun (version TEXT PRIMARY KEY, step INTEGER NOT NULL);
+""",
 )
 """The scripts that make the schema, in order; `PRAGMA user_version` counts those that a database has had. A script is
 never changed: another schema is one script more. A database of version 0 may have the tables of the first."""
@@ -200,7 +209,7 @@ class Store:
             if change.episode is not None:
                 _insert(db, "INTO episodes", asdict(change.episode))
             for entry in change.callbacks:
-                _insert(db, "OR IGNORE INTO outbox", asdict(entry) | {"due_at": 0.0})
+                _insert(db, "OR IGNORE INTO outbox", asdict(entry) | {"host": entry.host, "due_at": entry.created_at})
             for event in change.events:
                 _insert_event(db, event)
 
@@ -264,13 +273,23 @@ class Store:
     # Callbacks --------------------------------------------------------------------------------------------------------
 
     async def due_callbacks(self, now: float, limit: int, without: Sequence[str] = ()) -> list[OutboxEntry]:
-        """Return callbacks that are due. Those to the hosts `without`, such as `http://trainer:8000/`, are left out."""
-        elsewhere = " AND instr(url || '/', ?) <> 1" * len(without)
-        sql = (
-            "SELECT key, task_id, session_id, attempt, url, created_at, tries FROM outbox WHERE due_at <= ?"
-            f"{elsewhere} ORDER BY due_at, created_at LIMIT ?"
-        )
-        return [OutboxEntry(*row) for row in await self._execute(sql, now, *without, limit)]
+        """Return the callbacks that are due first. Those to the hosts `without` (`OutboxEntry.host`) are left out.
+
+        The index gives the first ones of each host: what waits behind them is not read. A callback that would wait for
+        more than an hour is due: no pause is that long, so the clock was set back.
+        """
+        sql = f"""
+            WITH RECURSIVE hosts (host) AS (
+                SELECT MIN(host) FROM outbox
+                UNION ALL SELECT (SELECT MIN(o.host) FROM outbox o WHERE o.host > hosts.host)
+                FROM hosts WHERE hosts.host IS NOT NULL)
+            SELECT key, task_id, session_id, attempt, url, created_at, tries FROM hosts JOIN outbox ON outbox.rowid IN (
+                SELECT * FROM (SELECT rowid FROM outbox first WHERE first.host = hosts.host AND due_at <= ?1
+                    ORDER BY due_at LIMIT ?2)
+                UNION ALL SELECT * FROM (SELECT rowid FROM outbox first WHERE first.host = hosts.host
+                    AND due_at > ?1 + 3600 ORDER BY due_at LIMIT ?2))
+            WHERE hosts.host NOT IN ({", ".join("?" * len(without))}) ORDER BY due_at LIMIT ?2"""
+        return [OutboxEntry(*row) for row in await self._execute(sql, now, limit, *without)]
 
     async def next_due(self, now: float) -> float | None:
         """Return when the next callback is due, of those that are not due yet."""
@@ -318,7 +337,18 @@ class Store:
         return orjson.loads(rows[0]["value"]) if rows else {}
 
     async def set_rolling(self, versions: Mapping[str, str]) -> None:
-        await self._execute("INSERT OR REPLACE INTO settings VALUES ('rolling', ?)", orjson.dumps(dict(versions)))
+        """Record these, and after how many updates of all weights each version was first set."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR REPLACE INTO settings VALUES ('rolling', ?)", (orjson.dumps(dict(versions)),))
+            begun = "INSERT OR IGNORE INTO begun SELECT ?, COALESCE(MAX(step), 0) FROM weights"
+            db.executemany(begun, [(version,) for version in versions.values()])
+
+        await self._run(write)
+
+    async def begun(self) -> list[tuple[str, int]]:
+        """Return the versions that single servers were ever given, each with the number of updates of all before."""
+        return [(row["version"], row["step"]) for row in await self._execute("SELECT * FROM begun")]
 
     # Bounds -----------------------------------------------------------------------------------------------------------
 
@@ -348,6 +378,7 @@ class Store:
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany("UPDATE episodes SET evicted = 1 WHERE number = ?", gone)
+            db.executemany("DELETE FROM episodes WHERE number = ? AND task_id NOT IN (SELECT task_id FROM tasks)", gone)
             _drop_old_tasks(db, before)
 
         await self._run(write)
@@ -398,4 +429,3 @@ def _drop_old_tasks(db: sqlite3.Connection, before: float) -> None:
     ).fetchall()
     for table in ("events", "episodes", "samples", "tasks"):
         db.executemany(f"DELETE FROM {table} WHERE task_id = ?", rows)
-    db.execute("DELETE FROM episodes WHERE evicted = 1 AND task_id NOT IN (SELECT task_id FROM tasks)")

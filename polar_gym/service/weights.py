@@ -21,10 +21,10 @@ class WeightHistory:
         self.current, self._last = version, step
         self._step_of[version] = step
 
-    def begin(self, version: str) -> None:
+    def begin(self, version: str, step: int | None = None) -> None:
         """Note that single servers have this version, which is set only when all have it: it lies behind no version
-        that was set by now."""
-        self._step_of.setdefault(version, self._last)
+        that was set by step `step`; None: by now."""
+        self._step_of.setdefault(version, self._last if step is None else step)
 
     def behind(self, version: str | None) -> int | None:
         """Return how many versions were set after this one, or None where none was ever set.

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from polar_gym.errors import ConfigError
 from polar_gym.protocol import Event, Generation
 from polar_gym.service.book import event
-from polar_gym.service.callbacks import host_of
 from polar_gym.service.change import Change, NewEpisode, OutboxEntry
 from polar_gym.service.episode_files import DamagedError
 from polar_gym.service.store import MIGRATIONS, Store, StoreError
@@ -228,9 +227,48 @@ async def test_callbacks_are_due_in_order_and_repeated_later(store: Store) -> No
     await store.callback_failed("k0", due_at=50.0)
     assert [entry.key for entry in await store.due_callbacks(10.0, 9)] == ["k1", "k2"]
     assert await store.next_due(10.0) == 50.0
-    assert not await store.due_callbacks(60.0, 9, [host_of("http://x/other")])
-    assert len(await store.due_callbacks(60.0, 9, [host_of("http://x:80/"), host_of("http://x.y")])) == 3
+    assert not await store.due_callbacks(60.0, 9, ["http://x/"])
+    assert len(await store.due_callbacks(60.0, 9, ["http://x:80/", "http://x.y/"])) == 3
     assert [entry.tries for entry in await store.due_callbacks(60.0, 9) if entry.key == "k0"] == [1]
+
+
+async def test_a_callback_that_failed_comes_before_later_ones(store: Store) -> None:
+    """Guards against a repetition that waits as long as new callbacks come."""
+    await store.apply(Change(callbacks=[OutboxEntry("old", "t", None, None, "http://x/", 1.0)]))
+    await store.callback_failed("old", due_at=2.0)
+    await store.apply(Change(callbacks=[OutboxEntry(f"k{n}", "t", None, None, "http://x/", 3.0) for n in range(9)]))
+    assert [entry.key for entry in await store.due_callbacks(10.0, 1)] == ["old"]
+
+
+async def test_a_clock_that_was_set_back_delays_no_callback(store: Store) -> None:
+    await store.apply(Change(callbacks=[OutboxEntry("k", "t", None, None, "http://x/", 90_000.0)]))
+    assert [entry.key for entry in await store.due_callbacks(3_600.0, 9)] == ["k"]
+    await store.callback_failed("k", due_at=3_900.0)
+    assert not await store.due_callbacks(3_600.0, 9)
+
+
+async def test_what_waits_behind_the_next_callbacks_is_not_read(store: Store) -> None:
+    """Guards against callbacks that are sent the slower the more of them wait: 14 a second of 100,000."""
+    hosts = ["http://a/", "http://b/"]
+    for host in hosts:
+        entries = [OutboxEntry(f"{host}{n}", f"t{n}", None, None, host, float(n)) for n in range(5_000)]
+        await store.apply(Change(callbacks=entries))
+    steps = 0
+
+    def stepped() -> None:
+        nonlocal steps
+        steps += 1
+
+    store._db.set_progress_handler(stepped, 100)
+    assert len(await store.due_callbacks(1e6, 9)) == 9
+    assert {entry.url for entry in await store.due_callbacks(1e6, 9, hosts[:1])} == {hosts[1]}
+    assert not await store.due_callbacks(1e6, 9, hosts)
+    assert steps < 50, "hundreds of the machine's steps"
+    for number in range(30):
+        await add_episode(store, Task.new(make_request(f"gone-{number}"), 0.0), 1.0, accepted=False)
+    steps = 0
+    assert await store.evict(before=2.0, keep_bytes=10**9) == 30
+    assert steps < 300, "no look at all callbacks for each episode"
 
 
 def test_how_far_a_session_lies_behind() -> None:
@@ -245,15 +283,22 @@ def test_how_far_a_session_lies_behind() -> None:
     assert (history.behind("c"), history.behind("b")) == (0, 1), "single servers have them"
     history.add(4, "d")
     assert history.behind("c") == 1
+    history.begin("of-a-server-before-a-restart", 3)
+    assert history.behind("of-a-server-before-a-restart") == 1
 
 
 async def test_a_database_without_a_version_goes_on(tmp_path: Path) -> None:
     """Databases of before the versions have the tables of the first script."""
-    await Store(tmp_path).close()
+    urls = ("http://trainer:8000/a/b", "https://x", "http://x/")
     with sqlite3.connect(tmp_path / "service.sqlite") as db:
-        db.execute("PRAGMA user_version = 0")
+        db.executescript(MIGRATIONS[0])
         db.execute("INSERT INTO settings VALUES ('kept', 'x')")
+        db.executemany("INSERT INTO outbox VALUES (?1, 't', NULL, NULL, ?1, 5, 0, 0)", [(url,) for url in urls])
     store = Store(tmp_path)
+    assert not await store.due_callbacks(4.0, 9)
+    found = {entry.url: entry.host for entry in await store.due_callbacks(5.0, 9)}
+    assert found == dict(zip(urls, ("http://trainer:8000/", "https://x/", "http://x/"), strict=True))
+    assert not await store.due_callbacks(5.0, 9, [*found.values()]), "the database has the same hosts"
     await store.close()
     with sqlite3.connect(tmp_path / "service.sqlite") as db:
         assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
@@ -298,3 +343,4 @@ async def test_an_update_of_all_ends_the_versions_of_single_servers_at_once(stor
     await store.set_rolling({"http://a:8000": "3"})
     await store.add_weights("4")
     assert await store.rolling() == {}
+    assert await store.begun() == [("3", 0)], "sessions of that server lie one version behind, and not all"
