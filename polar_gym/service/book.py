@@ -120,7 +120,8 @@ class Book:
         placements = [ending.placement for ending in endings if ending.placement is not None]
         for placement in placements:
             self.fleet.forget(placement)
-        self.queue.remove(task.task_id, [ending.sample.session.session_id for ending in endings])
+        waited = [ending.sample.session.session_id for ending in endings if ending.placement is None]
+        self.queue.remove(task.task_id, waited)
         if endings and task.ended and task.finished_at is None:
             task.finished_at = now
             change.events.append(event(task, "task.ended", status=task.status))

@@ -43,6 +43,8 @@ class FairQueue(Generic[T]):
     def remove(self, task: str, gone: Iterable[T]) -> None:
         """Remove those of these items that wait."""
         removed = set(gone)
+        if not removed:
+            return
         left = deque(item for item in self._by_task.get(task, ()) if item not in removed)
         if left:
             self._by_task[task] = left
