@@ -45,8 +45,10 @@ def call_advantages(
     a session that merely makes more calls.
     """
     result: list[dict[str, float]] = [{} for _ in rewards]
-    for group in dict.fromkeys(groups):
-        members = [place for place, own in enumerate(groups) if own == group]
+    places: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        places.setdefault(group, []).append(place)
+    for members in places.values():
         given = [reward for place in members for reward in rewards[place].values() if reward is not None]
         values = np.array(given, dtype=np.float64)
         centred = iter(_over_mean(values, scale) if given else values)
