@@ -108,12 +108,16 @@ class LastingSandbox(ABC):
             if self.stopped:
                 await asyncio.wait({running})
                 return
+            foiled = False
             try:
                 await self.kill_agent()
             except SandboxError as error:
                 log.warning("session %s: a command could not be killed yet: %s", self._request.session_id, error)
+                foiled = True
             await asyncio.wait({running}, timeout=1)
             if running.done():
+                if foiled and running.exception() is None:  # the agent ended the command, and may be alive
+                    await self._kill_rest()
                 return
         await self.end()
         raise SandboxError("a command could not be killed at its time limit; its sandbox was ended")

@@ -64,13 +64,15 @@ async def gateway(path: Path, serve: Callable[[asyncio.StreamReader, asyncio.Str
     await asyncio.start_unix_server(serve, path)
 
 
-async def run(tethered: Tether, *argv: str, stdin: bytes = b"", limit: int = 100 * MIB) -> tuple[int, bytes, bytes]:
+async def run(
+    tethered: Tether, *argv: str, stdin: bytes = b"", limit: int = 100 * MIB, uid: int | None = None
+) -> tuple[int, bytes, bytes]:
     stdout, stderr = Output(limit), Output(limit)
     code = await commands.run(
         tethered.open(),
         argv,
         environment={"PATH": "/usr/bin:/bin"},
-        uid=None,
+        uid=uid,
         stdin=stdin,
         stdout=stdout.feed,
         stderr=stderr.feed,
@@ -186,6 +188,18 @@ async def test_a_killed_command_is_over(box: Box, way: str) -> None:
         running.cancel()
         await asyncio.wait({running})
         await marked.until(alive=False)
+    await tethered.close()
+
+
+async def test_what_an_ended_command_left_is_killed(box: Box) -> None:
+    """Guards against an agent that makes the shell end which was to kill the rest, and lives on while it is graded."""
+    need(os.geteuid() == 0, "root", "run this as root")
+    tethered, marked = Tether(box.connect, None), Marked()
+    code, _, _ = await run(tethered, "sh", "-c", f"setsid {marked.command} >/dev/null 2>&1 & exit 0", uid=54321)
+    assert code == 0
+    await marked.until(alive=True)
+    await commands.kill(tethered.open())
+    await marked.until(alive=False)
     await tethered.close()
 
 

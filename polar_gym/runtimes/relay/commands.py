@@ -61,12 +61,15 @@ async def run(
 
 
 async def kill(connection: Connection) -> None:
-    """Have the other end kill all commands. Raises `ConnectionResetError`."""
+    """Have the other end kill all commands, and what earlier ones left. Raises `CommandError` where a command prevents
+    that, and `ConnectionResetError`."""
     try:
         await connection.write(_HEADER.pack(KILL, 0))
-        await connection.read()
+        told = await _Frames(connection).next()
     finally:
         connection.reset()
+    if told != (EXIT, b"\0"):
+        raise CommandError("the agent killed what was to kill its processes")
 
 
 async def _feed(connection: Connection, head: bytes, stdin: bytes) -> None:
@@ -82,6 +85,10 @@ class Commands:
     def __init__(self) -> None:
         self._running: dict[Process, int | None] = {}
         """Process -> its uid."""
+        self._uids: set[int] = set()
+        """Of all commands so far: processes may be left of those that have ended."""
+        self._killing = asyncio.Lock()
+        """Two killers of one user would kill each other."""
 
     async def serve(self, connection: Connection) -> None:
         """Do what a connection asks for. Where it is reset, or this is cancelled, kill the command."""
@@ -91,7 +98,7 @@ class Commands:
             if frame is not None and frame[0] == COMMAND:
                 await self._run(connection, frames.rest, **json.loads(frame[1]))
             else:
-                await self._kill()
+                await _say(connection, EXIT, b"\0" if await self._kill() else b"\1")
             connection.end()
             while await connection.read():  # a reset would take what the other end has not read
                 pass
@@ -115,6 +122,7 @@ class Commands:
         assert process.stdout is not None
         assert process.stderr is not None
         self._running[process] = uid
+        self._uids |= set() if uid is None else {uid}
         feeding = asyncio.ensure_future(_feed_process(process.stdin, start, connection))
         passing = (_pass_on(connection, STDOUT, process.stdout), _pass_on(connection, STDERR, process.stderr))
         ending = asyncio.gather(*passing, process.wait(), return_exceptions=True)
@@ -135,14 +143,19 @@ class Commands:
             del self._running[process]
             await asyncio.wait({feeding, reset})
 
-    async def _kill(self) -> None:
-        """Kill what runs: all processes of the user, where the commands have one of their own."""
+    async def _kill(self) -> bool:
+        """Kill what runs: all processes of the users that the commands have had, where these are their own. Return
+        whether nothing prevented that."""
         for process, uid in list(self._running.items()):
             if uid is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()  # it is a `subreaper.py`, which kills all that it started
-            else:
-                await (await asyncio.create_subprocess_exec(*_KILL_ALL, user=uid, group=uid, extra_groups=[])).wait()
+        async with self._killing:
+            killers = [
+                await asyncio.create_subprocess_exec(*_KILL_ALL, user=uid, group=uid, extra_groups=[])
+                for uid in sorted(self._uids)
+            ]
+            return all([0 <= await killer.wait() <= 128 for killer in killers])
 
 
 async def _feed_process(stdin: asyncio.StreamWriter, start: bytes, connection: Connection) -> None:

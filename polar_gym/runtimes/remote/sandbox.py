@@ -218,6 +218,8 @@ class RemoteSandbox(LastingSandbox):
         assert self._tether is not None
         try:
             await commands.kill(self._tether.open())
+        except commands.CommandError as error:
+            raise SandboxError(str(error)) from error
         except ConnectionResetError as error:
             raise self._tether.problem() from error
 

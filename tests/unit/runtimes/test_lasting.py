@@ -54,7 +54,26 @@ class Left(Stubborn):
         return self._code
 
 
+class Foiling(Stubborn):
+    """A sandbox whose agent ends the command itself as often as it foils a kill, and lives on."""
+
+    kills = 0
+
+    async def kill_agent(self) -> None:
+        self.kills += 1
+        self._killed.set()
+        if self.kills == 1:
+            raise SandboxError("the agent killed what was to kill its processes")
+
+
 COMMAND = Command(argv=["sleep", "1000"], timeout_seconds=0.01)
+
+
+async def test_an_agent_that_foils_the_kill_at_its_limit_is_killed_again() -> None:
+    """Guards against a process that lives on while its work is read: it had killed the killer and ended the command."""
+    sandbox = Foiling(0)
+    assert (await sandbox.exec(COMMAND)).timed_out
+    assert (sandbox.kills, sandbox.ended) == (2, False)
 
 
 async def test_a_kill_that_fails_is_tried_again() -> None:
