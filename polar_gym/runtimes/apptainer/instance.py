@@ -127,12 +127,14 @@ def end_instances(scratch: Path) -> None:
     Raises `SandboxError`.
     """
     for pid in _pids(scratch):
+        if not _mounts(pid, scratch):
+            continue
         with contextlib.ExitStack() as stack:
             try:
                 keeper = os.pidfd_open(_parent(pid))
                 stack.callback(os.close, keeper)
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, FileNotFoundError):
+            except (ProcessLookupError, FileNotFoundError, PermissionError):  # of another user
                 continue
             # The process that started PID 1 removes its control groups and mounts, and ends.
             if not _readable(keeper, END_SECONDS):
@@ -143,6 +145,17 @@ def _pids(scratch: Path) -> list[int]:
     """Return PID 1 of each instance that is registered in a scratch directory."""
     files = (scratch / "apptainer" / "instances" / "app").glob("*/*/*/*.json")
     return [int(json.loads(file.read_text())["pid"]) for file in files]
+
+
+def _mounts(pid: int, scratch: Path) -> bool:
+    """Return whether a process sees files of a scratch directory, as far as this user may know. After the machine has
+    started anew, the number in an old file is that of another process."""
+    try:
+        return scratch.name in Path(f"/proc/{pid}/mountinfo").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:  # it has ended, and its parent is yet to know; or it has rights of its own
+        return True
 
 
 def _parent(pid: int) -> int:
