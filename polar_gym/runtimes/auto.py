@@ -41,6 +41,8 @@ class Auto:
         ]
         self._docker, self._apptainer, self._bubblewrap = self._all
         self._lacks: dict[Any, list[str]] = {}
+        self._plain: Runtime | None = None
+        """Of the sandboxes without an image."""
         self._asking = asyncio.Lock()
 
     def check(self) -> list[str]:
@@ -77,16 +79,21 @@ class Auto:
             await runtime.close()
 
     async def _choose(self, *, image: bool) -> Runtime:
-        if not await self._lacking(self._docker):
-            return self._docker
-        if image and not await self._lacking(self._apptainer):
-            return self._apptainer
+        """Return the runtime of a sandbox. Those without an image stay where the first one was. A sandbox with an image
+        for which there is none asks again: a daemon may have been starting."""
+        if not image:
+            self._plain = self._plain or (self._bubblewrap if await self._lacking(self._docker) else self._docker)
+            return self._plain
+        for again in (False, True):
+            for runtime in (self._docker, self._apptainer):
+                if not await self._lacking(runtime, again=again):
+                    return runtime
         return self._bubblewrap
 
-    async def _lacking(self, runtime: Runtime) -> list[str]:
-        """Return what this runtime lacks; the question is asked once, off the event loop."""
+    async def _lacking(self, runtime: Runtime, *, again: bool = False) -> list[str]:
+        """Return what this runtime lacks. The question is asked once, off the event loop; `again`: anew."""
         async with self._asking:
-            if runtime not in self._lacks:
+            if runtime not in self._lacks or again:
                 self._lacks[runtime] = await asyncio.to_thread(runtime.check)
                 log.info("runtime=auto: %s lacks %s", type(runtime).__name__, self._lacks[runtime] or "nothing")
             return self._lacks[runtime]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
-from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, SandboxRequest
-from polar_gym.runtimes.auto import CANDIDATES
-from polar_gym.schema import PluginSpec, RuntimeSpec
+from polar_gym.errors import ConfigError
+from polar_gym.runtimes import RUNTIMES, Runtime, SandboxError, SandboxRequest, check_offered
+from polar_gym.runtimes.auto import CANDIDATES, Auto, AutoOptions
+from polar_gym.schema import PluginSpec, RuntimeSpec, Workspace
 
 
 async def test_no_runtime_takes_away_by_what_another_finds_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +44,24 @@ async def test_no_sandbox_without_images_stands_in_for_an_image(name: str, monke
     spec = RuntimeSpec.model_validate({"name": name, "image": "foo", **options})
     with pytest.raises(SandboxError, match=r"(bubblewrap|unconfined) runs no images; set runtime=docker"):
         await RUNTIMES.make(spec).start(SandboxRequest(session_id="s", spec=spec, workspace=None))
+
+
+async def test_a_daemon_that_comes_up_later_is_found_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a daemon that was starting with the gateway, and was not asked again: all tasks with an image
+    failed. Sandboxes without one stay where they were: samples of one task have one kind of sandbox."""
+    lacks = {"docker": ["a daemon"], "apptainer": ["it"], "bubblewrap": []}
+    for name in CANDIDATES:
+        monkeypatch.setattr(RUNTIMES.get(name), "check", lambda _, own=name: [*lacks[own]])
+    auto = Auto(AutoOptions())
+    found = [type(await auto._choose(image=image)).__name__ for image in (False, True)]
+    lacks["docker"] = []
+    found += [type(await auto._choose(image=image)).__name__ for image in (True, False)]
+    assert found == ["Bubblewrap", "Bubblewrap", "Docker", "Bubblewrap"]
+
+
+@pytest.mark.parametrize("hidden", [{"base_patch": "x"}, {"hidden_files": ["tests/test_a.py"]}])
+def test_no_container_that_is_left_whole_has_hidden_files(hidden: dict[str, Any]) -> None:
+    """Guards against hidden tests that stay before the harness, which is root."""
+    spec = RuntimeSpec(name="docker", image="foo", scope="container", workspace=Workspace.model_validate(hidden))
+    with pytest.raises(ConfigError, match="base_patch and hidden_files have no effect"):
+        check_offered(spec, RUNTIMES.get("docker"))
