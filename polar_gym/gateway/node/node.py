@@ -92,7 +92,8 @@ class Node:
             engine, providers, streaming=streaming, splice=splice, keep_reasoning=keep_reasoning, frozen=kinds
         )
         self._scoring = Scoring(scoring or ScoringConfig(share=None), self.proxy.generation)
-        self.stages = Stages(pools or Pools())
+        self._pools = pools or Pools()
+        self.stages = Stages(self._pools)
         self.census = Census()
         self.alone = Pool(1)
         """The place of sessions without confinement."""
@@ -234,6 +235,7 @@ class Node:
             proxy=self.proxy,
             cache=self.cache,
             repositories=self._repositories,
+            pools=self._pools,
             census=self.census,
         )
         on_change(session)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from polar_gym.config.run_config import Pools
 from polar_gym.engines.replicas import Replicas
 from polar_gym.engines.weights import INITIAL
 from polar_gym.evaluators import Environment, EvaluationContext, Evaluator, EvaluatorError
@@ -78,6 +79,7 @@ class Surroundings:
     proxy: Proxy
     cache: Path
     repositories: Repositories
+    pools: Pools
     census: Census
 
 
@@ -120,7 +122,7 @@ class SessionLife:
         self._around = surroundings
         self._on_change = on_change
         self._key = session.label
-        self._sandboxes = Sandboxes(plugins.runtime, request, session, surroundings.census)
+        self._sandboxes = Sandboxes(plugins.runtime, request, session, surroundings.pools, surroundings.census)
         self._queued_since = time.monotonic()
         self.began = time.time()  # Unix time
 

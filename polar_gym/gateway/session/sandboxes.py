@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from polar_gym.config.run_config import Pools
 from polar_gym.evaluators import EVALUATORS
 from polar_gym.gateway.session.preparation import Prepared, brings_workspace
 from polar_gym.gateway.session.work import READ_SECONDS
@@ -25,14 +27,18 @@ PAUSED_SECONDS = 3600.0
 """How long generation may be paused, in all, before a session's sandboxes may end."""
 
 
-def lifetime(request: TaskRequest) -> float:
-    """Return the seconds after which no stage of a session needs a sandbox: the sum of the budgets, with twice the time
-    of the agent and of grading, because a session waits for a place that another one like it has."""
+def lifetime(request: TaskRequest, pools: Pools) -> float:
+    """Return the seconds for which the stages of a session may need a sandbox: the sum of the budgets, with those of
+    sessions like it for whose places it waits: `ready + init` of them for RUN, and `run` of them for POSTRUN.
+
+    No bound: sessions of other tasks take their turns, and any number may wait for POSTRUN.
+    """
     replay = request.timeout_seconds if request.start_from is not None else 0.0
     grading = grading_seconds(request.evaluator, request.runtime.init_timeout_seconds)
     running = request.runtime.init_timeout_seconds + replay + request.timeout_seconds + READ_SECONDS
-    waiting = request.timeout_seconds + grading
-    return running + grading + waiting + PAUSED_SECONDS
+    for_a_run = math.ceil((pools.ready + pools.init) / pools.run) * (replay + request.timeout_seconds)
+    for_grading = math.ceil(pools.run / pools.postrun) * grading
+    return running + grading + for_a_run + for_grading + PAUSED_SECONDS
 
 
 def grading_seconds(spec: EvaluatorSpec, start_seconds: float) -> float:
@@ -83,11 +89,11 @@ class Census:
 class Sandboxes:
     """Starts and removes sandboxes. Their workspace is as before the agent, and its git history ends there."""
 
-    def __init__(self, runtime: Runtime, request: TaskRequest, session: Session, census: Census) -> None:
+    def __init__(self, runtime: Runtime, request: TaskRequest, session: Session, pools: Pools, census: Census) -> None:
         self.session = session
         self._runtime = runtime
         self._spec = request.runtime
-        self._lifetime = lifetime(request)
+        self._lifetime = lifetime(request, pools)
         self._census = census
         self._up: list[Sandbox] = []
         """The harness's sandbox, until it is removed."""

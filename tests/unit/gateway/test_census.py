@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from polar_gym.config.run_config import Pools
 from polar_gym.gateway.session.sandboxes import Census, lifetime
 from polar_gym.runtimes import Command, ExecResult, SandboxError
 from polar_gym.schema import EvaluatorSpec, HarnessSpec, RuntimeSpec, StartFrom, TaskRequest
@@ -73,13 +74,17 @@ def test_a_sandbox_lives_as_long_as_its_sessions_budgets() -> None:
         runtime=RuntimeSpec(name="remote", init_timeout_seconds=10),
         agent=HarnessSpec(name="pi"),
     )
-    alone = lifetime(request)
-    waits = 1000 + 10 + 600  # for the places of a session like it
-    assert alone == 10 + 1000 + 600 + 10 + 600 + waits + 3600
+    pools = Pools(init=2, ready=4, run=4, postrun=2)
+    alone = lifetime(request, pools)
+    grading = 10 + 600
+    assert alone == 10 + 1000 + 600 + grading + 2 * 1000 + 2 * grading + 3600, "six are before it at four places"
+    assert lifetime(request, pools.model_copy(update={"ready": 14})) == alone + 2 * 1000, "sixteen are"
     resumed = request.model_copy(update={"start_from": StartFrom(record="r")})
-    assert lifetime(resumed) == alone + 1000, "its replay may take as long again"
+    assert lifetime(resumed, pools) == alone + 3 * 1000, "its replay may take as long again, and those before it"
     parts = {name: {"name": "test_on_output", "command": "true", "timeout_seconds": 7200} for name in "abc"}
     composite = EvaluatorSpec.model_validate({"name": "composite", "components": parts})
     graded = request.model_copy(update={"evaluator": composite})
     longer = 3 * (10 + 7200) - (10 + 600)
-    assert lifetime(graded) == alone + 2 * longer, "parts are graded one after the other, each within its own time"
+    assert lifetime(graded, pools) == alone + 3 * longer, (
+        "parts are graded one after the other, each within its own time"
+    )
