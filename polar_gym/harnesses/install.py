@@ -7,6 +7,7 @@ of its own (`interpreter`). All functions here block: call them in a thread.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -42,8 +43,10 @@ class InstallError(Exception):
 
 
 def place(harness: Harness, cache: Path) -> Path:
-    """Return the place of the installation at the pinned version. An installation that exists is whole."""
-    return cache / "harnesses" / f"{_slug(harness)}-{harness.version}"
+    """Return the place of the installation at the pinned versions. An installation that exists is whole."""
+    pins = "\n".join(sorted(harness.pypi_pins))
+    pinned = f"+{hashlib.sha256(pins.encode()).hexdigest()[:8]}" if pins else ""
+    return cache / "harnesses" / f"{_slug(harness)}-{harness.version}{pinned}"
 
 
 def install(harness: Harness, cache: Path) -> Path:

@@ -23,7 +23,7 @@ import pytest
 from aiohttp import web
 
 from polar_gym.harnesses import Harness, Launch
-from polar_gym.harnesses.install import InstallError, install, missing, toolchain_mounts
+from polar_gym.harnesses.install import InstallError, install, missing, place, toolchain_mounts
 from tests.support.requirements import need_program
 
 TINY = Harness(
@@ -195,3 +195,11 @@ def test_what_is_missing_is_named_with_its_cure(
         monkeypatch.setattr(sys, "executable", f"{path}/python")  # this Python's environment may hold node
         lacking = missing()
     assert [message in text for message, text in zip(messages, lacking, strict=True)] == [True, True], lacking
+
+
+def test_other_pins_are_another_installation(tmp_path: Path) -> None:
+    """Guards against an installation with other packages than those that a run notes as pinned."""
+    pinned = [
+        replace(TINY, npm_package=None, pypi_package="tiny", pypi_pins=pins) for pins in ((), ("a==1",), ("a==2",))
+    ]
+    assert len({place(each, tmp_path) for each in pinned}) == 3
