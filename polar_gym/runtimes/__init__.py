@@ -207,10 +207,16 @@ def no_images(runtime: str, image: str) -> str:
 
 
 def check_offered(spec: RuntimeSpec, runtime: Runtime | Callable[..., Runtime]) -> None:
-    """Raise `ConfigError` where sandboxes of this runtime, or class of runtimes, cannot have the image or the scope."""
+    """Raise `ConfigError` where sandboxes of this runtime, or class of runtimes, cannot have the image or the scope, or
+    where the scope leaves the hidden files of a workspace in sight."""
     if spec.image is not None and not getattr(runtime, "runs_images", True):
         raise ConfigError(no_images(spec.name, spec.image))
     if spec.scope == "container" and not getattr(runtime, "whole", False):
         raise ConfigError(
             f"runtime={spec.name}: gives no harness a whole container (runtime.scope=container); set runtime=docker"
+        )
+    if spec.scope == "container" and (spec.workspace.base_patch or spec.workspace.hidden_files):
+        raise ConfigError(
+            "runtime.scope=container: leaves the image's repository as it is, so that base_patch and hidden_files have "
+            "no effect; set runtime.scope=workspace"
         )
