@@ -42,7 +42,7 @@ class Auto:
         self._docker, self._apptainer, self._bubblewrap = self._all
         self._lacks: dict[Any, list[str]] = {}
         self._plain: Runtime | None = None
-        """Of the sandboxes without an image."""
+        """The runtime of sandboxes without an image, chosen at the first one."""
         self._asking = asyncio.Lock()
 
     def check(self) -> list[str]:

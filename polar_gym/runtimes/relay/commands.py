@@ -86,7 +86,7 @@ class Commands:
         self._running: dict[Process, int | None] = {}
         """Process -> its uid."""
         self._uids: set[int] = set()
-        """Of all commands so far: processes may be left of those that have ended."""
+        """The users of all commands so far. A command that has ended may have left processes."""
         self._killing = asyncio.Lock()
         """Two killers of one user would kill each other."""
 
@@ -122,7 +122,8 @@ class Commands:
         assert process.stdout is not None
         assert process.stderr is not None
         self._running[process] = uid
-        self._uids |= set() if uid is None else {uid}
+        if uid is not None:
+            self._uids.add(uid)
         feeding = asyncio.ensure_future(_feed_process(process.stdin, start, connection))
         passing = (_pass_on(connection, STDOUT, process.stdout), _pass_on(connection, STDERR, process.stderr))
         ending = asyncio.gather(*passing, process.wait(), return_exceptions=True)
