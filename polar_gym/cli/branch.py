@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polar_gym.config.composition import overridden_key, split_recipe
+from polar_gym.config.composition import split_recipe, why_idle
 from polar_gym.config.loading import load_config
 from polar_gym.console import console
 from polar_gym.episodes.reading import read_calls, read_episodes
@@ -24,8 +23,14 @@ from polar_gym.runs.state import own_state
 
 app = typer.Typer()
 
-OF_THE_EPISODES = ("sampling", "budget", "builder", "evaluator", "rollout.num_samples", "rollout.timeout_seconds")
-"""Beginnings of settings that have no effect on branches."""
+_IDLE: dict[str, str] = dict.fromkeys(
+    (
+        *("harness", "sampling", "budget", "builder", "evaluator", "runtime"),
+        *("rollout.num_samples", "rollout.timeout_seconds"),
+    ),
+    "they have that of their episodes; leave it out",
+)
+"""Keys of settings without effect -> advice for the error."""
 
 
 @app.command()
@@ -40,7 +45,9 @@ def branch(
 ) -> None:
     """Answer the first calls of recorded episodes from the record, and sample anew from there."""
     recipe, settings = split_recipe(arguments or [])
-    _check_settings(settings)
+    for setting in settings:
+        if why := why_idle(setting, _IDLE, "on branches"):
+            raise ConfigError(why)
     config = load_config(recipe, settings)
     hide_keys(*config.engine_keys)
     if config.rollout.output.resolve() == file.resolve():
@@ -61,13 +68,3 @@ def branch(
     print_summary(episodes, console)
     if any(episode.session.failure is not None for episode in episodes):
         raise typer.Exit(1)
-
-
-def _check_settings(settings: Sequence[str]) -> None:
-    """Raise `ConfigError` for a setting that has no effect: a branch has the request of its episode."""
-    for setting in settings:
-        name = overridden_key(setting)
-        if name == "rollout":
-            raise ConfigError(f"{setting}: set its keys one by one, e.g. rollout.output=FILE; most have no effect here")
-        if name.startswith("harness.") or any(name == each or name.startswith(f"{each}.") for each in OF_THE_EPISODES):
-            raise ConfigError(f"{setting}: has no effect on branches, which have that of their episodes; leave it out")

@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from polar_gym.cli.settings_help import help_option, print_own_settings
-from polar_gym.config.composition import overridden_key
+from polar_gym.config.composition import why_idle
 from polar_gym.config.loading import load_config
+from polar_gym.config.run_config import RolloutConfig
 from polar_gym.console import errors
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.process import serve
@@ -20,8 +21,9 @@ from polar_gym.http.keys import NODE_KEY, hide_keys, take_key
 app = typer.Typer()
 
 _OF_REQUESTS = "the requests of a node bring their own; set it where they are submitted"
-_UNUSED = {"rollout.state": "set state=DIR", "rollout": _OF_REQUESTS, "sampling": _OF_REQUESTS, "budget": _OF_REQUESTS}
-"""Beginning of the keys of settings without effect -> advice for the error."""
+_OF_A_RUN = [f"rollout.{name}" for name in RolloutConfig.model_fields if name != "spans"]
+_IDLE = {**dict.fromkeys([*_OF_A_RUN, "sampling", "budget"], _OF_REQUESTS), "rollout.state": "set state=DIR"}
+"""Keys of settings without effect -> advice for the error."""
 
 
 @app.command(add_help_option=False)  # its own says more
@@ -45,15 +47,8 @@ def gateway(
     key = take_key(NODE_KEY)
     own, others = split_own(settings or [], GatewaySettings)
     for setting in others:
-        _check_effect(setting)
+        if why := why_idle(setting, _IDLE, "on a node"):
+            raise ConfigError(why)
     config = load_config(None, others)
     hide_keys(*config.engine_keys)
     asyncio.run(serve(config, gateway_settings(own), key, lambda line: errors.print(Text(line), soft_wrap=True)))
-
-
-def _check_effect(setting: str) -> None:
-    """Raise `ConfigError` for a setting that no node has."""
-    key = overridden_key(setting)
-    advice = next((told for beginning, told in _UNUSED.items() if f"{key}.".startswith(f"{beginning}.")), None)
-    if advice is not None and key != "rollout.spans":
-        raise ConfigError(f"{setting}: has no effect on a node; {advice}")

@@ -26,7 +26,7 @@ app = typer.Typer()
 T = TypeVar("T")
 
 _AT_THE_NODES = "set it where the nodes start (`polar-gym serve` or `polar-gym gateway`)"
-_INSTEAD = {
+_IDLE = {
     "engine": _AT_THE_NODES,
     "pools": _AT_THE_NODES,
     "proxy": _AT_THE_NODES,
@@ -37,7 +37,7 @@ _INSTEAD = {
     "rollout.state": "leave it out",
     "hydra": "leave it out",
 }
-"""Key of a setting that no request carries, or the beginning of its key -> advice for the error."""
+"""Keys of settings that no request carries -> advice for the error."""
 
 Server = Annotated[
     str, typer.Option(envvar="POLAR_GYM_SERVER", help="The rollout server; its key is in POLAR_GYM_SERVICE_KEY.")
@@ -183,19 +183,15 @@ def _has_effect(setting: str) -> bool:
 
     `engine.url` is a warning only: `polar-gym rollout` asks for it in many recipes, and users give it here, too.
     """
-    from polar_gym.config.composition import overridden_key
+    from polar_gym.config.composition import overridden_key, why_idle
 
-    key = overridden_key(setting)
-    for beginning, instead in _INSTEAD.items():
-        if f"{key}.".startswith(f"{beginning}."):
-            said = f"{setting}: has no effect on submitted tasks; {instead}"
-            if key != "engine.url":
-                raise ConfigError(said)
-            _complain(said)
-            return False
-        if beginning.startswith(f"{key}."):
-            raise ConfigError(f"{setting}: {beginning} has no effect on submitted tasks; set the others one by one")
-    return True
+    why = why_idle(setting, _IDLE, "on submitted tasks")
+    if why is None:
+        return True
+    if overridden_key(setting) != "engine.url":
+        raise ConfigError(why)
+    _complain(why)
+    return False
 
 
 def _run(server: str, wait: float, work: Callable[[RolloutClient], Coroutine[Any, Any, T]]) -> T:

@@ -57,6 +57,26 @@ def overridden_key(override: str) -> str:
     return str(parsed.key_or_group)
 
 
+def why_idle(override: str, advice: Mapping[str, str], here: str) -> str | None:
+    """Return the error for an override that has no effect in a command (`here`: "on a node"), or None.
+
+    `advice`: the keys of settings that have none, and what to do instead. A key stands for all keys below it. Raises
+    `ConfigError` where the override is none.
+    """
+    given = overridden_key(override)
+    for key, instead in advice.items():
+        if _lies_at(given, key):
+            return f"{override}: has no effect {here}; {instead}"
+        if _lies_at(key, given):
+            return f"{override}: {key} has no effect {here}; set the others one by one"
+    return None
+
+
+def _lies_at(key: str, beginning: str) -> bool:
+    """Return whether a dotted key is `beginning`, or one below it."""
+    return f"{key}.".startswith(f"{beginning}.")
+
+
 def compose_config(
     recipe: str | None = None, overrides: Sequence[str] = (), config_dir: Path | None = None
 ) -> DictConfig:

@@ -72,7 +72,8 @@ def test_a_killed_run_goes_on_and_each_turn_can_be_branched(harness: str, tmp_pa
     assert resumed.session.attempt == 1
     run("rollout", *settings, "--resume", str(output))
     assert len(list(read_episodes(output))) == 1, "a run that has ended has nothing to go on with"
-    run("branch", str(output), *settings, f"rollout.output={branches}", "--at", "before-last-edit", "--samples", "2")
+    branch = ["branch", str(output), "tasks.limit=1", f"rollout.output={branches}"]
+    run(*branch, "--at", "before-last-edit", "--samples", "2")
     branched = list(read_episodes(branches))
     assert [episode.reward for episode in branched] == [1.0, 1.0]
     assert all(

@@ -296,6 +296,7 @@ def test_a_mistyped_setting_of_a_service_names_its_own(
         ("rollout.state=/big/disk", "set state=DIR"),
         ("rollout.num_samples=4", "the requests of a node bring their own"),
         ("budget.max_calls=4", "the requests of a node bring their own"),
+        ("sampling={seed: 1}", "the requests of a node bring their own"),
     ],
 )
 def test_a_setting_that_no_node_has_is_refused(capsys: pytest.CaptureFixture[str], setting: str, instead: str) -> None:
@@ -366,7 +367,11 @@ def test_who_interrupts_before_a_session_began_is_not_told_to_resume_an_earlier_
 
 
 @pytest.mark.parametrize(
-    "setting", ["sampling.temperature=0.3", "budget.max_calls=1", "builder=per_request", "harness.profile=lean"]
+    "setting",
+    [
+        *("sampling.temperature=0.3", "budget.max_calls=1", "builder=per_request", "harness.profile=lean"),
+        *("harness=pi", "runtime=docker", "runtime.image=x", "++rollout.num_samples=2"),
+    ],
 )
 def test_a_branch_takes_no_setting_of_its_episodes(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against branches of another sampling than the command says."""
