@@ -21,6 +21,7 @@ from polar_gym.background_loop import cancel_all
 from polar_gym.config.run_config import RunConfig
 from polar_gym.durable import remove_tree
 from polar_gym.engines import EngineError
+from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.admission import allowed_by, check_network
 from polar_gym.gateway.node.assemble import load_tasks, make_node, plays_tasks
 from polar_gym.gateway.node.control import control_app
@@ -65,6 +66,8 @@ async def serving(config: RunConfig, settings: GatewaySettings, key: str | None)
     Raises `polar_gym.errors.ConfigError` and `polar_gym.engines.EngineError` before the node takes any session.
     """
     check_exposure(settings.listen, settings.host, {NODE_KEY: key})
+    if missing := [str(directory) for directory in settings.directories if not directory.is_dir()]:
+        raise ConfigError(f"directories={missing[0]}: is no directory on this machine; mount or make it first")
     allowed = allowed_by(settings, config, keyed=key is not None)
     check_network(config.runtime, allowed)
     async with AsyncExitStack() as stack:

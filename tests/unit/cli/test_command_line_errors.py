@@ -279,6 +279,16 @@ def test_an_import_that_no_request_can_name_is_refused(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_a_directory_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    """Guards against a mistyped name that shows when the first request is refused."""
+    own = [f"directories={tmp_path},{tmp_path / 'typo'}", f"state={tmp_path / 'state'}", "listen=127.0.0.1:0"]
+    message = said([command, "engine=embedded", *own], capsys)
+    assert f"directories={tmp_path / 'typo'}: is no directory on this machine" in message
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway"])
 @pytest.mark.parametrize("setting", ["listn=127.0.0.1:0", "keep_byte=3"])
 def test_a_mistyped_setting_of_a_service_names_its_own(
     capsys: pytest.CaptureFixture[str], command: str, setting: str
