@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polar_gym.learning.report import cpu, curve, evaluations
-from tests.learning.units import QUICK, UNITS, Lines, Unit
+from tests.learning.units import HARNESSES, MIXTURE, QUICK, UNITS, Lines, Unit, base_of
 
 HEADS = (
     *("unit", "start, greedy", "start", "end (95 %)", "sessions", "masked", "cut off"),
@@ -40,8 +40,9 @@ def write_proofs(done: Mapping[str, Lines]) -> None:
     for title, chosen in _sets(units).items():
         file = f"{title.replace(' ', '-')}.svg"
         (PROOFS / file).write_text(curve({unit.name: units[unit] for unit in chosen}), encoding="utf-8")
-        page += [f"\n## {title}\n\n![mean reward on held-out tasks]({file})\n\n", *_rows({u: units[u] for u in chosen})]
-    both = [unit for unit in units if unit.control in ("", "overlap") and _against(unit, "overlap") in units]
+        own = {unit: units[unit] for unit in chosen}
+        page += [f"\n## {title}\n\n![mean reward on held-out tasks]({file})\n\n", *_rows(own), *_by_harness(own)]
+    both = [unit for unit in units if unit.control in ("", "overlap") and replace(unit, control="overlap") in units]
     if both:
         svg = curve({unit.name: units[unit] for unit in both}, by_time=True)
         (PROOFS / "overlap-by-time.svg").write_text(svg, encoding="utf-8")
@@ -50,32 +51,41 @@ def write_proofs(done: Mapping[str, Lines]) -> None:
 
 
 def _sets(units: Mapping[Unit, Lines]) -> dict[str, list[Unit]]:
-    """Return the units of each picture: all seeds of a harness and a family, and a control beside what it controls."""
+    """Return the units of each picture: all seeds of a harness and a family, and a control beside the unit whose start
+    model it begins with."""
     sets: dict[str, list[Unit]] = {}
     for unit in units:
         sets.setdefault(unit.control or f"{unit.harness} {unit.family}", []).append(unit)
-    for control, chosen in sets.items():
-        chosen[:0] = [
-            base
-            for base in units
-            if not base.control and control == chosen[0].control and _against(base, control) in chosen
-        ]
+    for chosen in sets.values():
+        bases = {base_of(unit) for unit in chosen if unit.control}
+        chosen[:0] = [unit for unit in units if unit in bases]
     return sets
 
 
-def _against(unit: Unit, control: str) -> Unit:
-    return replace(unit, control=control)
-
-
 def _rows(units: Mapping[Unit, Lines]) -> list[str]:
-    """Return a table of units in Markdown, and a line for each evaluation in another harness."""
-    table = [f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n"]
-    table += [f"| {unit.name} | {' | '.join(map(str, _cells(unit, lines)))} |\n" for unit, lines in units.items()]
-    for unit, line in [(unit, line) for unit, lines in units.items() for line in lines if "harness" in line]:
-        low, high = line["interval"]
-        reward = f"{line['reward']:.3f} ({low:.3f} to {high:.3f})"
-        table.append(f"\n{unit.name} in {line['harness']}, step {line['evaluated']}: {reward}\n")
-    return table
+    """Return a table of units in Markdown."""
+    head = f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}\n"
+    return [
+        head,
+        *(f"| {unit.name} | {' | '.join(map(str, _cells(unit, lines)))} |\n" for unit, lines in units.items()),
+    ]
+
+
+def _by_harness(units: Mapping[Unit, Lines]) -> list[str]:
+    """Return a table in Markdown of units that were tested in several harnesses, where there are any."""
+    rows = []
+    for unit, lines in units.items():
+        first = HARNESSES[0] if unit.harness == MIXTURE else unit.harness
+        ends: dict[str, list[str]] = {harness: [] for harness in HARNESSES}
+        for line in lines:
+            if "evaluated" in line and not line["greedy"]:
+                low, high = line["interval"]
+                ends[line.get("harness", first)].append(f"{line['reward']:.3f} ({low:.3f} to {high:.3f})")
+        if all(ends.values()):
+            trained = "all four" if unit.harness == MIXTURE else unit.harness
+            rows.append(f"| {trained} | {' | '.join(f'{each[0]}, {each[-1]}' for each in ends.values())} |\n")
+    head = f"\nBefore, and after:\n\n| trained in | {' | '.join(f'tested in {each}' for each in HARNESSES)} |\n"
+    return [head, f"|{'---|' * (1 + len(HARNESSES))}\n", *rows] if rows else []
 
 
 def _cells(unit: Unit, lines: Lines) -> list[object]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.learning.units import Lines, Unit
+from tests.learning.units import HARNESSES, UNITS, Lines, Unit
 from tests.show import learning
 
 UNIT, CONTROL = Unit("codex", "trail", 0), Unit("codex", "trail", 0, "tool_output")
@@ -55,6 +55,37 @@ def _end() -> float:
 def test_a_finished_unit_is_only_read(options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _show(options, monkeypatch) == [CONTROL.name]
     assert _end() == 0.91
+
+
+def test_a_transfer_stands_beside_the_unit_whose_start_model_it_has(options: argparse.Namespace) -> None:
+    """Guards against a curve that begins at another start model, and a harness under the name of another one."""
+    mixture, transfer = (unit for unit in UNITS if unit.name in ("mixture-trail-0", "pi-trail-0-transfer"))
+    done = {}
+    for unit, rewards in ((mixture, (0.1, 0.9)), (transfer, (0.2, 0.8))):
+        first = "codex" if unit is mixture else "pi"
+        more = [
+            {
+                "evaluated": step,
+                "greedy": False,
+                "harness": harness,
+                "interval": [0.0, 1.0],
+                "reward": reward + place / 100,
+            }
+            for step, reward in zip((0, 25), rewards, strict=True)
+            for place, harness in enumerate(HARNESSES)
+            if harness != first
+        ]
+        done[unit.name] = [*_lines(rewards[1]), *more]
+    learning.write_proofs(done)
+    page = (learning.PROOFS / "README.md").read_text()
+    section = page.partition("## transfer")[2]
+    assert "| mixture-trail-0 | 0.000 |" in section
+    interval = "(0.000 to 1.000)"
+    codex, claude_code, qwen_code = (
+        f"{0.2 + place / 100:.3f} {interval}, {0.8 + place / 100:.3f} {interval}" for place in (0, 1, 3)
+    )
+    assert f"| pi | {codex} | {claude_code} | 0.000 (0.790 to 0.810), 0.800 (0.790 to 0.810) | {qwen_code} |" in section
+    assert "| all four | 0.000 (" in section
 
 
 def test_a_finished_unit_is_played_again_on_demand(
