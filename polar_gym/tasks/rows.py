@@ -201,6 +201,7 @@ def to_task(place: str, row: dict[str, Any], directory: Path | None, selection: 
     directories = [*([directory] if directory is not None else []), *selection.directories]
     image = _own_image(place, row, directories) or derived_image(selection.image, task.instance_id)
     workspace = _workspace(place, task, directory, directories, image)
+    _check_container(place, task, directories)
     return task.model_copy(update={"workspace": workspace, "image": image, "place": place})
 
 
@@ -263,6 +264,17 @@ def _workspace(
     if not workspace.is_dir():
         raise ValueError(f"{place}: workspace: {workspace} is not a directory; it is relative to the task file")
     return str(workspace)
+
+
+def _check_container(place: str, task: Task, directories: Sequence[Path]) -> None:
+    """Raise `ValueError` where tests or solution of the row's container are outside of the directories."""
+    named = task.container.model_dump(include={"tests", "solution"}) if task.container else {}
+    for name, path in named.items():
+        try:
+            if path is not None:
+                confined(Path(path), directories)
+        except ValueError as error:
+            raise ValueError(f"{place}: container.{name}: {_short(path)}: {error}; {_DIRECTORIES}") from error
 
 
 def _short(value: Any) -> str:

@@ -87,6 +87,17 @@ def test_an_image_file_is_below_the_task_file(data: Path, elsewhere: Path) -> No
         assert task.image == image
 
 
+@pytest.mark.parametrize("name", ["tests", "solution"])
+def test_the_directories_of_a_container_are_below_the_task_file(data: Path, elsewhere: Path, name: str) -> None:
+    """Guards against rows that run a `test.sh` of the machine, or show its files to a verifier."""
+    inside = {"tests": str(data / "work"), "solution": str(data / "work"), "verifier_seconds": 5.0}
+    (task,) = load("jsonl", path=write(data, row(image="debian", container=inside)))
+    assert task.container is not None
+    assert task.container.tests == inside["tests"]
+    says = rf"tasks\.jsonl:1: container\.{name}: .* is in none of .*data; .*tasks\.directories"
+    refused(data, says, row(image="debian", container=inside | {name: str(elsewhere)}))
+
+
 def test_a_row_does_not_lead_an_image_template_elsewhere(data: Path) -> None:
     refused(data, "instance_id: '../../a' has a part", row(instance_id="../../a"), image="/images/{instance_id}")
 
