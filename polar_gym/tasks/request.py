@@ -6,6 +6,8 @@ import base64
 import gzip
 import re
 import shlex
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,16 @@ def instruction(task: Task) -> str:
     if task.gym_row or task.container is not None:
         return task.problem_statement
     return PREAMBLE.format(issue=task.problem_statement.strip())
+
+
+def reference_scripts(tasks: Sequence[Task], ends_by: str = "") -> list[dict[str, Any]]:
+    """Return the `reference_script` of each task; issues that begin with the same line are told apart by all of it."""
+    scripts = [reference_script(task, ends_by) for task in tasks]
+    titles = Counter(script["match"] for script in scripts)
+    return [
+        script if titles[script["match"]] == 1 else script | {"match": task.problem_statement.strip()}
+        for task, script in zip(tasks, scripts, strict=True)
+    ]
 
 
 def reference_script(task: Task, ends_by: str = "") -> dict[str, Any]:

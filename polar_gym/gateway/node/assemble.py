@@ -17,7 +17,7 @@ from polar_gym.harnesses import HARNESSES
 from polar_gym.paths import cache_dir
 from polar_gym.schema import PluginSpec, TaskRequest
 from polar_gym.tasks import TASK_SOURCES, Task, TaskSource
-from polar_gym.tasks.request import UngradableError, instruction, reference_script, with_task
+from polar_gym.tasks.request import UngradableError, instruction, reference_scripts, with_task
 
 
 def load_tasks(config: RunConfig) -> list[Task]:
@@ -59,7 +59,7 @@ def make_engine(config: RunConfig, tasks: list[Task]) -> Engine:
     spec = config.engine
     if plays_tasks(spec):
         ends_by = HARNESSES.get(config.harness.name).ends_by
-        spec = PluginSpec(**{**spec.model_dump(), "scripts": [reference_script(task, ends_by) for task in tasks]})
+        spec = PluginSpec(**{**spec.model_dump(), "scripts": reference_scripts(tasks, ends_by)})
     return ENGINES.make(spec)
 
 

@@ -15,7 +15,7 @@ from polar_gym.gateway.node.assemble import make_request
 from polar_gym.schema import Budget, EvaluatorSpec, RuntimeSpec, Sampling, TaskRequest
 from polar_gym.tasks import Task
 from polar_gym.tasks.bundled import TASKS
-from polar_gym.tasks.request import instruction, reference_script
+from polar_gym.tasks.request import instruction, reference_script, reference_scripts
 from tests.support import task_files
 from tests.support.shell import heredoc
 
@@ -132,6 +132,15 @@ def test_each_script_matches_its_own_task_only():
     for task in BUNDLED:
         match = reference_script(task)["match"]
         assert [other.instance_id for other in BUNDLED if match in instruction(other)] == [task.instance_id]
+
+
+def test_issues_that_begin_with_the_same_line_have_scripts_of_their_own():
+    """Guards against a sound task that fails with the solution of another one."""
+    tasks = [
+        task.model_copy(update={"problem_statement": f"Bug report\n\n{task.problem_statement}"}) for task in BUNDLED[:3]
+    ]
+    for task, script in zip(tasks, reference_scripts(tasks), strict=True):
+        assert [other.instance_id for other in tasks if script["match"] in instruction(other)] == [task.instance_id]
 
 
 @pytest.mark.parametrize(
