@@ -29,6 +29,7 @@ from polar_gym.engines.addresses import addresses
 from polar_gym.engines.http import Http
 from polar_gym.engines.openai_form import ServerOptions
 from polar_gym.engines.probe import Outcome, probe
+from polar_gym.engines.weights import after_failure
 from polar_gym.http.urls import engine_url
 from polar_gym.schema import EngineInfo, Message, Sampling, ToolDefinition
 
@@ -74,6 +75,8 @@ class Replica:
     """When it last sent a part of an answer, by the monotonic clock."""
     updating: bool = False
     """Whether it is being given new weights."""
+    problem: str = ""
+    """The error of the last try to take it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +314,8 @@ class Replicas:
         except TimeoutError as error:
             urls = ", ".join(each.engine.http.url for each in self.replicas)
             told = f"{urls} cannot be reached, or began anew and waits until its weights are named, or does not sample"
+            if problems := [each.problem for each in self.replicas if each.problem]:
+                told = f"{told}; the last try: {problems[0]}"
             raise EngineError(503, told, kind=UNREACHABLE) from error
 
     def _elsewhere(self, failed: Replica) -> str:
@@ -326,6 +331,7 @@ class Replicas:
             try:
                 await self._take_back(replica)
             except EngineError as error:
+                replica.problem = error.message
                 level = logging.DEBUG if error.kind == UNREACHABLE else logging.WARNING
                 log.log(level, "%s is not taken back yet: %s", replica.engine.http.url, error.message)
             except Exception:  # an error would end the only task that asks the replica again
@@ -351,7 +357,7 @@ class Replicas:
             else:
                 await self._update(replica, self._weights, str(self._version))
         log.warning("%s is back", engine.http.url)
-        replica.up = True
+        replica.up, replica.problem = True, ""
         self._back.set()
 
     def _may_have_begun_anew(self, replica: Replica, began: str | None) -> bool:
@@ -388,17 +394,28 @@ class Replicas:
 
     async def set_weights(self, weights: Path | Mapping[str, Any], version: str) -> None:
         """Give the replicas new weights, one after another: see `polar_gym.engines.Updating`. One that is away gets
-        them when it is back."""
+        them when it is back, unless the update fails elsewhere."""
+        before = self._version, self._weights
+        loaded = [each.engine.weight_version for each in self.replicas]
+        waiting = [each for each in self.replicas if not each.named.is_set()]
         self._version, self._weights = version, weights
-        for each in self.replicas:
-            each.named.set()  # a replica that waits to be named gets the weights instead
-        for each in self.replicas:
-            if each.up or len(self.replicas) == 1:
-                try:
-                    await self._update(each, weights, version)
-                except EngineError as error:
-                    if not await self.moved(each.engine, error):
-                        raise
+        for each in waiting:
+            each.named.set()  # it gets the weights instead
+        try:
+            for each in self.replicas:
+                if each.up or len(self.replicas) == 1:
+                    try:
+                        await self._update(each, weights, version)
+                    except EngineError as error:
+                        if not await self.moved(each.engine, error):
+                            raise
+        except BaseException:  # no server is to be given these weights later: the trainer is told that it has to act
+            changed = [each.engine.weight_version for each in self.replicas] != loaded
+            self._version, self._weights = (after_failure(version), None) if changed else before
+            for each in waiting:
+                if each.engine.weight_version != version:
+                    each.named.clear()
+            raise
 
     async def _update(self, replica: Replica, weights: Path | Mapping[str, Any], version: str) -> None:
         if not isinstance(replica.engine, Updating):

@@ -495,6 +495,67 @@ async def test_after_an_update_that_failed_the_weights_have_no_old_name(fails: s
         assert engine.of("s").weight_version == "2"
 
 
+@pytest.mark.parametrize("fails", ["/pause", RPC])
+async def test_an_update_that_was_refused_is_not_repeated(fails: str, tmp_path: Path) -> None:
+    """Guards against a healthy server that stayed away after its connection had failed once: it was given the weights
+    that it had refused, again and again, or hours later, without the trainer."""
+    server = TroubledServer()
+    async with started(server) as engine:
+        await engine.set_weights(tmp_path / "1", "1")
+        server.refusals[fails] = web.Response(status=400, text="no such file")
+        with pytest.raises(EngineError, match="no such file"):
+            await engine.set_weights(tmp_path / "2", "2")
+        told = "1" if fails == "/pause" else "unknown (the update to 2 failed)"
+        assert engine.weight_version == engine.of("s").weight_version == told
+        read = list(server.read)
+        await server.down()
+        back = asyncio.create_task(engine.chat(REQUEST, Sampling()))
+        await until(lambda: not engine.replicas[0].up)
+        await server.up()
+        await back
+        assert server.read == read
+
+
+async def test_a_server_that_waited_for_its_name_waits_again_where_the_update_fails(tmp_path: Path) -> None:
+    """Guards against tokens of unknown weights under a trainer's version."""
+    servers = TroubledServer(), TroubledServer()
+    async with started(*servers) as engine:
+        engine.weight_version = "1"
+        await leave(engine, servers[0], 0)
+        servers[0].began = 2.0
+        await servers[0].up()
+        await until(lambda: not engine.replicas[0].named.is_set())
+        servers[0].refusals[RPC] = web.Response(status=400, text="no such file")
+        servers[1].refusals["/pause"] = web.Response(status=400, text="no such file")
+        with pytest.raises(EngineError, match="no such file"):
+            await engine.set_weights(tmp_path, "2")
+        assert not engine.replicas[0].named.is_set()
+        assert not engine.replicas[0].up
+        engine.weight_version = "3"
+        await until(lambda: engine.replicas[0].up)
+
+
+async def test_a_server_that_is_away_tells_why(tmp_path: Path) -> None:
+    """Guards against hours of looking for a server that cannot be reached, where it lacks the weights' directory."""
+
+    class Forgetful(TroubledServer):
+        async def _order(self, request: web.Request) -> web.Response:
+            said = await super()._order(request)
+            return web.Response(status=400, text="no such file") if request.path == RPC and self.began == 2.0 else said
+
+    server = Forgetful()
+    async with started(server, patience_seconds=0.5) as engine:
+        await engine.set_weights(tmp_path, "1")
+        await server.down()
+        server.began = 2.0
+        with pytest.raises(EngineError):
+            await engine.chat(REQUEST, Sampling())
+        await server.up()
+        await until(lambda: "no such file" in engine.replicas[0].problem)
+        with pytest.raises(EngineError, match=r"cannot be reached, or .*; the last try: .*no such file"):
+            await engine.chat(REQUEST, Sampling())
+
+
 async def test_a_server_that_never_answers_one_request_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against the loss of a server: while it was restarted, its host took the connection for `/metrics`, and
     neither answered nor closed it."""
