@@ -215,11 +215,12 @@ class VllmEngine:
                     answer,
                     self._abort,
                     headers=headers,
+                    now=self._salt,
                     routed_positions=request.routed_positions,
                 )
                 return answer.completion(fields)
             body = self._chat_body(request, fields) | self._prompt_field(sent, request.prefix_length)
-            await ask(self.http, CHAT, body, answer, self._abort, headers)
+            await ask(self.http, CHAT, body, answer, self._abort, headers, self._salt)
         except EngineError as error:
             if not leaves_no_space(error, fields):
                 raise
@@ -251,8 +252,11 @@ class VllmEngine:
         interval = self._options.stream_interval
         body["stream_interval"] = min(interval, READ_ALONG_INTERVAL) if request.stream else interval
         body["return_weight_versions"] = True  # from vLLM 0.33 on
-        body["cache_salt"] = self._cache_salt
         return body
+
+    def _salt(self) -> Body:
+        """Return the salt of now: a call that waits for a busy server may be sent after an update."""
+        return {"cache_salt": self._cache_salt}
 
     def _prompt_field(self, sent: Sent | None, prefix_length: int) -> Body:
         if sent is None:

@@ -12,7 +12,7 @@ stop token is not given to it, and a stop string is cut off here. The finish rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -46,13 +46,14 @@ async def answer_by_ids(
     abort: str | None,
     *,
     headers: Mapping[str, str],
+    now: Callable[[], Body] = dict,
     routed_positions: int = 0,
     alone: bool = True,
 ) -> None:
     """Give `answer` the ids of an answer to a chat request as they come, and then its text. Raises `EngineError`.
 
-    `headers`: of the request that samples. `routed_positions`: at how many of the prompt's ids the routed experts are
-    known, and not told again. `alone`: an answer that the parsers fail to read is plain text.
+    `headers`, `now`: of the request that samples (`ask`). `routed_positions`: at how many of the prompt's ids the
+    routed experts are known, and not told again. `alone`: an answer that the parsers fail to read is plain text.
     """
     if answer.sent is None:
         asked = await http.post(RENDER, body)
@@ -64,7 +65,7 @@ async def answer_by_ids(
     asked["sampling_params"]["stream_interval"] = body.get("stream_interval")
     if routed_positions:
         asked["sampling_params"]["routed_experts_prompt_start"] = routed_positions
-    await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort, headers)
+    await ask(http, GENERATE, asked | {"return_token_ids": True}, answer, abort, headers, now)
     reason = answer.finish_reason
     if reason in ("stop", "length"):
         message = message_of(await read_message(http, body, answer, "always" if alone else "refused"))

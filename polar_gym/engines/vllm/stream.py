@@ -98,11 +98,17 @@ async def abort_route(http: Http) -> str | None:
 
 
 async def ask(
-    http: Http, path: str, body: Body, answer: StreamedAnswer, abort: str | None, headers: Mapping[str, str]
+    http: Http,
+    path: str,
+    body: Body,
+    answer: StreamedAnswer,
+    abort: str | None,
+    headers: Mapping[str, str],
+    now: Callable[[], Body] = dict,
 ) -> None:
     """Ask for an answer in pieces, and give them to `answer`. After the first piece, no failure leads to another try.
-    `abort` is the server's route that aborts requests."""
-    await http.patiently(lambda: _ask_once(http, path, body | STREAM, answer, abort, headers))
+    `abort` is the server's route that aborts requests. `now`: fields that each try has as they are then."""
+    await http.patiently(lambda: _ask_once(http, path, body | STREAM | now(), answer, abort, headers))
 
 
 async def _ask_once(

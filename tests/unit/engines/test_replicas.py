@@ -461,6 +461,28 @@ async def test_a_salt_is_new_where_caches_may_hold_other_weights(says: bytes, tm
     assert salts[-1] == salts[-2], "nothing has changed"
 
 
+async def test_a_call_that_waited_for_a_busy_server_has_the_salt_of_now() -> None:
+    """Guards against prefixes of the weights before an update, during which a server had no room for the call."""
+
+    class Busy(LeavingServer):
+        busy = False
+
+        async def _chat(self, request: web.Request) -> web.StreamResponse:
+            said = await super()._chat(request)
+            return web.json_response({"error": {"message": "busy"}}, status=503) if self.busy else said
+
+    server = Busy()
+    async with started(server) as engine:
+        engine.weight_version, server.busy = "1", True
+        waiting = asyncio.create_task(engine.chat(REQUEST, Sampling()))
+        await until(lambda: bool(server.chats))
+        before = server.chats[0]["cache_salt"]
+        engine.weight_version, server.busy = "2", False
+        await waiting
+        assert server.chats[-1]["cache_salt"] != before
+        assert await salt(engine, server) == server.chats[-2]["cache_salt"]
+
+
 async def test_gateways_of_one_server_have_different_salts() -> None:
     """Guards against prefixes of the weights that a gateway before this one had: a trainer that starts again gives its
     versions the same names, and names none before its first update."""

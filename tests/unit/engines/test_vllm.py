@@ -257,9 +257,11 @@ async def test_a_set_version_salts_the_prefix_cache_and_versions_are_read_where_
         return web.json_response({"choices": [choice], "prompt_token_ids": [1, 2]})
 
     async with started(handle, chat_template_kwargs={"enable_thinking": False}) as engine:
+        await engine.chat(REQUEST, Sampling())
+        before = seen[-1]["cache_salt"]
         engine.weight_version = "1"
         completion = await engine.chat(REQUEST, Sampling())
-    assert seen[0]["cache_salt"] != seen[-1]["cache_salt"]
+    assert before != seen[-1]["cache_salt"]
     assert seen[-1]["chat_template_kwargs"] == {"enable_thinking": False}
     assert [(span.version, span.start, span.end) for span in completion.weight_versions] == [("1", 0, 1)]
     assert not completion.weight_versions[0].estimated
