@@ -39,7 +39,7 @@ class ServerOptions(Options):
     model: str | None = None
     """Default: the first model that the server names."""
     max_model_len: int | None = Field(default=None, gt=0)
-    """Context length in tokens; default: what the server says of the model."""
+    """Context length in tokens, where the server does not state the model's."""
     patience_seconds: float = Field(default=PATIENCE_SECONDS, ge=0)
     """How long a call waits for a server that is away or busy, before it fails."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -171,7 +171,16 @@ async def served_model(http: Http, wanted: str | None) -> Body:
 
 
 def context_length(http: Http, entry: Body, configured: int | None) -> int:
-    length = configured or entry.get("max_model_len") or 0
+    """Return the length that the server states, else the configured one. Raises `EngineError` where both differ: the
+    server would go on to its own length, of which harness and splicing know nothing."""
+    stated = entry.get("max_model_len")
+    if stated and configured not in (None, stated):
+        raise EngineError(
+            400,
+            f"engine.max_model_len={configured}: {http.url} states {stated} for {entry['id']!r}; leave the setting "
+            "out, or start the server with this length",
+        )
+    length = stated or configured
     if not length:
         raise EngineError(
             502, f"{http.url}/v1/models names no max_model_len for {entry['id']!r}; set engine.max_model_len"

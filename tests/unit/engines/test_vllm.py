@@ -267,6 +267,15 @@ async def test_a_set_version_salts_the_prefix_cache_and_versions_are_read_where_
     assert not completion.weight_versions[0].estimated
 
 
+async def test_another_context_length_than_the_servers_is_refused() -> None:
+    """Guards against traces of up to the server's length where a trainer's maximum was set here."""
+    with pytest.raises(EngineError, match=r"engine\.max_model_len=1024: http://.* states 4096 for 'm'; leave the"):
+        async with started(lambda body: answer([5], 1), max_model_len=1024):
+            pass
+    async with started(lambda body: answer([5], 1), max_model_len=4096) as engine:
+        assert engine.info.max_model_len == 4096
+
+
 async def test_a_lora_adapter_is_asked_by_its_name_and_told_with_its_base() -> None:
     """Guards against looking for a tokenizer in the directory of an adapter, which has none."""
     async with started(lambda body: answer([5], 1), model="adapter") as engine:
