@@ -42,14 +42,18 @@ async def salvage(state: StateDirectory, runtime: Callable[[RuntimeSpec], Runtim
 
 
 def _left(state: StateDirectory) -> tuple[dict[Key, Manifest], dict[Key, Manifest]]:
-    """Return the sessions without an episode, and those with one whose sandboxes could not be removed."""
+    """Return the sessions without an episode, and those with one whose sandboxes could not be removed. Set aside those
+    that cannot be read: no other session is to wait for them."""
     left, ended = dict[Key, Manifest](), dict[Key, Manifest]()
     for key in state.known():
         files = state.files(key)
-        if not files.episode.exists():
-            left[key] = state.read_manifest(key)
-        elif files.sandboxes_left.exists():
-            ended[key] = state.read_manifest(key)
+        running, reaped = not files.episode.exists(), not files.sandboxes_left.exists()
+        if not running and reaped:
+            continue
+        try:
+            (left if running else ended)[key] = state.read_manifest(key)
+        except ValueError as error:
+            state.set_aside(key, error)
     return left, ended
 
 

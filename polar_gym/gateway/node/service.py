@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -135,10 +135,14 @@ class NodeService:
     async def find(self) -> None:
         """Take up the sessions of an earlier process. Each has an episode already. Call this once, before all else."""
 
-        def ended() -> list[tuple[Key, Session | None]]:
-            return [(key, self._undelivered(key)) for key in self.state.known()]
+        def ended() -> Iterator[tuple[Key, Session | None]]:
+            for key in self.state.known():
+                try:
+                    yield key, self._undelivered(key)
+                except ValueError as error:
+                    self.state.set_aside(key, error)
 
-        for key, session in await asyncio.to_thread(ended):
+        for key, session in await asyncio.to_thread(lambda: list(ended())):
             if session is None:
                 self._finished.add(key)
             else:

@@ -9,14 +9,17 @@
         sandboxes_left    sandboxes of the session could not be removed; the next process tries again. Until then the
                           directory is not evicted
         record/           a state directory with earlier attempts that ran elsewhere, as the server had them
+    state/unreadable/     directories of sessions that this version of polar-gym cannot read; they are deleted by hand
 
 A directory without an episode is a session that was running when its process died (`polar_gym.gateway.node.salvage`).
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
+import uuid
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +33,8 @@ from polar_gym.gateway.session.starting import JOURNAL, MANIFEST, Manifest
 from polar_gym.protocol import DeliveryAnswer, Dispatch, JournalPiece
 from polar_gym.record import Record
 from polar_gym.schema import Episode, StartFrom
+
+log = logging.getLogger(__name__)
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIRECTORY = re.compile(rf"({SESSION_ID.pattern})\.([0-9]{{1,9}})")
@@ -126,6 +131,14 @@ class StateDirectory:
         files = self.files(key)
         durable.make_directory(files.directory, mode=0o700)
         _write(files.manifest, manifest)
+
+    def set_aside(self, key: Key, error: ValueError) -> None:
+        """Move a session that cannot be read out of the node's way, mostly one of another version of polar-gym. Its
+        sandboxes, if any are left, stay."""
+        aside = self.root / "unreadable" / f"{key}.{uuid.uuid4().hex[:8]}"
+        aside.parent.mkdir(mode=0o700, exist_ok=True)
+        self.files(key).directory.rename(aside)
+        log.error("session %s cannot be read, and is kept in %s: %s", key, aside, " ".join(str(error).split())[:500])
 
     def read_manifest(self, key: Key) -> Manifest:
         return Manifest.from_json(self.files(key).manifest.read_bytes())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polar_gym.engines.embedded import EmbeddedEngine, EmbeddedOptions
+from polar_gym.gateway.node.admission import Allowed
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.salvage import salvage
+from polar_gym.gateway.node.service import NodeService
+from polar_gym.gateway.node.settings import GatewaySettings
 from polar_gym.gateway.node.state import Key, Manifest, StateDirectory
 from polar_gym.runtimes import scratch_directory
 from polar_gym.schema import RuntimeSpec
@@ -62,3 +66,24 @@ async def test_a_sandbox_that_could_not_be_removed_is_removed_at_a_later_start(
     monkeypatch.syspath_prepend(tmp_path)
     await salvage(state, node.runtime)
     assert (own.exists(), later.exists()) == (False, True)
+
+
+async def test_a_session_of_another_version_does_not_stop_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a node that ends at every start after an upgrade, with no other session salvaged or delivered."""
+    running, ended, own = Key("a", 0), Key("b", 0), Key("c", 0)
+    for key in (running, ended, own):
+        state = a_session(tmp_path, key, {"name": "bubblewrap"})
+    state.finish(ended, make_episode("b", 1.0))
+    for path, part in ((state.files(running).manifest, "request"), (state.files(ended).episode, "session")):
+        written = json.loads(path.read_text())
+        written[part]["field_of_another_version"] = 1
+        path.write_text(json.dumps(written))
+    node = Node(EmbeddedEngine(EmbeddedOptions()), cache=tmp_path / "cache")
+    await salvage(state, node.runtime)
+    service = NodeService(node, state, GatewaySettings(), "key", Allowed())
+    await service.find()
+    assert [session.session_id for session in service.sessions] == ["c"]
+    assert sorted(path.name.partition(".")[0] for path in (tmp_path / "unreadable").iterdir()) == ["a", "b"]
+    assert "session a.0 cannot be read, and is kept in" in caplog.text
