@@ -14,7 +14,15 @@ from rich.console import Console
 from rich.text import Text
 
 from polar_gym.cli.settings_help import help_option, print_run_settings
-from polar_gym.config.composition import SweepRun, compose_config, readable, split_recipe, sweep, without_hydra
+from polar_gym.config.composition import (
+    SweepRun,
+    compose_config,
+    overridden_key,
+    readable,
+    split_recipe,
+    sweep,
+    without_hydra,
+)
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
@@ -67,7 +75,18 @@ def rollout(
         _sweep(arguments, config_dir)
     else:
         config = load_config(*split_recipe(arguments), config_dir=config_dir)
+        if resume is not None:
+            _check_output(config, resume, arguments)
         _roll_out(config if resume is None else config.with_rollout(output=resume), resume=resume is not None)
+
+
+def _check_output(config: RunConfig, resumed: Path, arguments: Sequence[str]) -> None:
+    """Raise `ConfigError` where a setting names another file than that of the run that goes on."""
+    given = any(overridden_key(override) == "rollout.output" for override in split_recipe(arguments)[1])
+    if given and config.rollout.output.resolve() != resumed.resolve():
+        raise ConfigError(
+            f"rollout.output={config.rollout.output}: --resume goes on with {resumed}; leave one of them out"
+        )
 
 
 def _show_configs(what: str, runs: Sequence[SweepRun], config_dir: Path | None, resolve: bool) -> None:
@@ -107,7 +126,7 @@ def episodes_of(config: RunConfig, progress: Console, *, resume: bool = False) -
         return asyncio.run(roll_out(config, progress, resume=resume))
     except KeyboardInterrupt as error:
         said = f"interrupted: {output} holds the episodes that ended, {state} the calls of all sessions"
-        said = f"{said}; no sandbox is left; go on with --resume {output}"
+        said = f"{said}; no sandbox is left; go on with `polar-gym rollout` and --resume {output}"
         if earlier & _written(output):
             said = f"interrupted before a session began; no sandbox is left; {output} is that of an earlier run"
         errors.print(Text(said), soft_wrap=True)

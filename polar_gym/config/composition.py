@@ -40,15 +40,16 @@ class SweepRun:
 
 
 def split_recipe(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split arguments into the recipe (`recipe=NAME`, or a bare name in the first place) and the overrides."""
-    recipe = None
+    """Split arguments into the recipe (`recipe=NAME`, or a bare name in the first place) and the overrides. Raises
+    `ConfigError` for two recipes."""
     overrides = list(arguments)
-    if overrides and "=" not in overrides[0] and not overrides[0].startswith("~"):
-        recipe = overrides.pop(0)
-    for override in overrides:
-        if override.startswith("recipe="):
-            recipe = override.partition("=")[2]
-    return recipe, [override for override in overrides if not override.startswith("recipe=")]
+    bare = overrides and "=" not in overrides[0] and not overrides[0].startswith("~")
+    recipes = [overrides.pop(0)] if bare else []
+    recipes += [override.partition("=")[2] for override in overrides if override.startswith("recipe=")]
+    if len(recipes) > 1:
+        raise ConfigError(f"{', '.join(recipes)}: are {len(recipes)} recipes; name one")
+    others = [override for override in overrides if not override.startswith("recipe=")]
+    return next(iter(recipes), None), others
 
 
 def overridden_key(override: str) -> str:

@@ -35,7 +35,14 @@ def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
 
 
 def config_roots(name: str, config_dir: Path | None) -> list[Path]:
-    """Return the shipped directory `conf` or `recipes`, then the user's own. Raises `ConfigError`."""
-    if config_dir is not None and not config_dir.is_dir():
+    """Return the shipped directory `conf` or `recipes`, then the user's own. Raises `ConfigError`, also for a file of
+    the user's that has the name of a shipped one, which Hydra would take."""
+    shipped = shipped_dir(name)
+    if config_dir is None:
+        return [shipped]
+    if not config_dir.is_dir():
         raise ConfigError(f"--config-dir={str(config_dir)!r}: no such directory")
-    return [shipped_dir(name), *([config_dir] if config_dir else [])]
+    for path in sorted((*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml"))):
+        if (shipped / path.relative_to(config_dir)).exists():
+            raise ConfigError(f"--config-dir: {path}: a shipped file has this name, and would be taken; rename yours")
+    return [shipped, config_dir]

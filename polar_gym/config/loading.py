@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
 from polar_gym.config.checking import check_config
-from polar_gym.config.composition import compose_config, readable, without_hydra
+from polar_gym.config.composition import compose_config, readable, why_idle, without_hydra
 from polar_gym.config.files import group_choices
 from polar_gym.config.run_config import RunConfig
 from polar_gym.errors import ConfigError
@@ -26,8 +26,11 @@ def load_config(
     """Compose a run from a recipe (None: the defaults), `key=value` overrides, and nested `settings` on top.
 
     In `settings` a group may be a name (`{"harness": "codex"}`) or a mapping, whose `name` chooses the group's file, or
-    a plug-in without a file. Raises `ConfigError`.
+    a plug-in without a file. Raises `ConfigError`, also for a setting of Hydra's own, which only a sweep has.
     """
+    for override in overrides:
+        if why := why_idle(override, {"hydra": "leave it out, or add --multirun"}, "on one run"):
+            raise ConfigError(why)
     chosen, nested = _split_groups(settings or {}, group_choices(config_dir))
     return check_composed(compose_config(recipe, [*chosen, *overrides], config_dir), nested)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from polar_gym.config.composition import compose_config, without_hydra
+from polar_gym.config.composition import compose_config, split_recipe, without_hydra
 from polar_gym.config.files import group_choices, recipe_names
 from polar_gym.config.loading import load_config
 from polar_gym.config.run_config import field_defaults
@@ -190,6 +190,27 @@ def test_a_directory_of_ones_own_adds_recipes_and_choices(tmp_path: Path) -> Non
     assert load_config(None, ["harness=slim"], config_dir=tmp_path).harness.profile == "lean"
     with pytest.raises(ConfigError, match="recipe='day': unknown recipe; known: demo, learn, night"):
         load_config("day", config_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("demo.yaml", "demo"), ("harness/pi.yaml", None), ("config.yaml", None)])
+def test_a_file_of_ones_own_with_a_shipped_name_is_refused(tmp_path: Path, name: str, recipe: str | None) -> None:
+    """Guards against an adapted copy that has no effect, because the shipped file comes first."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("name: codex\n")
+    with pytest.raises(ConfigError, match=rf"--config-dir: .*{name}: a shipped file has this name"):
+        load_config(recipe, config_dir=tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [["swe_eval", "recipe=demo"], ["recipe=demo", "recipe=swe_eval"]])
+def test_two_recipes_are_refused(arguments: list[str]) -> None:
+    """Guards against a run of the other one, without a word."""
+    with pytest.raises(ConfigError, match="are 2 recipes; name one"):
+        split_recipe(arguments)
+
+
+def test_a_setting_of_sweeps_alone_is_refused_without_one() -> None:
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir=x: has no effect on one run; .*add --multirun"):
+        load_config("demo", ["hydra.sweep.dir=x"])
 
 
 def test_a_default_stands_in_the_record_alone_and_is_in_the_composed_config() -> None:
