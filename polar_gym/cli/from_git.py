@@ -95,7 +95,7 @@ async def _search(history: History, every: Sequence[Commit], config: RunConfig, 
     from polar_gym.curation.from_git import tried, try_commit
 
     candidates = [commit for commit in every if not commit.lacks]
-    done = tried(out)
+    done = tried(out, history.options)
     new = [commit for commit in candidates if commit.sha not in done]
     errors.print(f"{len(every)} commits, {len(candidates)} candidates, {len(new)} not tried yet", style="dim")
     made = 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -32,6 +33,7 @@ from polar_gym.curation.statement import Writer, write_statement
 from polar_gym.curation.validation import GRADING_ERRORS
 from polar_gym.durable import json_lines
 from polar_gym.errors import ConfigError
+from polar_gym.record import digest
 from polar_gym.tasks import Task
 from polar_gym.tasks.confined import confined
 
@@ -50,6 +52,13 @@ class History:
     issues: Mapping[int, str] = field(default_factory=dict)
     """Number -> text."""
     writer: Writer | None = None
+
+    @property
+    def options(self) -> str:
+        """Return a digest of the options with which a commit that fell may become a task, or "" without any."""
+        writer = None if self.writer is None else [self.writer.url, self.writer.model]
+        given = [sorted(self.extra_requirements), sorted(self.issues.items()), writer]
+        return digest(*given) if any(given) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,8 @@ class Tried:
     fell: str = ""
     """The step at which the candidate fell."""
     why: str = ""
+    options: str = ""
+    """The digest of `History.options` that it was tried with."""
 
 
 def open_history(repository: Path, name: str | None, **options: Any) -> History:
@@ -109,11 +120,12 @@ def open_history(repository: Path, name: str | None, **options: Any) -> History:
 
 def commits(history: History) -> Iterator[Commit]:
     """Yield the commits of the first-parent history, the newest first."""
-    form = "--format=%x1e%H%x1f%P%x1f%cI%x1f%B%x1f"
+    begin, between = uuid.uuid4().hex, uuid.uuid4().hex  # no message has these
+    form = f"--format={begin}{between.join(('%H', '%P', '%cI', '%B', ''))}"
     since = [f"--since={history.since.isoformat()}"] if history.since else []
     listing = ["log", "--first-parent", "--diff-merges=first-parent", "--no-renames", "--name-only", "-z", form, *since]
-    for record in _git(history.git_dir, *listing, "--end-of-options", history.head).split("\x1e")[1:]:
-        sha, parents, when, message, names = record.split("\x1f")
+    for record in _git(history.git_dir, *listing, "--end-of-options", history.head).split(begin)[1:]:
+        sha, parents, when, message, names = record.split(between)
         yield Commit(
             sha=sha,
             parent=parents.partition(" ")[0],
@@ -128,13 +140,21 @@ def journal(out: Path) -> Path:
     return out.with_suffix(".tried.jsonl")
 
 
-def tried(out: Path) -> dict[str, Tried]:
-    """Return commit -> its result, of all candidates that were tried for a file of tasks."""
-    path = journal(out)
+def tried(out: Path, options: str) -> dict[str, Tried]:
+    """Return commit -> its result, of all candidates that became tasks of a file, or fell with the same options.
+
+    Raises `ConfigError` for a line that is no result.
+    """
+    path, known = journal(out), dict[str, Tried]()
     if not path.exists():
-        return {}
+        return known
     with path.open("rb") as lines:
-        return {row["commit"]: Tried(**row) for _, row in json_lines(lines, path)}
+        for place, row in json_lines(lines, path):
+            try:
+                known[row["commit"]] = Tried(**row)
+            except (KeyError, TypeError) as error:
+                raise ConfigError(f"{place}: not a line of this version's journal: {error}; move the file") from error
+    return {commit: each for commit, each in known.items() if each.task or each.options == options}
 
 
 async def try_commit(history: History, commit: Commit, bench: Bench, out: Path, say: Say) -> Tried:
@@ -157,7 +177,8 @@ async def try_commit(history: History, commit: Commit, bench: Bench, out: Path, 
             task = await _make(history, commit, instance_id, bench, out, on_step)
             result = Tried(commit=commit.sha, task=task.instance_id)
         except (CurationError, *GRADING_ERRORS) as error:
-            result = Tried(commit=commit.sha, fell=step, why=str(error).removeprefix(f"{instance_id}: ") or "timed out")
+            why = str(error).removeprefix(f"{instance_id}: ") or "timed out"
+            result = Tried(commit=commit.sha, fell=step, why=why, options=history.options)
             if isinstance(error, UntriedError) or not isinstance(error, CurationError):
                 await _check_machine(bench, result)
         except (OSError, MachineError) as error:

@@ -25,6 +25,7 @@ from polar_gym.curation.releases import Comparison, compare
 from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import validate
 from polar_gym.durable import json_lines, remove_tree
+from polar_gym.errors import ConfigError
 from polar_gym.evaluators.parsers import PASSED, get_parser
 from polar_gym.evaluators.result import full_log
 from polar_gym.runtimes import Command
@@ -184,7 +185,10 @@ def instance_ids(out: Path) -> set[str]:
     if not out.exists():
         return set()
     with out.open("rb") as lines:
-        return {row["instance_id"] for _, row in json_lines(lines, out)}
+        rows = list(json_lines(lines, out))
+    if nameless := [place for place, row in rows if not isinstance(row.get("instance_id"), str)]:
+        raise ConfigError(f"{nameless[0]}: instance_id: is missing; name a file of tasks")
+    return {row["instance_id"] for _, row in rows}
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:

@@ -200,4 +200,4 @@ async def test_a_fault_of_the_machine_is_not_the_fate_of_a_commit(tmp_path: Path
             scratch.mkdir()
             result = await try_commit(history, candidate, bench, out, lambda step: None)
     assert "no_such_package_here" in result.why
-    assert tried(out) == {candidate.sha: result}
+    assert tried(out, "") == {candidate.sha: result}

@@ -50,7 +50,7 @@ async def search(
     """Search one history for `--limit` tasks in `--candidates` commits, and return the figures of the whole search."""
     history = open_history(repository, name, since=options.since)
     every = list(commits(history))
-    candidates, done, seconds = [each for each in every if not each.lacks], tried(out), list[float]()
+    candidates, done, seconds = [each for each in every if not each.lacks], tried(out, history.options), list[float]()
     async with Bench(RuntimeSpec(name="bubblewrap"), cache_dir()) as bench:
         for commit in candidates:
             if sum(bool(each.task) for each in done.values()) >= options.limit or len(done) >= options.candidates:
