@@ -24,7 +24,10 @@ def of_gym_row(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ValueError` that names the place and the field.
     """
-    digest = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
+    try:
+        digest = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
+    except TypeError as error:  # Parquet has more types; the environment's server takes JSON
+        raise ValueError(f"{place}: {error}; write the columns of such values as text") from error
     params = row["responses_create_params"]
     if not isinstance(params, Mapping) or not isinstance(params.get("input"), str | list):
         raise ValueError(f"{place}: responses_create_params.input: expected a text or a list of messages")

@@ -33,6 +33,7 @@ class HuggingFaceTasks:
         name, split = self._options.dataset, self._options.split
         try:
             import datasets
+            from datasets.exceptions import DatasetsError
         except ImportError as error:
             raise ValueError(
                 f"tasks=huggingface needs `datasets`; install it with: {how_to_install('export')}; "
@@ -40,7 +41,7 @@ class HuggingFaceTasks:
             ) from error
         try:
             loaded = datasets.load_dataset(name, split=split, revision=self._options.revision)
-        except (OSError, ValueError) as error:  # no hub, no such data set, no such split
+        except (OSError, ValueError, DatasetsError) as error:  # no hub, no such data set, or bad
             raise ValueError(
                 f"tasks.dataset={name!r}, split {split!r}: {error}; without a hub, download the data set's Parquet "
                 "file elsewhere and set tasks=parquet"

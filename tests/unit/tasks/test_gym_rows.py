@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ def test_tools_have_no_nulls_of_other_rows(tmp_path: Path) -> None:
     assert tasks[1].gym_row["responses_create_params"]["tools"][0]["parameters"]["properties"]["count"] is None
     options = [NemoGymOptions(url=GRADING["url"], row=task.gym_row) for task in tasks]
     assert [each.tools[0]["inputSchema"] for each in options] == given
+
+
+def test_a_column_that_json_has_no_form_for_is_named(tmp_path: Path) -> None:
+    """Guards against a traceback at a column of dates."""
+    rows = [{"responses_create_params": {"input": "Go."}, "when": datetime(2026, 1, 1)}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "tasks.parquet")
+    with pytest.raises(ValueError, match=r"tasks\.parquet:1: .*datetime.*; write the columns of such values as text"):
+        load("parquet", path=tmp_path / "tasks.parquet")
 
 
 def test_other_evaluators_and_rows_do_not_fit(tmp_path: Path) -> None:
