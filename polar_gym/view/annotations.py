@@ -59,11 +59,16 @@ def _records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from json_lines(lines, file)
             return
         try:
+            import pyarrow
             from pyarrow import parquet
         except ImportError as error:
             raise ConfigError(f"pyarrow is missing; install it with: {how_to_install('export')}") from error
-        for number, row in enumerate(parquet.read_table(file).to_pylist(), start=1):
-            yield f"{file}:{number}", row
+        try:
+            rows = parquet.read_table(file).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise ConfigError(f"{file}: not a Parquet file: {error}") from error
+        for number, row in enumerate(rows, start=1):
+            yield f"{file}:{number}", {name: value for name, value in row.items() if value is not None}
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}") from error
 

@@ -139,3 +139,18 @@ def test_wrong_annotations_are_named(line: str, said: str, tmp_path: Path) -> No
     file.write_text(line)
     with pytest.raises(ConfigError, match=said):
         Annotations([file])
+
+
+def test_a_trace_without_a_column_of_parquet_has_no_values_of_it(tmp_path: Path) -> None:
+    """Guards against a file that JSON lines could hold and Parquet could not: an absent list is a null there."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    trace = (episode := made_session(0, 0, None)).trajectory.traces[0]
+    rows = [
+        {"session_id": trace.session_id, "trace_id": trace.trace_id, "ratio": None, "entropy": [0.5]},
+        {"session_id": trace.session_id, "trace_id": "other", "ratio": [1.0], "entropy": None},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "notes.parquet")
+    assert list(Annotations([tmp_path / "notes.parquet"]).of(episode, trace.trace_id, 3)) == ["entropy"]
+    (bad := tmp_path / "bad.parquet").write_text("no table")
+    with pytest.raises(ConfigError, match=r"bad\.parquet: not a Parquet file"):
+        Annotations([bad])
