@@ -53,7 +53,7 @@ def evaluate(
     samples = independent(episodes)
     check_one_agent(samples)
     tallies = tally(samples)
-    report = _report(tallies, k or usual_ks(tallies), branches=len(episodes) - len(samples))
+    report = _report(tallies, list(dict.fromkeys(k or usual_ks(tallies))), branches=len(episodes) - len(samples))
     report["begun_again_left_out"] = len(found) - len(episodes)
     if as_json:
         typer.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())

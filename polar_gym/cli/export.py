@@ -12,7 +12,7 @@ from rich.text import Text
 
 from polar_gym.console import console
 from polar_gym.episodes.reading import read_all, read_episodes
-from polar_gym.errors import ConfigError, how_to_install
+from polar_gym.errors import ConfigError, how_to_install, validated
 from polar_gym.export.acceptance import Filters
 from polar_gym.export.summary import acceptance_table, splits_line, statistics_table
 
@@ -46,9 +46,8 @@ def sft(
     _check_pyarrow()
     from polar_gym.export.sft import export_sft
 
-    filters = Filters(
-        min_reward=min_reward, max_tokens=max_tokens, allow_truncated=truncated, allow_scripted=allow_scripted
-    )
+    given = {"min_reward": min_reward, "max_tokens": max_tokens}
+    filters = validated(Filters, {**given, "allow_truncated": truncated, "allow_scripted": allow_scripted})
     entries = export_sft(chain.from_iterable(map(read_episodes, files)), out, filters)
     console.print(acceptance_table(entries))
     console.print(statistics_table(entries))

@@ -25,6 +25,8 @@ def nemo_root(
         typer.echo(component_root_for(gym or installed_gym(), cache_dir()))
     except ValueError as error:
         raise ConfigError(f"--gym: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; set POLAR_GYM_CACHE to a directory of yours") from error
 
 
 @app.command()

@@ -22,7 +22,7 @@ from polar_gym.curation.prepare import prepare, read_overrides
 from polar_gym.curation.twins import with_twins
 from polar_gym.curation.validation import GRADING_ERRORS, Verdict, validate
 from polar_gym.durable import write
-from polar_gym.errors import ConfigError, how_to_install
+from polar_gym.errors import ConfigError, how_to_install, kind_of
 from polar_gym.evaluators.twins import weak_tests
 from polar_gym.paths import cache_dir, check_writable
 from polar_gym.tasks import Audit, Task
@@ -103,6 +103,7 @@ def prepare_rows(
 
     When a row cannot be prepared, nothing is written, and the exit code is 2.
     """
+    _check_form(out)
     check_writable("--out", out)
     try:
         template = FileSelection(image=image).image
@@ -113,11 +114,16 @@ def prepare_rows(
         errors.print(Text(problem, "red"), soft_wrap=True)
     if not prepared.rows and not prepared.problems:
         raise ConfigError(f"{file}: it holds no row")
+    if out.parent.resolve() != file.parent.resolve() and any(row.get("workspace") for row in prepared.rows):
+        raise ConfigError(f"--out={out}: {_BESIDE.format(file=file)}")
     if prepared.problems and not skip:
         raise ConfigError(
             f"{len(prepared.problems)} rows cannot be prepared; nothing is written; --skip leaves them out"
         )
-    out.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in prepared.rows))
+    try:
+        write(out, b"".join(orjson.dumps(row) + b"\n" for row in prepared.rows))
+    except OSError as error:
+        raise kind_of(error)(f"--out={out}: {error.strerror}") from error
     left = f", {len(prepared.problems)} left out" if prepared.problems else ""
     console.print(f"{len(prepared.rows)} tasks in {out}{left}; now: polar-gym tasks validate {out}", soft_wrap=True)
 
@@ -258,8 +264,17 @@ def _check_out(file: Path, out: Path | None, tasks: Sequence[Task]) -> None:
     if out is None and file.suffix == ".parquet":
         raise ConfigError(f"{file}: rows are written as JSONL; set --out FILE.jsonl")
     if out is not None and out.parent.resolve() != file.parent.resolve() and any(task.workspace for task in tasks):
-        raise ConfigError(f"--out={out}: must be beside {file}, because workspaces are relative to the task file")
+        raise ConfigError(f"--out={out}: {_BESIDE.format(file=file)}")
+    _check_form(out or file)
     check_writable("--out", out or file)
+
+
+_BESIDE = "must be beside {file}, because workspaces are relative to the task file"
+
+
+def _check_form(out: Path) -> None:
+    if out.suffix == ".parquet":
+        raise ConfigError(f"--out={out}: rows are written as JSONL; name it FILE.jsonl")
 
 
 _ADDED = ("audit", "twins")
@@ -306,7 +321,7 @@ def _conclude(verdicts: Sequence[Verdict], config: RunConfig) -> None:
     )
     grades.add_column("problem", overflow="fold")
     for verdict in verdicts:
-        worth = ["" if each is None else f"{each.reward:.0f}" for each in (verdict.gold, verdict.no_op)]
+        worth = ["" if each is None else f"{each.reward:.3g}" for each in (verdict.gold, verdict.no_op)]
         counts = [str(len(verdict.task.FAIL_TO_PASS)), str(len(verdict.task.PASS_TO_PASS))]
         grades.add_row(verdict.task.instance_id, *counts, *worth, Text(verdict.problem, "red"))
     console.print(grades)

@@ -119,7 +119,7 @@ def read_overrides(path: Path) -> Overrides:
     """Read overrides from a YAML file. Raises `ValueError` that names the file and the key."""
     try:
         return TypeAdapter(Overrides).validate_python(yaml.safe_load(path.read_text()))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot read the overrides: {error}") from error
     except ValidationError as error:
         raise ValueError(f"{path}: {in_one_line(error)}") from error

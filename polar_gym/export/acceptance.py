@@ -15,7 +15,7 @@ from polar_gym.schema import Episode, EvaluatorSpec, Trace
 class Filters(Record):
     """The conditions under which a dataset accepts episodes. The filters of a directory never change."""
 
-    min_reward: float | None = None
+    min_reward: float | None = Field(default=None, allow_inf_nan=False)
     """Accept by reward. None: accept by tests; all of FAIL_TO_PASS and PASS_TO_PASS must have passed."""
     allow_scripted: bool = False
     """Accept also episodes of a scripted policy, which is not a model."""

@@ -348,7 +348,8 @@ def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, c
     need_bubblewrap()
     number = f"600.{random.getrandbits(32)}"
     waits = ["harness=command", f"harness.command='sleep {number}'", "evaluator=session_completion"]
-    here = ["runtime=bubblewrap", "tasks.limit=1", f"runtime.scratch={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]
+    here = ["runtime=bubblewrap", "tasks.limit=1", f"runtime.scratch={tmp_path}"]
+    here += [f"hydra.sweep.dir={tmp_path}/sweep"] if "-m" in command else []
     with subprocess.Popen(
         [sys.executable, "-c", "from polar_gym.cli import main; main()", *command, *waits, *here],
         stderr=subprocess.PIPE,
@@ -387,6 +388,53 @@ def test_a_branch_takes_no_setting_of_its_episodes(setting: str, capsys: pytest.
     """Guards against branches of another sampling than the command says."""
     message = " ".join(said(["branch", "x.jsonl", "demo", setting], capsys).split())
     assert message.startswith(f"error: {setting}: has no effect on branches")
+
+
+def test_a_run_that_goes_on_writes_no_other_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against episodes in another file than the one that was named."""
+    message = said(["rollout", "demo", "rollout.output=other.jsonl", "--resume", "run.jsonl"], capsys)
+    assert message == "error: rollout.output=other.jsonl: --resume goes on with run.jsonl; leave one of them out\n"
+
+
+def test_no_number_is_no_least_reward(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Guards against a data set that refuses all episodes for ever, with filters that read as the default ones."""
+    pytest.importorskip("pyarrow")
+    (file := tmp_path / "run.jsonl").write_bytes(make_episode("x", 1.0).to_json() + b"\n")
+    message = said(["export", "sft", str(file), "--out", str(tmp_path / "sft"), "--min-reward", "nan"], capsys)
+    assert message.startswith("error: min_reward=nan: ")
+    assert not (tmp_path / "sft").exists()
+
+
+PREPARED = {
+    "instance_id": "a",
+    "problem_statement": "Mend a.",
+    "repo": "o/a",
+    "workspace": "ws",
+    "patch": "p",
+    "test_command": "true",
+    "log_parser": "pytest",
+    "FAIL_TO_PASS": ["t"],
+    "PASS_TO_PASS": [],
+}
+
+
+def test_rows_are_prepared_beside_their_workspaces_and_as_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Guards against a file of tasks whose workspaces are elsewhere, and JSON under the name of Parquet."""
+    (tmp_path / "ws").mkdir()
+    (file := tmp_path / "rows.jsonl").write_text(json.dumps(PREPARED) + "\n")
+    (tmp_path / "elsewhere").mkdir()
+    for out, problem in {"elsewhere/rows.jsonl": "must be beside", "rows.parquet": "rows are written as JSONL"}.items():
+        assert problem in said(["tasks", "prepare", str(file), "--out", str(tmp_path / out)], capsys)
+        assert not (tmp_path / out).exists()
+
+
+def test_overrides_that_are_no_text_name_their_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (overrides := tmp_path / "own.yaml").write_bytes(b"o/a: {log_parser: caf\xe9}\n")
+    (file := tmp_path / "rows.jsonl").write_text(json.dumps(PREPARED) + "\n")
+    command = ["tasks", "prepare", str(file), "--out", str(file), "--overrides", str(overrides)]
+    assert f"{overrides}: cannot read the overrides" in said(command, capsys)
 
 
 @pytest.mark.parametrize("module", ["typer", "pydantic", "polar_gym.cli.rollout", "hydra"])
