@@ -207,7 +207,7 @@ function ran(spans, whole) {
  */
 function busy(spans, whole) {
   const stages = STAGES.map((_, stage) => steps(spans, stage)).slice(1);
-  const high = Math.max(1, ...stages.flat().map(({ n }) => n));
+  const high = stages.flat().reduce((most, { n }) => Math.max(most, n), 1); // more than a call takes as arguments
   return canvas(72, (context, width, height) => {
     context.lineWidth = 1.5;
     stages.forEach((line, stage) => {
