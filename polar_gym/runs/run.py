@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -17,7 +17,7 @@ from polar_gym.config.run_config import RunConfig
 from polar_gym.episodes.output import remove_torn_line, set_aside
 from polar_gym.episodes.progress import Progress
 from polar_gym.episodes.reading import began_again
-from polar_gym.errors import ConfigError
+from polar_gym.errors import ConfigError, kind_of
 from polar_gym.gateway.node.assemble import load_tasks, make_node, make_request
 from polar_gym.gateway.node.node import Node
 from polar_gym.gateway.node.salvage import reap
@@ -100,7 +100,8 @@ async def run_samples(
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         begin(config, state, node.engine.info, episodes)
         await reap(state, left or {}, node.runtime)
-        with output.open("wb" if before is None else "ab") as lines, Progress(console, total=len(samples)) as progress:
+        appending = _appending(output, "wb" if before is None else "ab")
+        with appending as write, Progress(console, total=len(samples)) as progress, _first_error():
             async with asyncio.TaskGroup() as group:
 
                 async def one(sample: Sample) -> None:
@@ -116,8 +117,7 @@ async def run_samples(
                     progress.done(episode)
 
                 def _write(episode: Episode) -> None:
-                    lines.write(episode.to_json() + b"\n")
-                    lines.flush()
+                    write(episode.to_json() + b"\n")
                     if not began_again(episode):
                         episodes.append(episode)
 
@@ -125,6 +125,32 @@ async def run_samples(
                 for sample in samples:
                     group.create_task(one(sample))
     return episodes
+
+
+@contextmanager
+def _appending(output: Path, mode: Literal["wb", "ab"]) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that writes to a file, unbuffered. Raises `ConfigError` where the disk takes no more."""
+    with output.open(mode, buffering=0) as file:
+
+        def write(line: bytes) -> None:
+            left = memoryview(line)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError as error:
+                fix = f"put that right, and go on with `polar-gym rollout` and --resume {output}"
+                raise kind_of(error)(f"rollout.output={output}: {error.strerror}; {fix}") from error
+
+        yield write
+
+
+@contextmanager
+def _first_error() -> Iterator[None]:
+    """Raise the first error of a group, which ended the others."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 @asynccontextmanager

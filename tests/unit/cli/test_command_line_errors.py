@@ -366,6 +366,24 @@ def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, c
     assert "no sandbox is left" in said
 
 
+def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a traceback without a word of --resume, where the journals have all calls."""
+    need_bubblewrap()
+    waits = [
+        "harness=command",
+        "harness.command='sleep 0'",
+        "evaluator=session_completion",
+        f"rollout.state={tmp_path}/state",
+    ]
+    settings = ["runtime=bubblewrap", "tasks.limit=1", "rollout.output=/dev/full"]
+    with pytest.raises(SystemExit) as ended:
+        main(["rollout", *settings, *waits])
+    assert ended.value.code == os.EX_TEMPFAIL
+    message = capsys.readouterr().err
+    assert message.startswith("error: rollout.output=/dev/full: No space left on device; ")
+    assert "go on with `polar-gym rollout` and --resume /dev/full" in message
+
+
 def test_who_interrupts_before_a_session_began_is_not_told_to_resume_an_earlier_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
