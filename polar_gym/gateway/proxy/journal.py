@@ -209,7 +209,7 @@ class _Piece(Record):
 
 class _Reading:
     """The calls of a journal, line by line. The pieces of an answer are joined when all of them are wanted, so that the
-    time grows with the answer's length, not with its square."""
+    time grows with the answer's length, not with its square. Calls share their history, as `Journal.append` has it."""
 
     def __init__(self) -> None:
         self._calls: list[ModelCall] = []
@@ -249,13 +249,15 @@ class _Reading:
         call = self._whole(index)
         for name in SAMPLED & fields.keys():
             fields[name] = [*getattr(call, name).tolist(), *fields[name]]
-        self._calls[index] = ModelCall.model_validate({**dict(call), **fields})
+        self._calls[index] = amended = ModelCall.model_validate({**dict(call), **fields})
+        amended.messages, amended.tools = call.messages, call.tools
 
     def _call(self, line: dict[str, Any]) -> ModelCall:
+        shared: dict[str, list[Any]] = {}
         for name in ("messages", "tools"):
             part = line[name]
             kept = getattr(self._calls[part["from"]], name)[: part["keep"]] if part["from"] is not None else []
-            line[name] = [*kept, *part["new"]]
+            line[name], shared[name] = [*kept, *part["new"]], kept
         part = line["prompt_ids"]
         new = np.asarray(part["new"], dtype=np.int32)
         if part["from"] is not None:
@@ -263,5 +265,7 @@ class _Reading:
             new = np.concatenate([np.concatenate([base.prompt_ids, base.response_ids])[: part["keep"]], new])
         line["prompt_ids"] = new
         call = ModelCall.model_validate(line)
+        for name, kept in shared.items():  # the validation has copied them
+            getattr(call, name)[: len(kept)] = kept
         call.prompt_ids = self._prompts.add(call.prompt_ids, part["from"], part["keep"])
         return call

@@ -62,7 +62,8 @@ def test_a_session_grows_with_its_length_not_with_its_square(tmp_path: Path) -> 
 
 
 def test_calls_in_memory_share_the_history_that_they_have_in_common(tmp_path: Path) -> None:
-    """Guards against a session's memory growing with the square of its length: each request brings all of it anew."""
+    """Guards against a session's memory growing with the square of its length, while it runs or when it is read: each
+    request brings all of it anew, and validation copies lists."""
     journal = Journal(tmp_path / "s.jsonl")
     histories = [[{"role": "user", "content": f"{index}" * 3} for index in range(length)] for length in (2, 3)]
     tools = [[{"type": "function", "function": {"name": "a"}}] for _ in histories]
@@ -71,9 +72,11 @@ def test_calls_in_memory_share_the_history_that_they_have_in_common(tmp_path: Pa
     ]
     for call in calls:
         journal.append(call)
-    assert [call.messages for call in calls] == histories
-    assert all(ours is theirs for ours, theirs in zip(calls[0].messages, calls[1].messages, strict=False))
-    assert calls[0].tools is calls[1].tools
+    journal.amend("call1", outcome="abandoned")
+    for each in (calls, read_journal(tmp_path / "s.jsonl")):
+        assert [call.messages for call in each] == histories
+        assert all(ours is theirs for ours, theirs in zip(each[0].messages, each[1].messages, strict=False))
+        assert all(ours is theirs for ours, theirs in zip(each[0].tools, each[1].tools, strict=True))
 
 
 def ids_in_memory(calls: list[ModelCall]) -> int:
