@@ -65,8 +65,10 @@ def no_shell(tools: list[ToolDefinition]) -> str:
     return f"the scripted policy knows no tool that runs commands among those offered: {names}"
 
 
-def example(schema: dict[str, Any]) -> Any:
+def example(schema: dict[str, Any] | bool) -> Any:
     """Return the smallest plausible instance of a JSON schema: required properties only."""
+    if isinstance(schema, bool):  # `true` permits anything
+        return ""
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
@@ -74,6 +76,8 @@ def example(schema: dict[str, Any]) -> Any:
     if "default" in schema:
         return schema["default"]
     kind = _type(schema)
+    if "type" not in schema and (choices := [each for each in _choices(schema) if _type(each) == kind]):
+        return example(choices[0])
     if kind in ("object", None):
         properties = schema.get("properties") or {}
         return {name: example(properties.get(name, {"type": "string"})) for name in schema.get("required") or []}
@@ -82,9 +86,15 @@ def example(schema: dict[str, Any]) -> Any:
     return EXAMPLES[kind]
 
 
-def _type(schema: dict[str, Any]) -> str | None:
+def _type(schema: dict[str, Any] | bool) -> str | None:
     """Return the JSON type of a schema, the first that is not null where it has several."""
-    kinds = schema.get("type") or [_type(choice) for choice in schema.get("anyOf") or schema.get("oneOf") or []]
+    if isinstance(schema, bool):
+        return None
+    kinds = schema.get("type") or [_type(choice) for choice in _choices(schema)]
     if isinstance(kinds, str):
         return kinds
     return next((kind for kind in kinds if kind not in (None, "null")), None)
+
+
+def _choices(schema: dict[str, Any]) -> list[dict[str, Any] | bool]:
+    return schema.get("anyOf") or schema.get("oneOf") or []
