@@ -118,6 +118,8 @@ FAMILY_SETTINGS = {
 """The families of the controls, with the settings of their runs."""
 HARNESSES = ("codex", "claude_code", "pi", "qwen_code")
 MIXTURE, TRANSFER = "mixture", "transfer"
+MIXTURE_STEPS = 40
+"""A mixture's harnesses share the sessions of a step: 25 steps, those of the other units, are few for four of them."""
 TODAY = "2026-11-23"
 """The date that harnesses are told, so that a unit of another day has the prompts of its start model."""
 
@@ -161,6 +163,8 @@ def play(unit: Unit, directory: Path, say: Callable[[str], None]) -> Lines:
         # The loop would refuse logprobs that are not its own.
         grpo=Settings(tolerance=math.inf) if unit.control == "shifted" else Settings(),
     )
+    if unit.harness == MIXTURE:
+        plan = dataclasses.replace(plan, steps=MIXTURE_STEPS)
     make_rows = CONTROL_ROWS.get(unit.control, rows_of)
     if unit.control in SAME_START:
         same = (dataclasses.replace(unit, control=control).name for control in ("", *SAME_START))
