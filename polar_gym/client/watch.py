@@ -102,12 +102,6 @@ async def follow(
 
     with Live(console=console, get_renderable=view, refresh_per_second=4, transient=True):
 
-        async def states(task_id: str) -> None:
-            async for event in client.events(task_id):
-                if event.kind != "callback.delivered":
-                    tasks[task_id] = await client.task(task_id)
-            tasks[task_id] = await client.task(task_id)
-
         async def episodes(task_id: str) -> None:
             async for episode in client.episodes(task_id):
                 write(episode)
@@ -115,7 +109,9 @@ async def follow(
         try:
             async with asyncio.TaskGroup() as group:
                 for task_id in tasks:  # each once, also where it was named twice
-                    group.create_task(states(task_id))
+                    changed = asyncio.Event()
+                    changing = group.create_task(_tell_changes(client, task_id, changed))
+                    group.create_task(_follow_state(client, task_id, tasks, changed, changing))
                     if lines is not None:
                         group.create_task(episodes(task_id))
             if lines is not None:
@@ -131,6 +127,29 @@ async def follow(
             if lines is not None:
                 lines.close()
     return list(tasks.values())
+
+
+async def _tell_changes(client: RolloutClient, task_id: str, changed: asyncio.Event) -> None:
+    """Set the event at each change of a task, and at its end."""
+    async for event in client.events(task_id):
+        if event.kind != "callback.delivered":
+            changed.set()
+    changed.set()
+
+
+async def _follow_state(
+    client: RolloutClient,
+    task_id: str,
+    tasks: dict[str, TaskState],
+    changed: asyncio.Event,
+    changing: asyncio.Task[None],
+) -> None:
+    """Keep the state of a task in `tasks`. A state has all samples: changes that come while the answer is under way are
+    one further question."""
+    while changed.is_set() or not changing.done():
+        await changed.wait()
+        changed.clear()
+        tasks[task_id] = await client.task(task_id)
 
 
 def _decided(episode: Episode, session: Session) -> Episode:

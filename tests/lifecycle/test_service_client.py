@@ -22,6 +22,7 @@ from polar_gym.errors import ConfigError
 from polar_gym.http import server_routes as routes
 from polar_gym.http.edge import answer_list
 from polar_gym.http.failures import reason
+from polar_gym.protocol import TaskState
 from polar_gym.schema import Episode, Status
 from tests.lifecycle.peer_node import PeerNode, episode_of, make_request
 from tests.lifecycle.service_fixtures import NODE_KEY, SERVICE_KEY, rollout_server
@@ -131,6 +132,27 @@ async def test_what_was_captured_of_cancelled_samples_is_written_too(
     ]
     assert "1 samples ended without an episode" in shown.file.getvalue()  # type: ignore[attr-defined]
     assert (tmp_path / "episodes.1.jsonl").read_text() == "precious"
+
+
+async def test_a_state_is_asked_for_once_for_changes_that_come_together(tmp_path: Path) -> None:
+    """Guards against a watch that costs the square of the samples: a state has all of them."""
+
+    class Counting(RolloutClient):
+        asked = 0
+
+        async def task(self, task_id: str) -> TaskState:
+            self.asked += 1
+            return await super().task(task_id)
+
+    async with rollout_server(tmp_path) as (_, client):
+        own = Counting(client.url, SERVICE_KEY)
+        await client.submit(make_request("t", num_samples=300))
+        await client.cancel("t")
+        async with own:
+            (state,) = await asyncio.wait_for(follow(own, ["t"], None, quiet()), 60)
+        events = sum([1 async for _ in client.events("t")])
+    assert {session.status for session in state.sessions} == {Status.CANCELLED}
+    assert own.asked < events / 5
 
 
 async def test_an_order_does_not_wait_for_streams() -> None:
