@@ -23,7 +23,7 @@ from polar_gym.config.composition import (
     sweep,
     without_hydra,
 )
-from polar_gym.config.loading import load_config
+from polar_gym.config.loading import check_no_sweep, load_config
 from polar_gym.config.run_config import RunConfig
 from polar_gym.console import console, errors
 from polar_gym.episodes.output import DEVICES
@@ -69,6 +69,8 @@ def rollout(
         raise ConfigError("--resolve: shows values in the composed config; add --cfg job, or leave it out")
     arguments = arguments or []
     if cfg is not None:
+        if not multirun:
+            check_no_sweep(split_recipe(arguments)[1])
         runs = sweep(arguments) if multirun else [SweepRun(arguments, [])]
         _show_configs(cfg, runs, config_dir, resolve)
     elif multirun:

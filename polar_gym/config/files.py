@@ -35,14 +35,19 @@ def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
 
 
 def config_roots(name: str, config_dir: Path | None) -> list[Path]:
-    """Return the shipped directory `conf` or `recipes`, then the user's own. Raises `ConfigError`, also for a file of
-    the user's that has the name of a shipped one, which Hydra would take."""
+    """Return the shipped directory `conf` or `recipes`, then the user's own. Raises `ConfigError`, also where a recipe
+    or a choice of the user's has the name of a shipped one, which Hydra takes with shipped recipes."""
     shipped = shipped_dir(name)
     if config_dir is None:
         return [shipped]
     if not config_dir.is_dir():
         raise ConfigError(f"--config-dir={str(config_dir)!r}: no such directory")
-    for path in sorted((*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml"))):
+    if config_dir.samefile(shipped):
+        return [shipped]
+    places = ["*.yaml"] if name == "recipes" else ["config.yaml", *(f"{group}/*.yaml" for group in ROOMS)]
+    for path in sorted(path for place in places for path in config_dir.glob(place)):
         if (shipped / path.relative_to(config_dir)).exists():
-            raise ConfigError(f"--config-dir: {path}: a shipped file has this name, and would be taken; rename yours")
+            raise ConfigError(
+                f"--config-dir: {path}: a shipped file has this name, and is taken with shipped recipes; rename yours"
+            )
     return [shipped, config_dir]

@@ -28,11 +28,19 @@ def load_config(
     In `settings` a group may be a name (`{"harness": "codex"}`) or a mapping, whose `name` chooses the group's file, or
     a plug-in without a file. Raises `ConfigError`, also for a setting of Hydra's own, which only a sweep has.
     """
-    for override in overrides:
-        if why := why_idle(override, {"hydra": "leave it out, or add --multirun"}, "on one run"):
-            raise ConfigError(why)
+    check_no_sweep(overrides)
     chosen, nested = _split_groups(settings or {}, group_choices(config_dir))
     return check_composed(compose_config(recipe, [*chosen, *overrides], config_dir), nested)
+
+
+def check_no_sweep(overrides: Sequence[str]) -> None:
+    """Raise `ConfigError` for a setting of Hydra's own: only a sweep has these."""
+    advice: dict[str, str] = dict.fromkeys(
+        ("hydra", "hydra/launcher", "hydra/sweeper"), "leave it out; only `rollout --multirun` has a sweep"
+    )
+    for override in overrides:
+        if why := why_idle(override, advice, "on one run"):
+            raise ConfigError(why)
 
 
 def check_composed(composed: DictConfig, settings: Mapping[str, Any] | None = None) -> RunConfig:

@@ -201,6 +201,17 @@ def test_a_file_of_ones_own_with_a_shipped_name_is_refused(tmp_path: Path, name:
         load_config(recipe, config_dir=tmp_path)
 
 
+def test_files_that_are_no_configs_may_have_any_name(tmp_path: Path) -> None:
+    """Guards against a directory that is refused for a file which no run reads, and against the shipped one."""
+    shipped = shipped_dir("recipes")
+    for path in ("deploy/kubernetes.yaml", "nemo_rl/grpo_codex.yaml"):
+        assert (shipped / path).exists()
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
+    for directory in (tmp_path, shipped):
+        assert load_config("demo", config_dir=directory) == load_config("demo")
+
+
 @pytest.mark.parametrize("arguments", [["swe_eval", "recipe=demo"], ["recipe=demo", "recipe=swe_eval"]])
 def test_two_recipes_are_refused(arguments: list[str]) -> None:
     """Guards against a run of the other one, without a word."""
@@ -209,8 +220,9 @@ def test_two_recipes_are_refused(arguments: list[str]) -> None:
 
 
 def test_a_setting_of_sweeps_alone_is_refused_without_one() -> None:
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir=x: has no effect on one run; .*add --multirun"):
-        load_config("demo", ["hydra.sweep.dir=x"])
+    for setting in ("hydra.sweep.dir=x", "hydra/launcher=basic"):
+        with pytest.raises(ConfigError, match=rf"{setting}: has no effect on one run; .* --multirun"):
+            load_config("demo", [setting])
 
 
 def test_a_default_stands_in_the_record_alone_and_is_in_the_composed_config() -> None:
