@@ -151,10 +151,12 @@ def tried(out: Path, options: str) -> dict[str, Tried]:
     with path.open("rb") as lines:
         for place, row in json_lines(lines, path):
             try:
-                known[row["commit"]] = Tried(**row)
-            except (KeyError, TypeError) as error:
+                each = Tried(**row)
+            except TypeError as error:
                 raise ConfigError(f"{place}: not a line of this version's journal: {error}; move the file") from error
-    return {commit: each for commit, each in known.items() if each.task or each.options == options}
+            if each.task or each.options == options:
+                known[each.commit] = each
+    return known
 
 
 async def try_commit(history: History, commit: Commit, bench: Bench, out: Path, say: Say) -> Tried:
