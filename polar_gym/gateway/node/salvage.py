@@ -43,7 +43,7 @@ async def salvage(state: StateDirectory, runtime: Callable[[RuntimeSpec], Runtim
 
 def _left(state: StateDirectory) -> tuple[dict[Key, Manifest], dict[Key, Manifest]]:
     """Return the sessions without an episode, and those with one whose sandboxes could not be removed. Set aside those
-    that cannot be read: no other session is to wait for them."""
+    of the former that cannot be read: no other session is to wait for them."""
     left, ended = dict[Key, Manifest](), dict[Key, Manifest]()
     for key in state.known():
         files = state.files(key)
@@ -53,7 +53,10 @@ def _left(state: StateDirectory) -> tuple[dict[Key, Manifest], dict[Key, Manifes
         try:
             (left if running else ended)[key] = state.read_manifest(key)
         except ValueError as error:
-            state.set_aside(key, error)
+            if running:
+                state.set_aside(key, error)
+            else:
+                log.error("session %s: its sandbox may be left: %s", key, error)
     return left, ended
 
 

@@ -153,7 +153,8 @@ class NodeService:
         files = self.state.files(key)
         if files.delivered.exists():
             return None
-        return Session.model_validate(orjson.loads(files.episode.read_bytes())["session"])
+        episode = orjson.loads(files.episode.read_bytes())
+        return Session.model_validate(episode.get("session") if isinstance(episode, dict) else episode)
 
     async def accept(self, order: Dispatch) -> tuple[Session, bool]:
         """Take a session. Return it, and whether it is new: the same key twice is one session.

@@ -72,18 +72,26 @@ async def test_a_session_of_another_version_does_not_stop_the_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against a node that ends at every start after an upgrade, with no other session salvaged or delivered."""
-    running, ended, own = Key("a", 0), Key("b", 0), Key("c", 0)
-    for key in (running, ended, own):
+    running, ended, own, without, unreaped = (Key(name, 0) for name in "abcde")
+    for key in (running, ended, own, without, unreaped):
         state = a_session(tmp_path, key, {"name": "bubblewrap"})
-    state.finish(ended, make_episode("b", 1.0))
-    for path, part in ((state.files(running).manifest, "request"), (state.files(ended).episode, "session")):
+    for key in (ended, without, unreaped):
+        state.finish(key, make_episode(key.session_id, 1.0))
+    for path, part in (
+        (state.files(running).manifest, "request"),
+        (state.files(ended).episode, "session"),
+        (state.files(unreaped).manifest, "request"),
+    ):
         written = json.loads(path.read_text())
         written[part]["field_of_another_version"] = 1
         path.write_text(json.dumps(written))
+    state.files(without).episode.write_text("{}")
+    state.files(unreaped).sandboxes_left.touch()
     node = Node(EmbeddedEngine(EmbeddedOptions()), cache=tmp_path / "cache")
     await salvage(state, node.runtime)
     service = NodeService(node, state, GatewaySettings(), "key", Allowed())
     await service.find()
-    assert [session.session_id for session in service.sessions] == ["c"]
-    assert sorted(path.name.partition(".")[0] for path in (tmp_path / "unreadable").iterdir()) == ["a", "b"]
+    assert sorted(session.session_id for session in service.sessions) == ["c", "e"]
+    assert sorted(path.name.partition(".")[0] for path in (tmp_path / "unreadable").iterdir()) == ["a", "b", "d"]
+    assert "session e.0: its sandbox may be left" in caplog.text
     assert "session a.0 cannot be read, and is kept in" in caplog.text
