@@ -356,6 +356,8 @@ class Replicas:
                 await replica.named.wait()
             else:
                 await self._update(replica, self._weights, str(self._version))
+                if self._weights is None:  # another server refused them meanwhile, or the trainer named its own
+                    replica.named.clear()
         log.warning("%s is back", engine.http.url)
         replica.up, replica.problem = True, ""
         self._back.set()

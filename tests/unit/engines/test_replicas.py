@@ -557,6 +557,30 @@ async def test_a_server_that_waited_for_its_name_waits_again_where_the_update_fa
         await until(lambda: engine.replicas[0].up)
 
 
+async def test_a_server_that_gets_refused_weights_meanwhile_waits_for_its_name(tmp_path: Path) -> None:
+    """Guards against a server that comes back with weights which another one has refused: its update was under way."""
+    first, second = servers = TroubledServer(), TroubledServer()
+    async with started(*servers) as engine:
+        await engine.set_weights(tmp_path / "1", "1")
+        await leave(engine, second, 1)
+        second.began = 2.0
+        loads, pause = asyncio.Event(), asyncio.Event()
+        second.held[RPC], first.held["/pause"] = loads, pause
+        first.refusals["/pause"] = web.Response(status=400, text="no such file")
+        update = asyncio.create_task(engine.set_weights(tmp_path / "2", "2"))
+        await second.up()
+        await until(lambda: engine.replicas[1].updating)
+        pause.set()
+        with pytest.raises(EngineError, match="no such file"):
+            await update
+        loads.set()
+        await until(lambda: not engine.replicas[1].updating)
+        assert not engine.replicas[1].named.is_set()
+        assert not engine.replicas[1].up
+        engine.weight_version = "3"
+        await until(lambda: engine.replicas[1].up)
+
+
 async def test_a_server_that_is_away_tells_why(tmp_path: Path) -> None:
     """Guards against hours of looking for a server that cannot be reached, where it lacks the weights' directory."""
 
