@@ -38,8 +38,14 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a new file that takes the place of `path` at the end of the block, and is on the disk by then.
 
     An exception leaves `path` as it was. Writers need no lock: each writes a separate file, and the last one stays.
-    `mode` is the file's, less the umask. Raises `OSError`.
+    `mode` is the file's, less the umask. A link stays, and its file is replaced; a device or a pipe is written to.
+    Raises `OSError`.
     """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    path = path.resolve()
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:

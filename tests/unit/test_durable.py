@@ -53,6 +53,21 @@ def other_process_holds(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
+    """Guards against a machine whose `/dev/null` is a file, and a link that no longer leads to the file."""
+    (tmp_path / "real").mkdir()
+    (link := tmp_path / "link").symlink_to("real/file")
+    for content in (b"one", b"two"):
+        durable.write(link, content)
+        assert (tmp_path / "real" / "file").read_bytes() == content
+    assert link.is_symlink()
+    read, write = os.pipe()
+    durable.write(Path(f"/dev/fd/{write}"), b"piped")
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"piped"
+
+
 def test_a_killed_writer_leaves_the_old_file_and_a_partial_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     durable.write(path, b"old")
