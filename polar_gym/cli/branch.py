@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,11 @@ from polar_gym.episodes.report import print_summary
 from polar_gym.errors import ConfigError
 from polar_gym.gateway.node.assemble import load_tasks
 from polar_gym.gateway.session.branching import branch_of, branching_points
+from polar_gym.harnesses import HARNESSES
 from polar_gym.http.keys import hide_keys
 from polar_gym.runs.run import Sample, run_samples
 from polar_gym.runs.state import own_state
+from polar_gym.schema import HarnessSpec
 
 app = typer.Typer()
 
@@ -63,8 +66,15 @@ def branch(
     if not branches:
         raise ConfigError(f"{file}: no episode has a place to branch at ({at}); name another place, e.g. --at call=0")
     tasks = load_tasks(config)
+    config = config.model_copy(update={"harness": _of_all([sample.request.agent for sample in branches])})
     with own_state(config) as state:
         episodes = asyncio.run(run_samples(config, tasks, branches, console, state))
     print_summary(episodes, console)
     if any(episode.session.failure is not None for episode in episodes):
         raise typer.Exit(1)
+
+
+def _of_all(harnesses: Sequence[HarnessSpec]) -> HarnessSpec:
+    """Return the harness for which scripts are made: one that a command ends, if there is one. Others run the command
+    as any other."""
+    return next((each for each in harnesses if HARNESSES.get(each.name).ends_by), harnesses[0])

@@ -20,9 +20,11 @@ import pytest
 from polar_gym.episodes.reading import read_calls, read_episodes
 from polar_gym.episodes.verify import verify
 from polar_gym.gateway.proxy.journal import read_journal
+from polar_gym.harnesses import HARNESSES
 from polar_gym.schema import Episode
 from tests.e2e.play import make, play
 from tests.support.requirements import need_bubblewrap, need_node
+from tests.wire.harness_probe import installed
 
 SETTINGS = ["tasks.limit=1", "runtime=bubblewrap"]
 
@@ -55,10 +57,12 @@ def checked(*episodes: Episode) -> None:
     assert not verification.broken
 
 
-@pytest.mark.parametrize("harness", ["pi", "codex"])
+@pytest.mark.parametrize("harness", ["pi", "codex", "mini_swe_agent"])
 def test_a_killed_run_goes_on_and_each_turn_can_be_branched(harness: str, tmp_path: Path) -> None:
+    """Guards, with an agent that a command ends, against branches whose scripts are those of another harness."""
     need_node()
     need_bubblewrap()
+    installed(HARNESSES.get(harness))
     output, branches = tmp_path / "run.jsonl", tmp_path / "branches.jsonl"
     settings = [f"harness={harness}", *SETTINGS]
     kill_after(2, output, *settings)
@@ -76,6 +80,8 @@ def test_a_killed_run_goes_on_and_each_turn_can_be_branched(harness: str, tmp_pa
     run(*branch, "--at", "before-last-edit", "--samples", "2")
     branched = list(read_episodes(branches))
     assert [episode.reward for episode in branched] == [1.0, 1.0]
+    lengths = {len(read_calls(episode)) for episode in branched}
+    assert lengths == {len(calls)}, "the policy ends them as it ended the episode"
     assert all(
         trace.branched_from == resumed.session.session_id for each in branched for trace in each.trajectory.traces
     )
