@@ -26,7 +26,8 @@ def nemo_root(
     except ValueError as error:
         raise ConfigError(f"--gym: {error}") from error
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; set POLAR_GYM_CACHE to a directory of yours") from error
+        fix = "remove it, or set POLAR_GYM_CACHE to a directory of yours"
+        raise ConfigError(f"{error.filename2 or error.filename}: {error.strerror}; {fix}") from error
 
 
 @app.command()

@@ -114,8 +114,7 @@ def prepare_rows(
         errors.print(Text(problem, "red"), soft_wrap=True)
     if not prepared.rows and not prepared.problems:
         raise ConfigError(f"{file}: it holds no row")
-    if out.parent.resolve() != file.parent.resolve() and any(row.get("workspace") for row in prepared.rows):
-        raise ConfigError(f"--out={out}: {_BESIDE.format(file=file)}")
+    _check_beside(file, out, prepared.rows)
     if prepared.problems and not skip:
         raise ConfigError(
             f"{len(prepared.problems)} rows cannot be prepared; nothing is written; --skip leaves them out"
@@ -255,21 +254,25 @@ def _to_be_written(file: Path, settings: list[str] | None, out: Path | None) -> 
                 f"{task.place}: responses_create_params: a row in NeMo Gym's form has no tests of its own, because its "
                 "environment's server grades it; leave it out"
             )
-    _check_out(file, out, tasks)
+    _check_out(file, out)
     return tasks, config
 
 
-def _check_out(file: Path, out: Path | None, tasks: Sequence[Task]) -> None:
+def _check_out(file: Path, out: Path | None) -> None:
     """Raise `ConfigError` where rows cannot be written to `out`; None: to `file`."""
     if out is None and file.suffix == ".parquet":
         raise ConfigError(f"{file}: rows are written as JSONL; set --out FILE.jsonl")
-    if out is not None and out.parent.resolve() != file.parent.resolve() and any(task.workspace for task in tasks):
-        raise ConfigError(f"--out={out}: {_BESIDE.format(file=file)}")
+    if out is not None:
+        _check_beside(file, out, [row for _, row in read_rows(file)])
     _check_form(out or file)
     check_writable("--out", out or file)
 
 
-_BESIDE = "must be beside {file}, because workspaces are relative to the task file"
+def _check_beside(file: Path, out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` where rows whose workspaces are relative to `file` would be written elsewhere."""
+    relative = any(row.get("workspace") and not Path(row["workspace"]).is_absolute() for row in rows)
+    if relative and out.parent.resolve() != file.parent.resolve():
+        raise ConfigError(f"--out={out}: must be beside {file}, because workspaces are relative to the task file")
 
 
 def _check_form(out: Path) -> None:
