@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from polar_gym.config.run_config import RunConfig
-from polar_gym.episodes.output import remove_torn_line, set_aside
+from polar_gym.episodes.output import DEVICES, remove_torn_line, set_aside
 from polar_gym.episodes.progress import Progress
 from polar_gym.episodes.reading import began_again
 from polar_gym.errors import ConfigError, kind_of
@@ -100,7 +100,7 @@ async def run_samples(
             console.print(Text(f"the episodes of an earlier run are kept in {kept}", "dim"), soft_wrap=True)
         begin(config, state, node.engine.info, episodes)
         await reap(state, left or {}, node.runtime)
-        appending = _appending(output, "wb" if before is None else "ab")
+        appending = _appending(output, "wb" if before is None else "ab", _after_full_disk(output, requests))
         with appending as write, Progress(console, total=len(samples)) as progress, _first_error():
             async with asyncio.TaskGroup() as group:
 
@@ -128,8 +128,8 @@ async def run_samples(
 
 
 @contextmanager
-def _appending(output: Path, mode: Literal["wb", "ab"]) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that writes to a file, unbuffered. Raises `ConfigError` where the disk takes no more."""
+def _appending(output: Path, mode: Literal["wb", "ab"], fix: str) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that writes to a file, unbuffered. Raises `ConfigError`, with `fix`, where the disk is full."""
     with output.open(mode, buffering=0) as file:
 
         def write(line: bytes) -> None:
@@ -138,10 +138,18 @@ def _appending(output: Path, mode: Literal["wb", "ab"]) -> Iterator[Callable[[by
                 while left:
                     left = left[file.write(left) :]
             except OSError as error:
-                fix = f"put that right, and go on with `polar-gym rollout` and --resume {output}"
                 raise kind_of(error)(f"rollout.output={output}: {error.strerror}; {fix}") from error
 
         yield write
+
+
+def _after_full_disk(output: Path, requests: Sequence[TaskRequest]) -> str:
+    """Return the advice for a run that broke off because its episodes could not be written."""
+    if DEVICES in output.absolute().parents:
+        return "name a file, which can be gone on with"
+    if any(request.start_from is not None and not request.start_from.owned for request in requests):
+        return "put that right, and branch again"
+    return f"put that right, and go on with `polar-gym rollout` and --resume {output}"
 
 
 @contextmanager
@@ -150,7 +158,8 @@ def _first_error() -> Iterator[None]:
     try:
         yield
     except ExceptionGroup as group:
-        raise group.exceptions[0] from None
+        first = group.exceptions[0]
+        raise first from first.__cause__
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ All configs are composed and checked before the first run starts. Each run has a
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,13 +42,13 @@ class PlannedRun(SweepRun):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One run of a sweep that has ended, or that could not start."""
+    """One run of a sweep that has ended, could not start, or broke off."""
 
     run: PlannedRun
     seconds: float
     episodes: list[Episode] = field(default_factory=list)
     error: str | None = None
-    """The reason why the run could not start."""
+    """The reason why the run could not start, or broke off."""
 
     @property
     def failed(self) -> bool:
@@ -80,7 +81,8 @@ def plan(arguments: Sequence[str], config_dir: Path | None = None) -> list[Plann
 
 
 def run_sweep(runs: Sequence[PlannedRun], console: Console) -> list[FinishedRun]:
-    """Do the runs one after another. A run that cannot start becomes a finished run with an error; the others go on."""
+    """Do the runs one after another. A run that cannot start, or that breaks off, becomes a finished run with an error;
+    the others go on. None begins after a full disk."""
     finished = []
     for number, run in enumerate(runs):
         console.rule(Text(f"run {number + 1} of {len(runs)}: {' '.join(run.varied)}"))
@@ -89,8 +91,11 @@ def run_sweep(runs: Sequence[PlannedRun], console: Console) -> list[FinishedRun]
         try:
             episodes = asyncio.run(roll_out(run.config, console))
         except (EngineError, ConfigError) as error:
-            console.print(Text(f"not run: {error}", "red"))
+            console.print(Text(f"error: {error}", "red"))
             finished.append(FinishedRun(run, time.monotonic() - started, error=str(error)))
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+                console.print(Text(f"{len(runs) - number - 1} runs are left out", "red"))
+                break
         else:
             finished.append(FinishedRun(run, time.monotonic() - started, episodes))
     return finished
@@ -110,7 +115,7 @@ def print_sweep(finished: Sequence[FinishedRun], console: Console) -> None:
 
 def _figures(run: FinishedRun) -> list[str]:
     if run.error is not None:
-        return ["not run", "", "", "", "", ""]
+        return ["error", "", "", "", "", ""]
     found = figures(run.episodes)
     episodes, *others = (str(found[name]) for name in ("episodes", "masked", "calls", "traces", "trainable_tokens"))
     return [episodes, f"{found['reward']:.3f}" if "reward" in found else "none", *others]

@@ -366,22 +366,44 @@ def test_whoever_interrupts_is_told_where_what_was_captured_is(tmp_path: Path, c
     assert "no sandbox is left" in said
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+ENDS = [
+    *("harness=command", "harness.command='sleep 0'", "evaluator=session_completion"),
+    *("runtime=bubblewrap", "tasks.limit=1"),
+]
+"""The settings of a run whose only session ends at once."""
+
+
+@pytest.mark.parametrize(
+    ("output", "fix"),
+    [("/dev/full", "name a file"), ("run.jsonl", "go on with `polar-gym rollout` and --resume run.jsonl")],
+)
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str, fix: str
+) -> None:
     """Guards against a traceback without a word of --resume, where the journals have all calls."""
     need_bubblewrap()
-    waits = [
-        "harness=command",
-        "harness.command='sleep 0'",
-        "evaluator=session_completion",
-        f"rollout.state={tmp_path}/state",
-    ]
-    settings = ["runtime=bubblewrap", "tasks.limit=1", "rollout.output=/dev/full"]
+    monkeypatch.chdir(tmp_path)
+    Path("run.jsonl").symlink_to("/dev/full")
+    message = said(["rollout", *ENDS, f"rollout.output={output}", "rollout.state=state"], capsys, os.EX_TEMPFAIL)
+    assert message.startswith(f"error: rollout.output={output}: No space left on device; ")
+    assert fix in message
+
+
+def test_a_full_disk_ends_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against runs that sample for hours what cannot be written, and are then told as not run."""
+    need_bubblewrap()
+    monkeypatch.chdir(tmp_path)
+    Path("9.jsonl").symlink_to("/dev/full")
+    output = f"rollout.output={tmp_path}/${{rollout.timeout_seconds}}.jsonl"
     with pytest.raises(SystemExit) as ended:
-        main(["rollout", *settings, *waits])
-    assert ended.value.code == os.EX_TEMPFAIL
-    message = capsys.readouterr().err
-    assert message.startswith("error: rollout.output=/dev/full: No space left on device; ")
-    assert "go on with `polar-gym rollout` and --resume /dev/full" in message
+        main(["rollout", "-m", *ENDS, output, "rollout.timeout_seconds=9,8", "hydra.sweep.dir=sweep"])
+    assert ended.value.code == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "9.jsonl: No space left on device" in printed
+    assert "1 runs are left out" in printed
+    assert not Path("8.jsonl").exists()
 
 
 def test_who_interrupts_before_a_session_began_is_not_told_to_resume_an_earlier_run(
@@ -446,6 +468,10 @@ def test_rows_are_prepared_beside_their_workspaces_and_as_json(
     for out, problem in {"elsewhere/rows.jsonl": "must be beside", "rows.parquet": "rows are written as JSONL"}.items():
         assert problem in said(["tasks", "prepare", str(file), "--out", str(tmp_path / out)], capsys)
         assert not (tmp_path / out).exists()
+    file.write_text(json.dumps(PREPARED | {"workspace": str(tmp_path / "ws")}) + "\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["tasks", "prepare", str(file), "--out", str(tmp_path / "elsewhere" / "rows.jsonl")])
+    assert ended.value.code == 0
 
 
 def test_overrides_that_are_no_text_name_their_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_runs_whose_engine_does_not_answer_are_named_and_the_others_go_on(
         main(["rollout", "-m", "engine=vllm", "engine.url=http://127.0.0.1:1,http://127.0.0.1:2", "hydra.sweep.dir=s"])
     assert ended.value.code == 1
     said = capsys.readouterr().out
-    assert said.count("not run:") == 2
+    assert said.count("error: vLLM at") == 2
     assert "run 2 of 2: engine.url=http://127.0.0.1:2" in said
     for number in ("0", "1"):
         settings = Path("s", number, ".hydra")
